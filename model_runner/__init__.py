@@ -1,0 +1,1 @@
+"""Computes. The only package that imports torch and the model code of transformers."""

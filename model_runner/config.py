@@ -1,0 +1,31 @@
+"""Settings of the runner."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LogprobsMode = Literal["raw", "processed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """How the model is loaded and run. "auto" is resolved once, before loading."""
+
+    model: Path
+    """A local folder in the Hugging Face format: config.json, safetensors."""
+    device: Device = "auto"
+    dtype: DType = "auto"
+    """auto: float32 on CPU, the checkpoint's own on CUDA."""
+    max_model_len: int | None = None
+    """None takes the model's own limit."""
+    block_size: int = 32
+    """Tokens in a KV block; also the tile of the attention."""
+    kv_cache_gib: float | None = None
+    """Memory for the KV cache; None takes a share of what is free after the weights."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    logprobs_mode: LogprobsMode = "raw"
+    threads: int | None = None
+    """Threads of the CPU kernels; None takes the cores at hand."""

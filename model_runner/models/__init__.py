@@ -1,0 +1,1 @@
+"""Loading a model and making it exact: weights, activations, attention hook."""

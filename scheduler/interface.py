@@ -1,0 +1,77 @@
+"""What the engine takes and what it gives back. Plain data that can cross a process boundary."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from model_runner.contract import SamplingParams, TokenLogprobs
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceState:
+    """One choice of a request as it enters the engine; `output` is not empty when a request is resumed."""
+
+    index: int
+    output: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A prompt and how to continue it. Resubmitting it with the outputs so far continues exactly where it was."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    """At least one token id, all in the vocabulary."""
+    sampling: SamplingParams
+    """Shared by all choices; `choice` is filled in for each."""
+    max_tokens: int
+    """Tokens to generate for each choice, at least 0; len(prompt) + max_tokens fits the context."""
+    choices: tuple[ChoiceState, ...] = (ChoiceState(0),)
+    priority: int = 0
+    """Lower runs first, where the policy looks at it."""
+    cache_salt: str = ""
+    """Prefix-cache entries are shared only between requests with the same salt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step brought one choice: new tokens, or its end, or both."""
+
+    request_id: str
+    choice: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `tokens`, if asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """All of the prompt (but its first token), if asked for: once, with the first output of choice 0."""
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache; meaningful in a choice's first output."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token that ended the choice, when one of `stop_token_ids` did; it is the last of `tokens`."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot after a step. Counters grow from the engine's start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of the KV blocks that running choices hold, 0 to 1."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Prompt tokens found there."""
+    preemptions: int = 0
+    steps: int = 0
+    scheduled_tokens: int = 0
+    """Tokens computed, recomputation included."""

@@ -1,0 +1,45 @@
+"""The one settings model: command line flag = environment variable (SAMEWISE_*) = key of the YAML file."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from model_runner.config import Device, DType, LogprobsMode
+from scheduler.config import Policy
+
+
+class Settings(BaseSettings):
+    """Everything that `samewise serve` can be told. Immutable once read."""
+
+    model_config = SettingsConfigDict(env_prefix="SAMEWISE_", extra="forbid", frozen=True)
+
+    model: str | None = Field(None, description="Folder, GGUF file or hub name; the embedded model when left out.")
+    served_model_name: str | None = Field(None, description="Name in the API; by default the model's own.")
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+
+    device: Device = Field("auto", description="Where the model runs.")
+    dtype: DType = Field("auto", description="Type of weights and KV cache; auto is float32 on CPU.")
+    max_model_len: int | None = Field(None, ge=1, description="Prompt and output together; by default the model's.")
+    max_num_seqs: int = Field(64, ge=1, description="Choices that run at the same time.")
+    max_num_batched_tokens: int = Field(512, ge=1, description="Tokens computed in one step.")
+    block_size: Literal[16, 32, 64] = Field(32, description="Tokens in a KV block.")
+    kv_cache_gib: float | None = Field(None, gt=0, description="Memory for the KV cache; by default from what is free.")
+    prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
+    policy: Policy = Field("fcfs", description="Order of the waiting requests.")
+    logprobs: LogprobsMode = Field("raw", description="Logprobs of the raw or of the processed distribution.")
+    threads: int | None = Field(None, ge=1, description="Threads of the CPU kernels; by default the cores at hand.")
+
+    api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
+    api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
+    max_body_mib: float = Field(8.0, gt=0, description="Largest request body.")
+    max_waiting: int = Field(1024, ge=0, description="Choices that may wait beyond those that run; more get 429.")
+    request_timeout_s: float = Field(600.0, gt=0, description="A request that takes longer is ended with an error.")
+    drain_grace_s: float = Field(30.0, ge=0, description="How long running requests may finish after SIGTERM.")
+    keepalive_s: float = Field(15.0, gt=0, description="Silence on a stream after which a comment line is sent.")
+    engine_timeout_s: float = Field(300.0, gt=0, description="An engine silent for this long mid-step is restarted.")
+    log_format: Literal["text", "json"] = Field("text", description="Format of the log lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    log_prompts: bool = Field(False, description="Also log prompts and outputs, which are never logged otherwise.")

@@ -1,0 +1,1 @@
+"""The engine process and what the HTTP side uses to talk to it."""
