@@ -1,0 +1,158 @@
+"""Paged attention in plain torch, for any device: the definition that the native backends are tested against.
+
+Every query row is paired with each KV block that it sees. A pair is one small matrix product of fixed shape,
+[heads per kv head, dim] x [dim, block_size], whatever the batch, and the partial sums of a row are added in the order of
+the positions. Blocks lie at multiples of the block size in absolute positions, so prefill, chunks and decode cut the
+keys at the same places and round the same way.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.batch import Batch, IntArray
+from model_runner.kv_cache import KVCache
+
+_PAIRS_AT_ONCE = 512
+"""Bounds the memory of the gathered blocks; the results do not depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """Some query rows and the pairs (row, block) that they see. Rows with most blocks come first.
+
+    Pairs are ordered by the ordinal of the block within its row, then by row: the pairs of ordinal j belong to the
+    first `widths[j]` rows.
+    """
+
+    rows: Tensor  # [n] query rows
+    pair_row: Tensor  # [pairs] index into rows
+    pair_block: Tensor  # [pairs] physical block
+    bias: Tensor  # [pairs, 1, 1, block_size] 0 where the row sees the key, -inf elsewhere
+    widths: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceMetadata:
+    """The batch and, for each window that a layer asks for, its tiles."""
+
+    batch: Batch
+    tiles: dict[int | None, list[RowTiles]] = field(default_factory=dict)
+
+
+class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
+    """Attention by gathered blocks."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+
+    def prepare(self, batch: Batch) -> ReferenceMetadata:
+        """Tiles are made when the first layer with their window asks."""
+        return ReferenceMetadata(batch)
+
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+        metadata: ReferenceMetadata,
+    ) -> Tensor:
+        """See AttentionBackend.forward."""
+        batch = metadata.batch
+        self._cache.write(layer, key, value, batch.block_of, batch.offset_of)
+        tiles = metadata.tiles.get(options.window)
+        if tiles is None:
+            tiles = _make_tiles(batch, self._cache.block_size, options.window)
+            metadata.tiles[options.window] = tiles
+        output = query.new_empty(*query.shape[:2], value.shape[-1])  # [tokens, heads, value_dim]
+        for part in tiles:
+            output[part.rows] = self._attend(layer, query, part, options)
+        return output
+
+    def _attend(self, layer: int, query: Tensor, part: RowTiles, options: AttentionOptions) -> Tensor:
+        """Output [rows, heads, value_dim] of the rows of `part`."""
+        keys = self._cache.keys[layer].index_select(0, part.pair_block)  # [pairs, kv_heads, block_size, dim]
+        values = self._cache.values[layer].index_select(0, part.pair_block)
+        pairs, kv_heads, block_size, dim = keys.shape
+        group = query.shape[1] // kv_heads
+        rows = query.index_select(0, part.rows)
+        queries = rows.index_select(0, part.pair_row).view(pairs * kv_heads, group, dim)
+
+        scores = _batched_product(queries, keys.view(-1, block_size, dim).transpose(1, 2)).float().mul_(options.scale)
+        if options.softcap is not None:
+            scores.div_(options.softcap).tanh_().mul_(options.softcap)
+        scores = scores.view(pairs, kv_heads, group, block_size).add_(part.bias)
+
+        highest = _fold(scores.amax(-1), part.widths, torch.maximum)  # [rows, kv_heads, group]
+        weights = scores.sub_(highest.index_select(0, part.pair_row).unsqueeze(-1)).exp_()
+        total = _fold(weights.sum(-1), part.widths, torch.add)
+        weighted = _batched_product(
+            weights.view(-1, group, block_size).to(values.dtype), values.view(pairs * kv_heads, block_size, -1)
+        )
+        summed = _fold(weighted.float().view(pairs, kv_heads, group, -1), part.widths, torch.add)
+        return (summed / total.unsqueeze(-1)).flatten(1, 2).to(query.dtype)
+
+
+def _batched_product(left: Tensor, right: Tensor) -> Tensor:
+    """torch.bmm, which takes another path, with other rounding, for a batch of one: never give it such a batch."""
+    if left.shape[0] == 1:
+        return torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
+    return torch.bmm(left, right)
+
+
+def _fold(pairs: Tensor, widths: list[int], combine: torch._C._VariableFunctionsClass) -> Tensor:
+    """Combine the pairs [pairs, ...] of each row, in the order of their ordinals, into [rows, ...]."""
+    result, start = pairs[: widths[0]].clone(), widths[0]
+    for width in widths[1:]:
+        combine(result[:width], pairs[start : start + width], out=result[:width])
+        start += width
+    return result
+
+
+def _make_tiles(batch: Batch, block_size: int, window: int | None) -> list[RowTiles]:
+    """Pair all rows of the batch with the blocks they see, in parts of bounded size."""
+    last = batch.position_of // block_size
+    first = np.zeros_like(last) if window is None else np.maximum(batch.position_of - window + 1, 0) // block_size
+    counts = last - first + 1
+    order = np.argsort(-counts, kind="stable")
+    parts, start = [], 0
+    while start < len(order):
+        fitting = max(1, _PAIRS_AT_ONCE // int(counts[order[start]]))
+        rows = order[start : start + fitting]
+        parts.append(_make_part(batch, rows, first[rows], counts[rows], block_size, window))
+        start += fitting
+    return parts
+
+
+def _make_part(
+    batch: Batch, rows: IntArray, first: IntArray, counts: IntArray, block_size: int, window: int | None
+) -> RowTiles:
+    """The tiles of `rows`, which are sorted by falling number of blocks."""
+    widths = (counts[None, :] > np.arange(counts[0])[:, None]).sum(axis=1)
+    ordinal = np.repeat(np.arange(counts[0]), widths)
+    pair_row = np.concatenate([np.arange(width) for width in widths])
+    index = first[pair_row] + ordinal  # logical block of each pair
+    tables = batch.block_tables
+    owner = batch.choice_of[rows[pair_row]]
+    block = np.fromiter((tables[o][i] for o, i in zip(owner, index, strict=True)), np.int64, len(index))
+
+    position = batch.position_of[rows[pair_row], None]
+    key_position = index[:, None] * block_size + np.arange(block_size)
+    seen = key_position <= position
+    if window is not None:
+        seen &= key_position > position - window
+    device = batch.tokens.device
+    bias = torch.zeros(len(index), 1, 1, block_size, device=device)
+    bias.masked_fill_(torch.from_numpy(~seen).to(device).view_as(bias), -torch.inf)
+    return RowTiles(
+        rows=torch.from_numpy(rows).to(device),
+        pair_row=torch.from_numpy(pair_row).to(device),
+        pair_block=torch.from_numpy(block).to(device),
+        bias=bias,
+        widths=widths.tolist(),
+    )

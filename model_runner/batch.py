@@ -1,0 +1,38 @@
+"""One step's tokens, flat and without padding."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of logits that are compared with the prompt tokens that follow them."""
+
+    choice: int
+    """Index of the choice in the batch."""
+    rows: slice
+    """Rows of the step's logits."""
+    targets: Tensor  # [n] int64
+    """The prompt token after each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tokens of all scheduled choices, one after the other. T tokens, C choices, R rows of logits."""
+
+    tokens: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    position_of: IntArray  # [T] the same on the host
+    choice_of: IntArray  # [T] index of the choice that a token belongs to
+    block_tables: list[list[int]]  # [C] physical blocks of each choice
+    block_of: Tensor  # [T] block that takes the token's key and value
+    offset_of: Tensor  # [T] place in that block
+    logits_index: Tensor  # [R] tokens whose logits are wanted
+    sample_rows: Tensor  # [S] rows of the logits from which a token is drawn
+    sampled: list[int]  # [S] index of the choice that each such row belongs to
+    prompt_rows: list[PromptRows]

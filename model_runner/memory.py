@@ -1,0 +1,114 @@
+"""The memory plan: what weights and KV cache take, made before anything is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from model_runner.config import RunnerConfig
+from model_runner.models.inspection import ModelShape
+
+GIB = 1 << 30
+_CPU_CACHE_LIMIT = 4 * GIB
+"""The cache's default size at most on CPU: there it competes with everything else on the machine."""
+_CPU_SHARE = 0.5
+_CUDA_SHARE = 0.9
+"""Share of what is free after the weights; the rest is for activations and for the others on the machine."""
+
+
+class DoesNotFitError(ValueError):
+    """The model, or a cache for a single useful request, is larger than the memory at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What will be allocated."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    device: str
+    dtype: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    def lines(self) -> list[str]:
+        """The plan for people."""
+        cache = self.num_tokens * self.kv_bytes_per_token
+        return [
+            f"weights    {_size(self.weight_bytes)} as {self.dtype} on {self.device}",
+            f"KV cache   {_size(cache)} at {_size(self.kv_bytes_per_token)} per token",
+            f"           = {self.num_tokens:,} tokens = {self.num_tokens / self.max_model_len:.1f} full requests "
+            f"of {self.max_model_len:,} tokens",
+        ]
+
+
+def plan_memory(shape: ModelShape, config: RunnerConfig, dtype: torch.dtype, device: torch.device) -> MemoryPlan:
+    """Size the KV cache from free memory, or from the configuration.
+
+    Raises:
+        DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
+    """
+    free = free_memory(device)
+    packed_head = shape.num_shared if device.type == "cpu" else 0  # reordered for oneDNN beside the embedding
+    weights = (shape.num_parameters + packed_head) * dtype.itemsize
+    per_token = sum(kv.elements for kv in shape.kv) * dtype.itemsize
+    per_block = per_token * config.block_size
+    if weights + per_block > free:
+        raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {device}")
+
+    wanted = config.max_model_len or shape.max_model_len
+    cache = _cache_bytes(free - weights, per_token * wanted * config.max_num_seqs, config, device)
+    num_blocks = cache // per_block
+    fitting = num_blocks * config.block_size
+    if fitting < 1 or (config.max_model_len is not None and fitting < config.max_model_len):
+        raise DoesNotFitError(
+            f"a KV cache of {_size(cache)} holds {fitting:,} tokens at {_size(per_token)} each, fewer than one request "
+            f"of {wanted:,} tokens; lower max_model_len or raise kv_cache_gib ({_size(free - weights)} are free)"
+        )
+    return MemoryPlan(
+        weight_bytes=weights,
+        kv_bytes_per_token=per_token,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_model_len=min(wanted, fitting),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def _cache_bytes(free: int, useful: int, config: RunnerConfig, device: torch.device) -> int:
+    """Bytes for the KV cache: as configured, else a share of what is free, never more than `useful`."""
+    if config.kv_cache_gib is not None:
+        asked = int(config.kv_cache_gib * GIB)
+        if asked > free:
+            raise DoesNotFitError(f"kv_cache_gib asks for {_size(asked)}; {_size(free)} are free after the weights")
+        return asked
+    if device.type == "cuda":
+        return min(useful, int(free * _CUDA_SHARE))
+    return min(useful, int(free * _CPU_SHARE), _CPU_CACHE_LIMIT)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be allocated now; on CPU within the limits of the control group."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, int(text) - int(used.read_text()))
+    return free
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes in a unit that reads well."""
+    for unit, scale in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes} bytes"

@@ -1,0 +1,72 @@
+"""Mixture of experts on packed weights: each expert multiplies the tokens routed to it."""
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from model_runner.models.packed import PackedWeight, RowRange
+
+EXPERTS_NAME = "samewise"
+
+
+def register_experts() -> None:
+    """Make `packed_experts` known to transformers under EXPERTS_NAME."""
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, packed_experts)
+
+
+class PackedExperts:
+    """The packed weights of all experts of one layer."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
+        self.gate_up = _pack_each(gate_up)
+        self.down = _pack_each(down)
+
+
+def packed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Sum of the chosen experts' outputs, added in the order of the experts.
+
+    Args:
+        module: the experts module, after `pack_experts`.
+        hidden: [tokens, hidden].
+        top_k_index: [tokens, k] experts of each token.
+        top_k_weights: [tokens, k] their weights.
+
+    Returns:
+        [tokens, hidden].
+    """
+    experts = module.packed
+    assert isinstance(experts, PackedExperts)
+    result = torch.zeros_like(hidden)
+    for expert in top_k_index.unique().tolist():
+        token, rank = torch.where(top_k_index == expert)
+        gated = module._apply_gate(experts.gate_up[expert].linear(hidden[token]))  # type: ignore[operator]
+        result[token] += experts.down[expert].linear(gated) * top_k_weights[token, rank, None]
+    return result
+
+
+def pack_experts(model: nn.Module) -> None:
+    """Pack the expert weights of every layer that has them.
+
+    Raises:
+        ValueError: if the experts are laid out in a way that is not supported on CPU.
+    """
+    for name, module in model.named_modules():
+        gate_up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
+        if gate_up is None or down is None:
+            continue
+        unusual = module.is_transposed or module.has_bias or module.has_post_expert_norm
+        if unusual or not (module.is_concatenated and module.has_gate):
+            raise ValueError(f"the layout of the experts in {name} is not supported on CPU")
+        module.packed = PackedExperts(gate_up.data, down.data)
+        del module._parameters["gate_up_proj"], module._parameters["down_proj"]
+
+
+def _pack_each(weights: Tensor) -> list[PackedWeight]:
+    """Pack [experts, out, in] one by one; one probe serves all."""
+    packed: list[PackedWeight] = []
+    row_range: RowRange | None = None
+    for weight in weights:
+        packed.append(PackedWeight(weight, row_range))
+        row_range = packed[-1].row_range
+    return packed

@@ -1,0 +1,91 @@
+"""What a model needs, found out before its weights are loaded."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.batch import Batch
+from model_runner.kv_cache import KVShape
+from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention
+
+
+class UnsupportedModelError(ValueError):
+    """The model's architecture cannot be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes that decide what fits in memory."""
+
+    kv: tuple[KVShape, ...]
+    """One for each layer."""
+    num_parameters: int
+    """Distinct weights; a head shared with the embedding counts once."""
+    num_shared: int
+    """Parameters of the head, if it is shared with the embedding."""
+    vocab_size: int
+    max_model_len: int
+
+
+class _RecordingAttention(AttentionBackend[None]):
+    """Notes the shape of each layer's keys and values, and returns zeros."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, KVShape] = {}
+        self.calls = 0
+
+    def prepare(self, batch: Batch) -> None:
+        """Nothing is shared."""
+
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: None
+    ) -> Tensor:
+        """See AttentionBackend.forward."""
+        self.calls += 1
+        self.shapes[layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
+        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+
+def inspect_model(config: PretrainedConfig) -> ModelShape:
+    """Run one token through the model on torch's meta device, which computes shapes only.
+
+    Raises:
+        UnsupportedModelError: if the architecture does not send every layer's attention through our interface.
+    """
+    text: Any = config.get_text_config()
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{config.model_type} is an encoder-decoder model; only decoder-only models are served")
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise UnsupportedModelError(f"{config.model_type} has layers of kind {', '.join(sorted(kinds))}: not supported")
+    recorder = _RecordingAttention()
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
+            ).eval()
+            token = torch.zeros(1, 1, dtype=torch.int64)
+            with torch.inference_mode():
+                output = model(
+                    input_ids=token, position_ids=token, use_cache=False, attention=StepAttention(recorder, None)
+                )
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UnsupportedModelError(f"{config.model_type} cannot run with paged attention: {error}") from error
+    layers = text.num_hidden_layers
+    if recorder.calls != layers or set(recorder.shapes) != set(range(layers)):
+        raise UnsupportedModelError(
+            f"{config.model_type} sends {len(recorder.shapes)} of its {layers} layers through the attention interface"
+        )
+    head = model.get_output_embeddings()
+    shared = head is not None and head.weight is model.get_input_embeddings().weight
+    return ModelShape(
+        kv=tuple(recorder.shapes[layer] for layer in range(layers)),
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_shared=head.weight.numel() if shared else 0,
+        vocab_size=output.logits.shape[-1],
+        max_model_len=text.max_position_embeddings,
+    )

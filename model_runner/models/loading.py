@@ -1,0 +1,119 @@
+"""From a folder to a model that is ready to run."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as hf_logging
+
+from model_runner.models.activations import replace_activations
+from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
+from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
+from model_runner.models.inspection import UnsupportedModelError
+from model_runner.models.packed import pack_weights
+
+logger = logging.getLogger("samewise.model")
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device for "auto", "cpu" or "cuda".
+
+    Raises:
+        ValueError: if CUDA is asked for and not there.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda was asked for, but torch finds no CUDA device")
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """The type of weights and KV cache.
+
+    Raises:
+        ValueError: for a type that the device cannot run exactly.
+    """
+    if device.type == "cpu":
+        if dtype not in ("auto", "float32"):
+            raise ValueError(f"dtype {dtype} is not supported on CPU; use float32 or auto")
+        return torch.float32
+    if dtype == "auto":
+        return config.dtype or torch.bfloat16
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
+
+
+def load_config(folder: Path) -> PretrainedConfig:
+    """Read config.json, and make our attention and experts known to transformers.
+
+    Raises:
+        UnsupportedModelError: if transformers does not know the architecture.
+    """
+    register_attention()
+    register_experts()
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"{folder} holds no model that transformers can read: {error}") from error
+    return config
+
+
+def load_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Load the weights and prepare them for exact products on the device.
+
+    Raises:
+        UnsupportedModelError: if a part of the model has no exact counterpart.
+    """
+    with _timed("weights read"), _quiet():
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            experts_implementation=EXPERTS_NAME if device.type == "cpu" else None,
+        )
+    prepare(model, device)
+    result: PreTrainedModel = model
+    return result
+
+
+def prepare(model: nn.Module, device: torch.device) -> None:
+    """Move the model to the device; on CPU make its results independent of the batch.
+
+    Raises:
+        UnsupportedModelError: if a part of the model has no exact counterpart.
+    """
+    model.eval().requires_grad_(requires_grad=False)
+    if device.type != "cpu":
+        model.to(device)
+        return
+    try:
+        replace_activations(model)
+        pack_experts(model)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error)) from error
+    with _timed("weights packed"):
+        pack_weights(model)
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    """Log how long the block took."""
+    start = time.perf_counter()
+    yield
+    logger.info("%s in %.2f s", what, time.perf_counter() - start)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bars."""
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    yield
+    hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

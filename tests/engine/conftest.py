@@ -1,0 +1,112 @@
+"""Real engines on tiny models and on the embedded one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from model_runner.config import RunnerConfig
+from model_runner.contract import SamplingParams, StepPlan, StepResult, TokenLogprobs
+from model_runner.models.repository import resolve_model
+from model_runner.runner import ModelRunner
+from scheduler.config import SchedulerConfig
+from scheduler.engine import Engine
+from scheduler.interface import EngineRequest, FinishReason
+from scheduler.scheduler import Scheduler
+
+GREEDY = SamplingParams(temperature=0.0, logprobs=3, stop_token_ids=(2,))
+
+
+@dataclass
+class Answer:
+    """All that came back for one choice."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached: int = 0
+    finish_reason: FinishReason | None = None
+
+
+class SharedRunner:
+    """A runner that several engines use one after the other, with as many blocks as each is given."""
+
+    def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:
+        self.num_blocks = num_blocks
+        self._runner = runner
+        self._known = known
+        self._stale = tuple(known)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        released, self._stale = self._stale + plan.released, ()
+        self._known.difference_update(released)
+        self._known.update(admitted.key for admitted in plan.admitted)
+        return self._runner.execute(replace(plan, released=released))
+
+
+@dataclass
+class Harness:
+    """A runner, and engines with different limits around it."""
+
+    runner: ModelRunner
+    known: set[str] = field(default_factory=set)
+
+    def engine(self, *, chunk: int = 512, num_blocks: int | None = None, prefix_caching: bool = True) -> Engine:
+        """A fresh engine, with an empty prefix cache, at most `num_blocks` blocks and `chunk` tokens in a step."""
+        info = self.runner.info
+        config = SchedulerConfig(
+            block_size=info.block_size,
+            max_num_seqs=32,
+            max_num_batched_tokens=chunk,
+            max_model_len=info.max_model_len,
+            prefix_caching=prefix_caching,
+        )
+        runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)
+        return Engine(Scheduler(config, runner.num_blocks), runner)
+
+    def run(self, engine: Engine, requests: Sequence[EngineRequest]) -> dict[tuple[str, int], Answer]:
+        """Run the requests to their end."""
+        answers: dict[tuple[str, int], Answer] = {}
+        for request in requests:
+            engine.add(request)
+            answers |= {(request.request_id, choice.index): Answer(list(choice.output)) for choice in request.choices}
+        waiting = set(answers)
+        while waiting:
+            for output in engine.step():
+                key = output.request_id, output.choice
+                answer = answers[key]
+                if not answer.logprobs:
+                    answer.num_cached = output.num_cached_tokens
+                answer.tokens += output.tokens
+                answer.logprobs += output.logprobs
+                answer.prompt_logprobs += output.prompt_logprobs
+                assert output.error is None, output.error
+                if output.finish_reason is not None:
+                    answer.finish_reason = output.finish_reason
+                    waiting.remove(key)
+        engine.check_integrity()
+        return answers
+
+
+@pytest.fixture(scope="session")
+def embedded_folder() -> Path:
+    """The embedded model, converted at first use."""
+    return resolve_model(None, Console(stderr=True)).path
+
+
+@pytest.fixture(scope="session")
+def load(tiny_model: Callable[[str], Path], embedded_folder: Path) -> Callable[[str], Harness]:
+    """Returns a function from a family's name, or "embedded", to a harness with its model."""
+    made: dict[str, Harness] = {}
+
+    def make(family: str) -> Harness:
+        if family not in made:
+            folder = embedded_folder if family == "embedded" else tiny_model(family)
+            config = RunnerConfig(model=folder, kv_cache_gib=0.9 if family == "embedded" else 0.02, max_num_seqs=34)
+            made[family] = Harness(ModelRunner.load(config))
+        return made[family]
+
+    return make
+

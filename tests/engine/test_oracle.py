@@ -1,0 +1,57 @@
+"""The engine's greedy answers against transformers' own generate(), one request at a time."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from scheduler.interface import EngineRequest
+from tests.engine.conftest import GREEDY, Harness
+
+FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3"]
+
+
+def prompts(count: int, vocab_size: int, lengths: tuple[int, int], seed: int) -> list[tuple[int, ...]]:
+    """Random prompts of random lengths, the bounds among them."""
+    rng = np.random.default_rng(seed)
+    sizes = [*lengths, *rng.integers(lengths[0], lengths[1], size=count)][:count]
+    return [tuple(rng.integers(3, vocab_size, size=size).tolist()) for size in sizes]
+
+
+def check(harness: Harness, folder: Path, requests: list[EngineRequest]) -> None:
+    """Run the requests together and compare each with generate()."""
+    answers = harness.run(harness.engine(chunk=256), requests)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for request in requests:
+        prompt = torch.tensor([list(request.prompt)])
+        expected = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request.max_tokens, do_sample=False
+        )
+        assert answers[request.request_id, 0].tokens == expected[0, len(request.prompt) :].tolist()
+
+
+@pytest.mark.parametrize("count", [1, 5, 32])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiny_models_answer_as_generate_does(
+    family: str, count: int, load: Callable[[str], Harness], tiny_model: Callable[[str], Path]
+) -> None:
+    requests = [
+        EngineRequest(f"{index}", prompt, GREEDY, max_tokens=3 + index % 20)
+        for index, prompt in enumerate(prompts(count, 320, (1, 700), seed=count))
+    ]
+    check(load(family), tiny_model(family), requests)
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("count", [1, 12])
+def test_the_embedded_model_answers_as_generate_does(
+    count: int, load: Callable[[str], Harness], embedded_folder: Path
+) -> None:
+    requests = [
+        EngineRequest(f"{index}", prompt, GREEDY, max_tokens=4 + index)
+        for index, prompt in enumerate(prompts(count, 49152, (1, 700), seed=count))
+    ]
+    check(load("embedded"), embedded_folder, requests)

@@ -1,0 +1,142 @@
+"""Speed never changes the answer: tokens and logprobs, compared with ==, whatever else happens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model_runner.contract import SamplingParams
+from scheduler.interface import ChoiceState, EngineRequest
+from tests.engine.conftest import GREEDY, Answer, Harness
+
+MODELS = [
+    "llama",
+    "qwen2",
+    "mixtral",
+    "gemma3",
+    pytest.param("embedded", marks=pytest.mark.embedded),
+]
+SETTINGS = [
+    SamplingParams(seed=1, logprobs=2),
+    GREEDY,
+    SamplingParams(seed=2, logprobs=0, prompt_logprobs=1, top_p=0.9, top_k=40),
+    SamplingParams(seed=3, logprobs=2, temperature=0.8, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3),
+    SamplingParams(seed=4, logprobs=1, typical_p=0.9, presence_penalty=0.5, no_repeat_ngram_size=2),
+    SamplingParams(seed=5, logprobs=1, logit_bias=((7, 3.0), (9, -100.0)), min_tokens=5, stop_token_ids=(2, 7)),
+]
+
+
+def make_requests(harness: Harness, count: int, num_tokens: int, longest: int) -> list[EngineRequest]:
+    """Requests of mixed settings and lengths; every other prompt starts with the same 70 tokens."""
+    rng = np.random.default_rng(5)
+    vocab_size = harness.runner.info.vocab_size
+    shared = rng.integers(3, vocab_size, size=70).tolist()
+    requests = []
+    for index in range(count):
+        prompt = rng.integers(3, vocab_size, size=rng.integers(1, longest)).tolist()
+        requests.append(
+            EngineRequest(
+                request_id=f"r{index}",
+                prompt=tuple(shared + prompt if index % 2 else prompt),
+                sampling=replace(SETTINGS[index % len(SETTINGS)], seed=index),
+                max_tokens=num_tokens,
+            )
+        )
+    return requests
+
+
+def same(answers: dict[tuple[str, int], Answer], expected: dict[tuple[str, int], Answer]) -> bool:
+    """Tokens, logprobs and finish reasons of `answers`, to the last bit."""
+    return all(
+        (answer.tokens, answer.logprobs, answer.prompt_logprobs, answer.finish_reason)
+        == (expected[key].tokens, expected[key].logprobs, expected[key].prompt_logprobs, expected[key].finish_reason)
+        for key, answer in answers.items()
+    )
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest, load: Callable[[str], Harness]) -> "Case":
+    harness = load(request.param)
+    small = request.param == "embedded"
+    requests = make_requests(harness, 6 if small else 12, 10 if small else 24, 90 if small else 300)
+    return Case(harness, requests)
+
+
+class Case:
+    """A model, requests, and the answers that each request gets alone."""
+
+    def __init__(self, harness: Harness, requests: Sequence[EngineRequest]) -> None:
+        self.harness = harness
+        self.requests = list(requests)
+        self.alone: dict[tuple[str, int], Answer] = {}
+        for request in requests:
+            self.alone |= harness.run(harness.engine(prefix_caching=False), [request])
+
+
+def test_the_comparison_can_fail(case: Case) -> None:
+    other = [replace(r, sampling=replace(r.sampling, seed=r.sampling.seed + 1)) for r in case.requests[:1]]
+    assert not same(case.harness.run(case.harness.engine(), other), case.alone)
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 512])
+def test_in_a_crowd_at_every_chunk_size(case: Case, chunk: int) -> None:
+    assert same(case.harness.run(case.harness.engine(chunk=chunk), case.requests), case.alone)
+
+
+def test_among_31_others(case: Case) -> None:
+    others = [
+        replace(request, request_id=f"other{index}", sampling=replace(request.sampling, seed=100 + index))
+        for index, request in enumerate((case.requests * 6)[:31])
+    ]
+    one = case.requests[1]
+    answers = case.harness.run(case.harness.engine(), [*others[:15], one, *others[15:]])
+    assert same({key: answers[key] for key in answers if key[0] == one.request_id}, case.alone)
+
+
+def test_with_a_warm_prefix_cache(case: Case) -> None:
+    engine = case.harness.engine(chunk=64)
+    case.harness.run(engine, case.requests)
+    again = [replace(request, request_id="again" + request.request_id) for request in case.requests]
+    answers = case.harness.run(engine, again)
+    assert sum(answer.num_cached for answer in answers.values()) > 64
+    assert same({(name.removeprefix("again"), choice): a for (name, choice), a in answers.items()}, case.alone)
+
+
+def test_under_forced_preemption(case: Case) -> None:
+    block_size = case.harness.runner.info.block_size
+    longest = max(len(request.prompt) + request.max_tokens for request in case.requests)
+    engine = case.harness.engine(chunk=64, num_blocks=longest // block_size + 4, prefix_caching=False)
+    short = [replace(request, prompt=request.prompt[: block_size - 2]) for request in case.requests]
+    alone: dict[tuple[str, int], Answer] = {}
+    for request in short:
+        alone |= case.harness.run(case.harness.engine(), [request])
+    grown = [replace(request, max_tokens=request.max_tokens * 3) for request in short]
+    long_alone: dict[tuple[str, int], Answer] = {}
+    for request in grown:
+        long_alone |= case.harness.run(case.harness.engine(), [request])
+    answers = case.harness.run(engine, grown)
+    assert engine.stats().preemptions > 0
+    assert same(answers, long_alone)
+
+
+def test_resumed_after_a_restart(case: Case) -> None:
+    resumed = []
+    for index, request in enumerate(case.requests):
+        known = case.alone[request.request_id, 0].tokens[: index + 1]
+        resumed.append(replace(request, choices=(ChoiceState(0, tuple(known)),)))
+    answers = case.harness.run(case.harness.engine(chunk=64), resumed)
+    for index, request in enumerate(case.requests):
+        answer, expected = answers[request.request_id, 0], case.alone[request.request_id, 0]
+        assert answer.tokens == expected.tokens
+        assert answer.logprobs == expected.logprobs[index + 1 :]
+        assert answer.finish_reason == expected.finish_reason
+
+
+def test_choices_share_the_prompt_and_equal_each_alone(case: Case) -> None:
+    request = replace(case.requests[1], choices=tuple(ChoiceState(index) for index in range(3)))
+    together = case.harness.run(case.harness.engine(chunk=64), [request])
+    assert len({tuple(answer.tokens) for answer in together.values()}) > 1 or request.sampling.temperature == 0
+    for index in range(3):
+        alone = case.harness.run(case.harness.engine(prefix_caching=False), [replace(request, choices=(ChoiceState(index),))])
+        assert same({("", 0): together[request.request_id, index]}, {("", 0): alone[request.request_id, index]})

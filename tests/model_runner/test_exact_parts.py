@@ -1,0 +1,141 @@
+"""The parts that keep rows independent: packed weights, activations, experts."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import activations as hf
+
+from model_runner.models.activations import ExactActivation, replace_activations
+from model_runner.models.experts import PackedExperts, packed_experts
+from model_runner.models.packed import ExactnessError, PackedWeight, RowRange, pack_weights, probe_row_range
+
+SHAPES = [(64, 48), (100, 37), (13, 7), (576, 1536), (512, 4096), (1, 64)]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("out", "width"), SHAPES)
+def test_packed_product_is_the_product_and_independent_of_other_rows(out: int, width: int) -> None:
+    weight, bias, rows = random(out, width), random(out, seed=1), random(300, width, seed=2)
+    packed = PackedWeight(weight)
+    whole = F.linear(rows, packed, bias)
+    torch.testing.assert_close(whole, F.linear(rows, weight, bias), rtol=1e-4, atol=1e-4)
+    for count in (1, 2, 3, 6, 13, 64, 257):
+        assert torch.equal(F.linear(rows[9 : 9 + count], packed, bias), whole[9 : 9 + count])
+    assert F.linear(rows.view(3, 100, width), packed).shape == (3, 100, out)
+
+
+def test_probe_finds_the_rows_that_agree() -> None:
+    def odd_when_alone(rows: torch.Tensor) -> torch.Tensor:
+        return rows + (len(rows) < 3)
+
+    def odd_when_many(rows: torch.Tensor) -> torch.Tensor:
+        return rows + len(rows)
+
+    def always_odd(rows: torch.Tensor) -> torch.Tensor:
+        return rows + rows.mean()
+
+    assert probe_row_range(lambda rows: rows * 2, 5) == RowRange(1)
+    assert probe_row_range(odd_when_alone, 5) == RowRange(4)
+    assert probe_row_range(odd_when_many, 5) == RowRange(16, 16)
+    with pytest.raises(ExactnessError):
+        probe_row_range(always_odd, 5)
+
+
+def test_packed_weight_can_do_nothing_else() -> None:
+    packed = PackedWeight(random(4, 4))
+    assert packed.shape == (4, 4)
+    with pytest.raises(NotImplementedError, match="not supported on CPU"):
+        packed @ packed
+
+
+def test_pack_weights_leaves_a_shared_embedding_alone() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False), "norm": nn.LayerNorm(4)})
+    model["head"].weight = model["embed"].weight
+    rows = random(2, 4)
+    with torch.inference_mode():
+        expected = model["head"](rows)
+        pack_weights(model)
+        torch.testing.assert_close(model["head"](rows), expected)
+    assert isinstance(model["head"].weight, PackedWeight)
+    assert not isinstance(model["embed"].weight, PackedWeight)
+
+
+ACTIVATIONS = [
+    nn.SiLU(),
+    hf.SiLUActivation(),
+    nn.Sigmoid(),
+    hf.GELUActivation(),
+    hf.GELUTanh(),
+    hf.NewGELUActivation(),
+    hf.FastGELUActivation(),
+    hf.AccurateGELUActivation(),
+    hf.QuickGELUActivation(),
+    hf.ReLUSquaredActivation(),
+    hf.LinearActivation(),
+    nn.Tanh(),
+    nn.ReLU(),
+]
+
+
+def places_agree(function: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Does each element come out the same wherever it stands?"""
+    x = random(1 << 18) * 3
+    whole = function(x.clone())
+    return all(
+        torch.equal(function(x[start : start + n].clone()), whole[start : start + n])
+        for n in (1, 7, 33, 1000, 32777, 100001)
+        for start in (0, 1, 5)
+    )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda module: type(module).__name__)
+def test_exact_activation_is_the_activation_wherever_an_element_stands(activation: nn.Module) -> None:
+    model = nn.ModuleDict({"act_fn": activation})
+    x = torch.cat([random(1000) * 4, torch.tensor([0.0, -90.0, 90.0, 1e-30])])
+    expected = activation(x.clone())
+    replace_activations(model)
+    assert isinstance(model["act_fn"], ExactActivation)
+    torch.testing.assert_close(model["act_fn"](x), expected, rtol=1e-5, atol=1e-6)
+    assert places_agree(model["act_fn"])
+
+
+def test_the_check_of_places_can_fail() -> None:
+    assert not places_agree(F.silu)
+
+
+def test_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="Mish"):
+        replace_activations(nn.ModuleDict({"act_fn": hf.MishActivation()}))
+
+
+class Experts(nn.Module):
+    """As transformers lays them out."""
+
+    def __init__(self, experts: int, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up = random(experts, 2 * intermediate, hidden)
+        self.down = random(experts, hidden, intermediate, seed=1)
+        self.packed = PackedExperts(self.gate_up, self.down)
+
+    def _apply_gate(self, gated: torch.Tensor) -> torch.Tensor:
+        gate, up = gated.chunk(2, dim=-1)
+        return gate.relu() * up
+
+
+def test_experts_are_the_weighted_sum_and_tokens_do_not_meet() -> None:
+    module, hidden = Experts(5, 24, 20), random(40, 24, seed=3)
+    weights, index = random(40, 5, seed=4).softmax(-1).topk(2)
+    result = packed_experts(module, hidden, index, weights)
+    for token in range(40):
+        expected = torch.zeros(24)
+        for expert, weight in zip(index[token].tolist(), weights[token], strict=True):
+            expected += module.down[expert] @ module._apply_gate(module.gate_up[expert] @ hidden[token]) * weight
+        torch.testing.assert_close(result[token], expected, rtol=1e-4, atol=1e-4)
+    for part in (slice(0, 1), slice(7, 20)):
+        assert torch.equal(packed_experts(module, hidden[part], index[part], weights[part]), result[part])

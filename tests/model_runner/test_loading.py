@@ -1,0 +1,128 @@
+"""What is found out, planned and refused before a model runs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, MambaConfig, T5Config
+
+from model_runner import memory
+from model_runner.config import RunnerConfig
+from model_runner.kv_cache import KVCache, KVShape
+from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, plan_memory
+from model_runner.models.inspection import ModelShape, UnsupportedModelError, inspect_model
+from model_runner.models.loading import load_config, resolve_device, resolve_dtype
+from model_runner.runner import ModelRunner
+from tests.conftest import tiny_config
+
+CPU = torch.device("cpu")
+FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_inspection_agrees_with_the_configuration(family: str) -> None:
+    config = tiny_config(family)
+    shape = inspect_model(config)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert shape.kv == (KVShape(config.num_key_value_heads, head_dim, head_dim),) * config.num_hidden_layers
+    assert shape.vocab_size == config.vocab_size
+    assert shape.max_model_len == 1024
+    assert shape.num_shared == (config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [(T5Config(), "encoder-decoder"), (MambaConfig(num_hidden_layers=2, hidden_size=32), "mamba")],
+)
+def test_inspection_refuses_what_cannot_run(config: T5Config | MambaConfig, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        inspect_model(config)
+
+
+def test_weights_used_in_another_way_are_refused(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="not supported"):
+        ModelRunner.load(RunnerConfig(model=tmp_path, kv_cache_gib=0.01))
+
+
+def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_thing"}))
+    with pytest.raises(UnsupportedModelError, match="no_such_thing"):
+        load_config(tmp_path)
+
+
+def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) -> None:
+    config = load_config(tiny_model("llama"))
+    assert resolve_dtype("auto", config, CPU) == torch.float32
+    with pytest.raises(ValueError, match="bfloat16 is not supported on CPU"):
+        resolve_dtype("bfloat16", config, CPU)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="CUDA"):
+            resolve_device("cuda")
+
+
+SHAPE = ModelShape((KVShape(2, 16, 16),) * 3, num_parameters=1_000_000, num_shared=100_000, vocab_size=9, max_model_len=1024)
+PER_TOKEN = 3 * 2 * 32 * 4
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, free: int, **settings: float | None) -> MemoryPlan:
+    monkeypatch.setattr(memory, "free_memory", lambda device: free)
+    return plan_memory(SHAPE, RunnerConfig(model=Path(), **settings), torch.float32, CPU)
+
+
+def test_plan_counts_weights_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(monkeypatch, 64 * GIB, max_num_seqs=3)
+    assert made.weight_bytes == 4 * 1_100_000  # the shared head is packed beside the embedding
+    assert made.kv_bytes_per_token == PER_TOKEN
+    assert made.num_tokens == 3 * 1024  # no more than three full requests can use
+    assert "3,072 tokens = 3.0 full requests of 1,024 tokens" in made.lines()[-1]
+
+
+def test_plan_leaves_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 4_400_000 + 2 * PER_TOKEN * 640
+    made = plan(monkeypatch, free)
+    assert made.num_tokens == 640
+    assert made.max_model_len == 640
+
+
+def test_plan_keeps_the_size_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(monkeypatch, 64 * GIB, kv_cache_gib=0.01)
+    assert made.num_blocks == int(0.01 * GIB) // (PER_TOKEN * 32)
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "message"),
+    [
+        (4_000_000, {}, "the weights take 4.2 MiB and 3.8 MiB are free"),
+        (GIB, {"kv_cache_gib": 2.0}, "asks for 2.0 GiB"),
+        (GIB, {"kv_cache_gib": 0.0001, "max_model_len": 1000}, "fewer than one request of 1,000 tokens"),
+    ],
+)
+def test_plan_refuses_with_the_numbers(
+    monkeypatch: pytest.MonkeyPatch, free: int, settings: dict[str, float], message: str
+) -> None:
+    with pytest.raises(DoesNotFitError, match=message):
+        plan(monkeypatch, free, **settings)
+
+
+def test_free_memory_is_some_of_this_machine() -> None:
+    assert 0 < memory.free_memory(CPU) < 1 << 50
+
+
+def test_cache_copies_whole_blocks_in_all_layers() -> None:
+    cache = KVCache([KVShape(2, 4, 6), KVShape(1, 8, 8)], 4, 16, torch.float32, CPU)
+    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+        keys.copy_(torch.randn(keys.shape))
+        values.copy_(torch.randn(values.shape))
+        key, value = torch.ones(1, *keys[0, :, 0].shape), torch.ones(1, *values[0, :, 0].shape)
+        cache.write(layer, key, value, torch.tensor([1]), torch.tensor([3]))
+    before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    cache.copy_blocks([(1, 2), (0, 3)])
+    for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
+        assert torch.equal(new, old[[0, 1, 1, 0]])
+        assert torch.all(new[1, :, 3] == 1)

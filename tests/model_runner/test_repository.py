@@ -1,0 +1,122 @@
+"""Finding models, and converting them once."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from model_runner.models import repository
+from model_runner.models.repository import EMBEDDED_NAME, ModelNotFoundError, resolve_model
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO())
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SAMEWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def converter(monkeypatch: pytest.MonkeyPatch, *, code: int = 0) -> list[list[str]]:
+    """Replace the conversion program by one that makes an empty folder; returns the calls."""
+    calls: list[list[str]] = []
+
+    class Done:
+        returncode = code
+
+    def run(command: list[str], *, check: bool) -> Done:
+        assert not check
+        calls.append(command)
+        if code == 0:
+            Path(command[-1]).mkdir()
+        return Done()
+
+    monkeypatch.setattr(repository.subprocess, "run", run)
+    return calls
+
+
+def test_a_file_is_converted_once_for_its_content(
+    tmp_path: Path, cache: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = converter(monkeypatch)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"one")
+    first = resolve_model(str(file), console)
+    assert first.name == "model"
+    assert first.path.parent == cache
+    assert resolve_model(str(file), console) == first
+    assert len(calls) == 1
+    file.write_bytes(b"another")
+    assert resolve_model(str(file), console).path != first.path
+    assert len(calls) == 2
+    assert not list(cache.glob("converting-*"))
+
+
+def test_failed_conversion_leaves_nothing(
+    tmp_path: Path, cache: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converter(monkeypatch, code=1)
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"junk")
+    with pytest.raises(ModelNotFoundError, match="could not be converted"):
+        resolve_model(str(file), console)
+    assert [entry.name for entry in cache.iterdir()] == ["hashes"]
+
+
+def test_a_folder_is_used_as_it_is(
+    tiny_model: Callable[[str], Path], tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = converter(monkeypatch)
+    folder = tmp_path / "ready"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    assert resolve_model(str(folder), console).path == folder
+    assert not calls
+
+
+def test_a_folder_without_tokenizer_json_gets_one(
+    tiny_model: Callable[[str], Path], tmp_path: Path, console: Console
+) -> None:
+    from model_runner.models.conversion import convert_tokenizer  # noqa: PLC0415
+
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    for file in tiny_model("llama").iterdir():
+        (folder / file.name).symlink_to(file)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))).save_pretrained(folder)
+    target = tmp_path / "target"
+    convert_tokenizer(folder, target)
+    assert Tokenizer.from_file(str(target / "tokenizer.json")).encode("b").ids == [1]
+    assert (target / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("make", ["folder", "file"])
+def test_what_is_no_model_is_refused(make: str, tmp_path: Path, console: Console) -> None:
+    path = tmp_path / "thing.bin"
+    path.mkdir() if make == "folder" else path.write_bytes(b"x")
+    with pytest.raises(ModelNotFoundError, match=r"no config.json|not a GGUF file"):
+        resolve_model(str(path), console)
+
+
+def test_unknown_hub_name_is_refused(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str, **_: object) -> str:
+        raise OSError(f"cannot reach the hub for {name}\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(ModelNotFoundError, match=r"nor a model on the hub \(cannot reach the hub for some/name\)"):
+        resolve_model("some/name", console)
+
+
+def test_missing_embedded_model_says_what_to_do(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "_EMBEDDED_PACKAGE", "no_such_package")
+    with pytest.raises(ModelNotFoundError, match="pip install"):
+        resolve_model(None, console)
+    assert EMBEDDED_NAME
