@@ -60,7 +60,7 @@ class RunnerParts:
 
 
 class ModelRunner:
-    """Implements contract.Runner: one forward pass over a plan's tokens, then one sampled token for each ready choice."""
+    """Implements contract.Runner: one forward pass over a plan's tokens, then a token for each choice that is ready."""
 
     def __init__(self, parts: RunnerParts, info: RunnerInfo) -> None:
         self.info = info

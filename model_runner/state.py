@@ -72,8 +72,11 @@ class RunnerState:
                 for choice, start, count in zip(choices, starts, counts, strict=True)
             ]
         )
-        block_of = np.array(
-            [choices[c].blocks[p // self._block_size] for c, p in zip(choice_of, positions, strict=True)]
+        block_of = np.concatenate(
+            [
+                np.array(choice.blocks)[positions[choice_of == index] // self._block_size]
+                for index, choice in enumerate(choices)
+            ]
         )
         rows = _LogitsRows()
         for index, (choice, start, end) in enumerate(zip(choices, ends - counts, ends, strict=True)):

@@ -1,11 +1,12 @@
 """Paged attention in plain torch, for any device: the definition that the native backends are tested against.
 
 Every query row is paired with each KV block that it sees. A pair is one small matrix product of fixed shape,
-[heads per kv head, dim] x [dim, block_size], whatever the batch, and the partial sums of a row are added in the order of
-the positions. Blocks lie at multiples of the block size in absolute positions, so prefill, chunks and decode cut the
+[heads per kv head, dim] x [dim, block_size], whatever the batch, and the partial sums of a row are added in the order
+of the positions. Blocks lie at multiples of the block size in absolute positions, so prefill, chunks and decode cut the
 keys at the same places and round the same way.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,7 +106,7 @@ def _batched_product(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right)
 
 
-def _fold(pairs: Tensor, widths: list[int], combine: torch._C._VariableFunctionsClass) -> Tensor:
+def _fold(pairs: Tensor, widths: list[int], combine: Callable[..., Tensor]) -> Tensor:
     """Combine the pairs [pairs, ...] of each row, in the order of their ordinals, into [rows, ...]."""
     result, start = pairs[: widths[0]].clone(), widths[0]
     for width in widths[1:]:

@@ -2,8 +2,8 @@
 
 Torch's fused SiLU, GELU and sigmoid use vector instructions for the bulk of a tensor and the scalar library function
 for what is left at the end of each thread's share, and the two differ in the last bit: an element's value then depends
-on the number of rows in the batch. `exp`, `tanh` and `erf` go through one routine for all elements and add, multiply and
-divide are exact, so the formulas below are built from those.
+on the number of rows in the batch. `exp`, `tanh` and `erf` go through one routine for all elements, and add, multiply
+and divide are exact, so the formulas below are built from those.
 """
 
 import math
@@ -15,7 +15,7 @@ from transformers import activations as hf
 
 
 def silu(x: Tensor) -> Tensor:
-    """x / (1 + exp(-x))."""
+    """X / (1 + exp(-x))."""
     return x / x.neg().exp_().add_(1)
 
 
@@ -25,7 +25,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x / 2 (1 + erf(x / sqrt 2))."""
+    """X / 2 (1 + erf(x / sqrt 2))."""
     return (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
 
 
@@ -36,7 +36,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x)."""
+    """X sigmoid(1.702 x)."""
     return sigmoid(1.702 * x).mul_(x)
 
 

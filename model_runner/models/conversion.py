@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Unpack the weights of a GGUF file to float32 and write them with config and tokenizer into the folder `target`."""
+    """Unpack the weights of a GGUF file to float32 and write them, with config and tokenizer, into `target`."""
     folder, name = str(source.parent), source.name
     model = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)

@@ -38,7 +38,7 @@ def packed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k
     experts = module.packed
     assert isinstance(experts, PackedExperts)
     result = torch.zeros_like(hidden)
-    for expert in top_k_index.unique().tolist():
+    for expert in torch.unique(top_k_index).tolist():
         token, rank = torch.where(top_k_index == expert)
         gated = module._apply_gate(experts.gate_up[expert].linear(hidden[token]))  # type: ignore[operator]
         result[token] += experts.down[expert].linear(gated) * top_k_weights[token, rank, None]

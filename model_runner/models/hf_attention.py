@@ -1,7 +1,7 @@
 """Our attention inside transformers' models, through the interface that transformers offers for it.
 
-The step's backend and metadata travel as one keyword argument from the model's call through every layer to the attention
-function, so there is no global state and the model code stays as it is.
+The step's backend and metadata travel as one keyword argument from the model's call through every layer to the
+attention function, so there is no global state and the model code stays as it is.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -55,7 +55,9 @@ def paged_attention(
 
     Args:
         module: the calling module; its `layer_idx` names the layer.
-        query: [1, heads, tokens, dim]; key and value likewise with their own heads.
+        query: [1, heads, tokens, dim].
+        key: [1, kv_heads, tokens, dim].
+        value: [1, kv_heads, tokens, value_dim].
         attention_mask: always None, see `register_attention`.
         scaling: factor on the scores; 1 / sqrt(dim) when None.
         sliding_window: positions that a query sees, itself included; None for all.

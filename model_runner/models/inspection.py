@@ -58,14 +58,16 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
     """
     text: Any = config.get_text_config()
     if config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{config.model_type} is an encoder-decoder model; only decoder-only models are served")
+        raise UnsupportedModelError(
+            f"{config.model_type} is an encoder-decoder model; only decoder-only models are served"
+        )
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise UnsupportedModelError(f"{config.model_type} has layers of kind {', '.join(sorted(kinds))}: not supported")
     recorder = _RecordingAttention()
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
             ).eval()
             token = torch.zeros(1, 1, dtype=torch.int64)

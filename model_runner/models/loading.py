@@ -44,9 +44,8 @@ def resolve_dtype(dtype: str, config: PretrainedConfig, device: torch.device) ->
         if dtype not in ("auto", "float32"):
             raise ValueError(f"dtype {dtype} is not supported on CPU; use float32 or auto")
         return torch.float32
-    if dtype == "auto":
-        return config.dtype or torch.bfloat16
-    resolved: torch.dtype = getattr(torch, dtype)
+    name = config.dtype or "bfloat16" if dtype == "auto" else dtype
+    resolved: torch.dtype = getattr(torch, str(name).removeprefix("torch."))
     return resolved
 
 

@@ -1,7 +1,7 @@
 """Weights whose products are fast at every number of rows, and the same whatever the other rows are.
 
-`F.linear` in float32 chooses its kernel, and with it its rounding, by the number of rows. oneDNN's product with a weight
-that was reordered beforehand is faster at few rows and nearly free of that: what is left of it depends on the
+`F.linear` in float32 chooses its kernel, and with it its rounding, by the number of rows. oneDNN's product with a
+weight that was reordered beforehand is faster at few rows and nearly free of that: what is left of it depends on the
 instruction set and the shape, so it is probed, and row counts outside the invariant range are padded or split into it.
 """
 
@@ -31,7 +31,7 @@ class RowRange:
     def apply(self, product: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         """product(rows [n, in]) -> [n, out], computed with row counts inside the range only."""
         if self.largest is not None and len(rows) > self.largest:
-            return torch.cat([self.apply(product, part) for part in rows.split(self.largest)])
+            return torch.cat([self.apply(product, part) for part in torch.split(rows, self.largest)])
         missing = self.smallest - len(rows)
         if missing <= 0:
             return product(rows)
@@ -65,9 +65,9 @@ class PackedWeight(Tensor):
     _row_range: RowRange
 
     @staticmethod
-    def __new__(cls, weight: Tensor, row_range: RowRange | None = None) -> "PackedWeight":
+    def __new__(cls: "type[PackedWeight]", weight: Tensor, row_range: RowRange | None = None) -> "PackedWeight":
         """`row_range` is probed when it is not given."""
-        wrapper: PackedWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        wrapper: PackedWeight = torch.Tensor._make_wrapper_subclass(
             cls, weight.shape, dtype=weight.dtype, device=weight.device
         )
         wrapper._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
@@ -80,15 +80,15 @@ class PackedWeight(Tensor):
         return self._row_range
 
     def _product(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """rows [n, in] -> [n, out]."""
+        """Rows [n, in] -> [n, out]."""
         result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
         return result
 
     def linear(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
-        """inputs [..., in] -> [..., out]."""
+        """Inputs [..., in] -> [..., out]."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         result = self._row_range.apply(lambda part: self._product(part, bias), rows)
-        return result.view(*inputs.shape[:-1], -1)
+        return result.view(*inputs.shape[:-1], result.shape[-1])
 
     @classmethod
     def __torch_function__(
@@ -98,12 +98,16 @@ class PackedWeight(Tensor):
         if func is F.linear and isinstance(args[1], PackedWeight):
             bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
             return args[1].linear(args[0], bias)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Any other computation would need the dense weight, which is gone."""
-        raise NotImplementedError(f"{func} on a packed weight: this model uses its weights in a way not supported on CPU")
+        raise NotImplementedError(
+            f"{func} on a packed weight: this model uses its weights in a way not supported on CPU"
+        )
 
 
 def pack_weights(model: nn.Module) -> None:

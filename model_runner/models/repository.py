@@ -116,7 +116,7 @@ def _content_hash(source: Path, cache: Path) -> str:
 def _downloaded(name: str, console: Console) -> Path:
     """The local copy of a hub model; shows the hub library's own progress."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that local models need not pay
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     console.print(f"Looking for {name} on the hub ...")
     try:

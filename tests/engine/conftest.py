@@ -37,10 +37,11 @@ class SharedRunner:
         self.num_blocks = num_blocks
         self._runner = runner
         self._known = known
-        self._stale = tuple(known)
+        self._is_fresh = True
 
     def execute(self, plan: StepPlan) -> StepResult:
-        released, self._stale = self._stale + plan.released, ()
+        released = tuple(self._known) if self._is_fresh else plan.released
+        self._is_fresh = False
         self._known.difference_update(released)
         self._known.update(admitted.key for admitted in plan.admitted)
         return self._runner.execute(replace(plan, released=released))
@@ -109,4 +110,3 @@ def load(tiny_model: Callable[[str], Path], embedded_folder: Path) -> Callable[[
         return made[family]
 
     return make
-

@@ -104,20 +104,12 @@ def test_with_a_warm_prefix_cache(case: Case) -> None:
 
 
 def test_under_forced_preemption(case: Case) -> None:
-    block_size = case.harness.runner.info.block_size
     longest = max(len(request.prompt) + request.max_tokens for request in case.requests)
-    engine = case.harness.engine(chunk=64, num_blocks=longest // block_size + 4, prefix_caching=False)
-    short = [replace(request, prompt=request.prompt[: block_size - 2]) for request in case.requests]
-    alone: dict[tuple[str, int], Answer] = {}
-    for request in short:
-        alone |= case.harness.run(case.harness.engine(), [request])
-    grown = [replace(request, max_tokens=request.max_tokens * 3) for request in short]
-    long_alone: dict[tuple[str, int], Answer] = {}
-    for request in grown:
-        long_alone |= case.harness.run(case.harness.engine(), [request])
-    answers = case.harness.run(engine, grown)
+    num_blocks = longest // case.harness.runner.info.block_size + 4
+    engine = case.harness.engine(chunk=64, num_blocks=num_blocks)
+    answers = case.harness.run(engine, case.requests)
     assert engine.stats().preemptions > 0
-    assert same(answers, long_alone)
+    assert same(answers, case.alone)
 
 
 def test_resumed_after_a_restart(case: Case) -> None:
@@ -138,5 +130,7 @@ def test_choices_share_the_prompt_and_equal_each_alone(case: Case) -> None:
     together = case.harness.run(case.harness.engine(chunk=64), [request])
     assert len({tuple(answer.tokens) for answer in together.values()}) > 1 or request.sampling.temperature == 0
     for index in range(3):
-        alone = case.harness.run(case.harness.engine(prefix_caching=False), [replace(request, choices=(ChoiceState(index),))])
+        alone = case.harness.run(
+            case.harness.engine(prefix_caching=False), [replace(request, choices=(ChoiceState(index),))]
+        )
         assert same({("", 0): together[request.request_id, index]}, {("", 0): alone[request.request_id, index]})

@@ -23,7 +23,9 @@ class Sequences:
         self.key = [torch.randn(n, kv_heads, dim, generator=generator) for n in lengths]
         self.value = [torch.randn(n, kv_heads, dim + 8, generator=generator) for n in lengths]
 
-    def attend(self, steps: list[list[tuple[int, int, int]]], options: AttentionOptions, seed: int = 0) -> list[torch.Tensor]:
+    def attend(
+        self, steps: list[list[tuple[int, int, int]]], options: AttentionOptions, seed: int = 0
+    ) -> list[torch.Tensor]:
         """Outputs of all rows when the steps, lists of (sequence, start, end), run one after the other.
 
         Blocks are dealt out in a random order.

@@ -66,7 +66,9 @@ def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) 
             resolve_device("cuda")
 
 
-SHAPE = ModelShape((KVShape(2, 16, 16),) * 3, num_parameters=1_000_000, num_shared=100_000, vocab_size=9, max_model_len=1024)
+SHAPE = ModelShape(
+    (KVShape(2, 16, 16),) * 3, num_parameters=1_000_000, num_shared=100_000, vocab_size=9, max_model_len=1024
+)
 PER_TOKEN = 3 * 2 * 32 * 4
 
 

@@ -1,0 +1,94 @@
+"""Who holds which KV block.
+
+Every block is in exactly one of three places:
+
+    free    nobody holds it and its content is worthless
+    cached  nobody holds it, but the prefix cache can find it; evicted oldest first when the free ones are used up
+    used    as many block tables hold it as its reference count says
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+
+from scheduler.prefix_cache import PrefixCache
+
+
+class IntegrityError(AssertionError):
+    """The books do not balance: a bug in the scheduler or a runner that breaks the contract."""
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """How many blocks hold `num_tokens` tokens."""
+    return -(-num_tokens // block_size)
+
+
+class BlockPool:
+    """Hands out block ids 0 to `num_blocks` - 1 and counts references to them."""
+
+    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+        self.num_blocks = num_blocks
+        self._cache = cache
+        self._free = list(reversed(range(num_blocks)))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._references = [0] * num_blocks
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that some table holds."""
+        return self.num_blocks - len(self._free) - len(self._cached)
+
+    def can_allocate(self, count: int, sharing: Iterable[int] = ()) -> bool:
+        """Whether `count` blocks could be allocated after sharing those of `sharing` (which must not be evicted)."""
+        revived = sum(block in self._cached for block in sharing)
+        return len(self._free) + len(self._cached) - revived >= count
+
+    def allocate(self, count: int) -> list[int]:
+        """Blocks of undefined content with one reference each. Ask `can_allocate` first."""
+        blocks = [self._take() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add a reference to blocks that are used or cached. Their content must not be written any more."""
+        for block in blocks:
+            self._cached.pop(block, None)
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop a block table: one reference to each. The last blocks are evicted first, as they extend the others."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] > 0:
+                continue
+            if self._references[block] < 0:
+                raise IntegrityError(f"block {block} was released more often than it was taken")
+            if block in self._cache:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def check_integrity(self, tables: Collection[Sequence[int]]) -> None:
+        """Raise IntegrityError unless `tables` are all the block tables that exist and every block is in one place."""
+        held = Counter(block for table in tables for block in table)
+        for block, references in enumerate(self._references):
+            if references != held[block]:
+                raise IntegrityError(f"block {block} counts {references} references, {held[block]} tables hold it")
+        unheld = [*self._free, *self._cached]
+        if sorted([*unheld, *held]) != list(range(self.num_blocks)):
+            raise IntegrityError(
+                f"{len(self._free)} free + {len(self._cached)} cached + {len(held)} used blocks "
+                f"are not each of {self.num_blocks} once"
+            )
+        if (
+            set(self._cached) != {block for block in self._cache if block not in held}
+            or not self._cache.is_consistent()
+        ):
+            raise IntegrityError(f"{len(self._cached)} blocks wait for reuse, but the prefix cache disagrees")
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        block, _ = self._cached.popitem(last=False)
+        self._cache.forget(block)
+        return block

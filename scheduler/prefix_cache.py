@@ -1,0 +1,73 @@
+"""Which block holds which tokens: an index from content to block, so that equal prefixes are computed once.
+
+A block is named by everything that its KV depends on: its own tokens and all tokens before them. Names are a chain of
+hashes, so the name of block i costs the hash of one block when that of block i - 1 is known.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+
+DIGEST_SIZE = 32  # bytes; at 256 bits a collision, which would show one request another's text, cannot be constructed
+
+
+class BlockChain:
+    """Names of the full blocks of a token list that only ever grows. Equal names mean equal salt and equal tokens."""
+
+    def __init__(self, salt: str, block_size: int) -> None:
+        self._block_size = block_size
+        self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
+        self._names: list[bytes] = []
+
+    def names(self, tokens: Sequence[int], start: int, stop: int) -> list[bytes]:
+        """Names of the blocks `start` to `stop` - 1 of `tokens`; each block is hashed once in the chain's life."""
+        for index in range(len(self._names), stop):
+            parent = self._names[-1] if self._names else self._root
+            content = array("q", tokens[index * self._block_size : (index + 1) * self._block_size])
+            self._names.append(blake2b(parent + content.tobytes(), digest_size=DIGEST_SIZE).digest())
+        return self._names[start:stop]
+
+
+class PrefixCache:
+    """A one-to-one map between names and blocks. Holds no references: the pool says when a block loses its content."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._name_of: dict[int, bytes] = {}
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._name_of
+
+    def __len__(self) -> int:
+        return len(self._name_of)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._name_of)
+
+    def lookup(self, names: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest known prefix of `names`."""
+        blocks = []
+        for name in names:
+            block = self._block_of.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def insert(self, name: bytes, block: int) -> None:
+        """Make a computed block findable. The first block of a name keeps it; equal ones stay unfindable."""
+        if name not in self._block_of:
+            self._block_of[name] = block
+            self._name_of[block] = name
+
+    def forget(self, block: int) -> None:
+        """Take a block out of the index, if it is there."""
+        name = self._name_of.pop(block, None)
+        if name is not None:
+            del self._block_of[name]
+
+    def is_consistent(self) -> bool:
+        """Whether the two directions of the map agree."""
+        return len(self._block_of) == len(self._name_of) and all(
+            self._block_of.get(name) == block for block, name in self._name_of.items()
+        )

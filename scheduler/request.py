@@ -1,0 +1,125 @@
+"""One choice of a request while it lives in the scheduler."""
+
+from dataclasses import dataclass, field, replace
+
+from model_runner.contract import SamplingParams, TokenLogprobs
+from scheduler.block_pool import blocks_for
+from scheduler.config import SchedulerConfig
+from scheduler.interface import ChoiceState, EngineRequest
+from scheduler.prefix_cache import BlockChain
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A choice: what it is, how far it got, and the blocks that it holds while it runs.
+
+        tokens   | prompt ......................... | output ........ |
+                 0          num_computed        num_prompt       len(tokens)
+        blocks   |  KV is there  |  room, filled by later steps  |
+
+    Scheduling is catching up: a step computes some of the tokens between `num_computed` and `len(tokens)`.
+    """
+
+    key: str
+    """Unique among the choices that live."""
+    request_id: str
+    arrival: int
+    """Position in the order of arrival; kept through preemption."""
+    sampling: SamplingParams
+    max_tokens: int
+    priority: int
+    cache_salt: str
+    tokens: list[int]
+    num_prompt: int
+    chain: BlockChain
+    num_computed: int = 0
+    """Leading tokens whose KV is in the blocks; below len(tokens) between steps."""
+    blocks: list[int] = field(default_factory=list)
+    num_published: int = 0
+    """Leading blocks that were offered to the prefix cache."""
+    num_cached: int | None = None
+    """Prompt tokens found in the prefix cache; None until the first admission."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Collected over the chunks of the prompt until the first output takes them along."""
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens still to compute; 1 when decoding."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt logprobs are still to be delivered, for which every position must be computed."""
+        return self.sampling.prompt_logprobs is not None
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Deliver the collected prompt logprobs, once: computing the prompt again will not ask for them."""
+        if not self.wants_prompt_logprobs:
+            return ()
+        taken = tuple(self.prompt_logprobs)
+        self.prompt_logprobs.clear()
+        self.sampling = replace(self.sampling, prompt_logprobs=None)
+        return taken
+
+    def start_over(self) -> None:
+        """Forget everything computed, after the blocks were given back."""
+        self.num_computed = 0
+        self.num_published = 0
+        self.blocks = []
+        self.prompt_logprobs.clear()
+
+
+def make_choices(request: EngineRequest, first_arrival: int, block_size: int) -> list[Request]:
+    """One Request for each choice. Choice 0 alone delivers prompt logprobs, unless its first output is already out."""
+    return [
+        Request(
+            key=f"{request.request_id}/{choice.index}",
+            request_id=request.request_id,
+            arrival=first_arrival + offset,
+            sampling=_sampling_of(request, choice),
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            tokens=[*request.prompt, *choice.output],
+            num_prompt=len(request.prompt),
+            chain=BlockChain(request.cache_salt, block_size),
+        )
+        for offset, choice in enumerate(request.choices)
+    ]
+
+
+def _sampling_of(request: EngineRequest, choice: ChoiceState) -> SamplingParams:
+    delivers = choice.index == 0 and not choice.output
+    prompt_logprobs = request.sampling.prompt_logprobs if delivers else None
+    return replace(request.sampling, choice=choice.index, prompt_logprobs=prompt_logprobs)
+
+
+def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: int) -> None:
+    """Raise ValueError if the request is malformed or could not run even with the engine to itself."""
+    name, num_prompt, max_tokens = request.request_id, len(request.prompt), request.max_tokens
+    if num_prompt == 0:
+        raise ValueError(f"request {name!r} has an empty prompt")
+    if max_tokens < 0:
+        raise ValueError(f"request {name!r} asks for {max_tokens} tokens")
+    indices = [choice.index for choice in request.choices]
+    if not indices or len(set(indices)) < len(indices) or min(indices) < 0:
+        raise ValueError(f"request {name!r} must have choices of different, non-negative indices, not {indices}")
+    longest = max(len(choice.output) for choice in request.choices)
+    if longest > max_tokens:
+        raise ValueError(f"request {name!r} is resumed with {longest} tokens of output, more than its {max_tokens}")
+    total = num_prompt + max_tokens
+    if total > config.max_model_len:
+        raise ValueError(
+            f"request {name!r} needs {num_prompt} prompt + {max_tokens} output tokens = {total}, "
+            f"the context holds {config.max_model_len}"
+        )
+    needed = blocks_for(total, config.block_size)
+    if needed > num_blocks:
+        raise ValueError(
+            f"request {name!r} needs {needed} KV blocks of {config.block_size} tokens "
+            f"for {num_prompt} prompt + {max_tokens} output tokens, there are {num_blocks}"
+        )

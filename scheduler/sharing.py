@@ -1,0 +1,88 @@
+"""What a choice need not compute because somebody already did: the prefix cache's blocks or a sibling's prompt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.prefix_cache import PrefixCache
+from scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a choice begins to compute at its admission."""
+
+    num_computed: int = 0
+    shared: tuple[int, ...] = ()
+    """Full blocks, held together with others and never written again."""
+    copied: int | None = None
+    """Block whose copy follows the shared ones; held by a running sibling."""
+    num_cached: int = 0
+    """Prompt tokens to report as found in the prefix cache."""
+    num_looked_up: int = 0
+    """Prompt tokens that the prefix cache was asked for."""
+
+
+class KVSharing:
+    """Finds KV for new choices and makes that of running ones findable."""
+
+    def __init__(self, cache: PrefixCache, block_size: int, prefix_caching: bool) -> None:
+        self._cache = cache
+        self._block_size = block_size
+        self._prefix_caching = prefix_caching
+
+    def find_start(self, request: Request, siblings: Sequence[Request]) -> Start | None:
+        """The better of the prefix cache and the running siblings; None to wait for a sibling's prompt."""
+        if request.wants_prompt_logprobs:
+            return Start()
+        cached = self._from_cache(request)
+        forkable = request.num_prompt - 1
+        if not siblings or cached.num_computed > forkable:
+            return cached
+        for sibling in siblings:
+            if sibling.num_computed >= sibling.num_prompt:
+                return self._fork_of(sibling)
+        return cached if cached.num_computed == forkable else None
+
+    def publish(self, request: Request) -> None:
+        """Let others find the blocks that the last step filled."""
+        num_full = request.num_computed // self._block_size
+        if not self._prefix_caching or num_full == request.num_published:
+            return
+        names = request.chain.names(request.tokens, request.num_published, num_full)
+        for name, block in zip(names, request.blocks[request.num_published : num_full], strict=True):
+            self._cache.insert(name, block)
+        request.num_published = num_full
+
+    def withdraw(self, request: Request) -> None:
+        """Let nobody find the choice's blocks any more."""
+        for block in request.blocks:
+            self._cache.forget(block)
+
+    def _from_cache(self, request: Request) -> Start:
+        """All full blocks that are known, but never the last token: it must be computed to sample the next."""
+        if not self._prefix_caching:
+            return Start()
+        num_full = (len(request.tokens) - 1) // self._block_size
+        shared = self._cache.lookup(request.chain.names(request.tokens, 0, num_full))
+        num_computed = len(shared) * self._block_size
+        return Start(
+            num_computed=num_computed,
+            shared=tuple(shared),
+            num_cached=min(num_computed, request.num_prompt),
+            num_looked_up=request.num_prompt,
+        )
+
+    def _fork_of(self, sibling: Request) -> Start:
+        """The prompt but its last token, which every choice computes for itself to sample its own first token.
+
+        The block into which that token falls is copied (copy-on-write), as both choices go on to write to it. Only
+        running choices are forked and admission preempts nobody, so the block stays until the step has copied it.
+        """
+        num_computed = sibling.num_prompt - 1
+        num_full, is_split = divmod(num_computed, self._block_size)
+        return Start(
+            num_computed=num_computed,
+            shared=tuple(sibling.blocks[:num_full]),
+            copied=sibling.blocks[num_full] if is_split else None,
+            num_cached=sibling.num_cached or 0,
+        )

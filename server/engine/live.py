@@ -1,0 +1,170 @@
+"""The requests that are under way: their outputs so far, and the streams that wait for more."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
+from server.engine.recovery import Crash, CrashPolicy
+
+
+class LiveRequest:
+    """One request, between the reader that brings outputs and the one consumer that takes them.
+
+    Bringing never blocks: what a slow consumer leaves lying is bounded by the request's `max_tokens`.
+    """
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._request = request
+        self._tokens = {choice.index: list(choice.output) for choice in request.choices}  # of unfinished choices
+        self._outputs: deque[RequestOutput] = deque()
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    @property
+    def num_unfinished(self) -> int:
+        """Choices that still run."""
+        return len(self._tokens)
+
+    def resumed(self) -> EngineRequest:
+        """The request as to submit now: only its unfinished choices, with their outputs so far."""
+        choices = tuple(ChoiceState(index, tuple(tokens)) for index, tokens in self._tokens.items())
+        return replace(self._request, choices=choices)
+
+    def apply(self, output: RequestOutput) -> None:
+        """Take in what a step brought; what comes for a choice that has ended is dropped."""
+        if output.choice not in self._tokens:
+            return
+        self._tokens[output.choice].extend(output.tokens)
+        if output.finish_reason is not None:
+            del self._tokens[output.choice]
+        self._outputs.append(output)
+        self._changed.set()
+
+    def abort(self, choice: int) -> bool:
+        """End one choice; its outputs that were not taken yet are dropped. False if it had finished before."""
+        was_running = self._tokens.pop(choice, None) is not None
+        self._outputs = deque(output for output in self._outputs if output.choice != choice)
+        self._changed.set()
+        return was_running
+
+    def fail(self, error: Exception) -> None:
+        """End all choices; the consumer gets the outputs that are there, then the error."""
+        self._tokens.clear()
+        self._error = error
+        self._changed.set()
+
+    async def next(self) -> RequestOutput | None:
+        """The next output in order of arrival, None when every choice has ended. Raises what `fail` was given."""
+        while not self._outputs:
+            if self._error is not None:
+                raise self._error
+            if not self._tokens:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._outputs.popleft()
+
+
+class LiveRequests:
+    """All live requests, and which of them are in the engine."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, LiveRequest] = {}
+        self._policy = CrashPolicy()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def num_choices(self) -> int:
+        """Unfinished choices of all requests."""
+        return sum(live.num_unfinished for live in self._live.values())
+
+    @property
+    def num_submitted(self) -> int:
+        """Requests that are in the engine."""
+        return self._policy.num_inside
+
+    def add(self, request: EngineRequest) -> LiveRequest:
+        """A new request, not yet submitted. Raises ValueError if one with this id is live."""
+        if request.request_id in self._live:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        live = self._live[request.request_id] = LiveRequest(request)
+        self._policy.add(request.request_id)
+        self._empty.clear()
+        return live
+
+    def release(self) -> list[EngineRequest]:
+        """The requests to submit to the engine now."""
+        return [self._live[request_id].resumed() for request_id in self._policy.release()]
+
+    def apply(self, outputs: Iterable[RequestOutput]) -> bool:
+        """Hand out what a step brought; True if a request finished with it. Outputs of unknown requests are dropped."""
+        finished = False
+        for output in outputs:
+            live = self._live.get(output.request_id)
+            if live is None:
+                continue
+            live.apply(output)
+            if not live.num_unfinished:
+                self._forget(output.request_id)
+                finished = True
+        return finished
+
+    def abort_choice(self, request_id: str, choice: int) -> bool:
+        """End one choice, and the request with its last. True if the engine has to be told."""
+        live = self._live.get(request_id)
+        if live is None or not live.abort(choice):
+            return False
+        submitted = self._policy.is_inside(request_id)
+        if not live.num_unfinished:
+            self._forget(request_id)
+        return submitted
+
+    def abort(self, live: LiveRequest) -> bool:
+        """End this request if it has not ended. True if the engine has to be told."""
+        if self._live.get(live.request_id) is not live:
+            return False
+        submitted = self._policy.is_inside(live.request_id)
+        self._forget(live.request_id)
+        return submitted
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """End a request with an error; unknown ones have ended and are left alone."""
+        if request_id in self._live:
+            self._live[request_id].fail(error)
+            self._forget(request_id)
+
+    def fail_all(self, error: Exception) -> None:
+        """End every request with the error."""
+        for request_id in list(self._live):
+            self.fail(request_id, error)
+
+    def crashed(self, error: Exception) -> Crash:
+        """The engine died: nothing is submitted any more. The culprit, if there is one, ends with the error."""
+        crash = self._policy.crashed()
+        if crash.culprit is not None:
+            self._live.pop(crash.culprit).fail(error)
+            self._note_empty()
+        return crash
+
+    async def wait_empty(self) -> None:
+        """Returns when no request is live."""
+        await self._empty.wait()
+
+    def _forget(self, request_id: str) -> None:
+        del self._live[request_id]
+        self._policy.remove(request_id)
+        self._note_empty()
+
+    def _note_empty(self) -> None:
+        if not self._live:
+            self._empty.set()

@@ -1,0 +1,155 @@
+"""The engine's main loop: messages in, steps, messages out. The same in a process of its own and in a thread."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from server.engine.client import EngineInfo
+from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, Shutdown, StepDone, Submit, ToEngine
+
+logger = logging.getLogger("samewise.engine")
+
+EXIT_STOPPED = 0
+EXIT_LOAD_FAILED = 65
+EXIT_CRASHED = 70
+
+
+class Engine(Protocol):
+    """What the loop drives; `scheduler.engine.Engine` is the real one."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, request: EngineRequest) -> None:
+        """Raises ValueError if the request can never run."""
+        ...
+
+    def abort(self, request_id: str, choice: int | None = None) -> None: ...
+
+    def step(self) -> Sequence[RequestOutput]: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def check_integrity(self) -> None: ...
+
+
+class Channel(Protocol):
+    """The engine's end of the line to the client."""
+
+    def receive(self, *, wait: bool) -> Sequence[ToEngine]:
+        """All messages that are there. With `wait`, blocks until there is one; may return none now and then."""
+        ...
+
+    def send(self, message: FromEngine) -> None:
+        """Never blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine that is ready, and what there is to know about it."""
+
+    engine: Engine
+    info: EngineInfo
+
+
+def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
+    """Load, then serve until told to shut down. Returns the exit code; whatever goes wrong is logged here.
+
+    A ValueError or OSError of `load` is for the user to read and is sent as a message, without a trace.
+    """
+    try:
+        loaded = load()
+    except (ValueError, OSError) as error:
+        channel.send(LoadFailed(str(error)))
+        while Shutdown() not in channel.receive(wait=True):  # exiting now could lose the message
+            pass
+        return EXIT_LOAD_FAILED
+    except Exception:
+        logger.exception("The engine failed unexpectedly while it loaded the model.")
+        return EXIT_CRASHED
+    channel.send(Ready(loaded.info))
+    loop = EngineLoop(loaded.engine, channel)
+    try:
+        loop.serve()
+    except Exception:
+        logger.exception(
+            "The engine failed in a step and exits; the server starts another. Requests in it: %s",
+            ", ".join(loop.request_ids) or "none",
+        )
+        return EXIT_CRASHED
+    return EXIT_STOPPED
+
+
+class EngineLoop:
+    """Feeds an engine from a channel."""
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._unfinished: dict[str, set[int]] = {}  # choices by request id
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests that have not finished."""
+        return list(self._unfinished)
+
+    def serve(self) -> None:
+        """Step while there is work, wait for messages while there is none; returns on `Shutdown`."""
+        while True:
+            messages = self._channel.receive(wait=not self._engine.has_work)
+            for message in messages:
+                if isinstance(message, Shutdown):
+                    return
+                self._apply(message)
+            if self._engine.has_work:
+                self._step()
+            elif messages:  # aborted or rejected to the last one
+                self._report(())
+
+    def _apply(self, message: ToEngine) -> None:
+        match message:
+            case Submit(request):
+                self._submit(request)
+            case Abort(request_id, choice):
+                self._abort(request_id, choice)
+            case _:
+                raise TypeError(f"{type(message).__name__} is not for an engine that runs")
+
+    def _submit(self, request: EngineRequest) -> None:
+        try:
+            self._engine.add(request)
+        except ValueError as error:
+            self._channel.send(Rejected(request.request_id, str(error)))
+        else:
+            self._unfinished[request.request_id] = {choice.index for choice in request.choices}
+
+    def _abort(self, request_id: str, choice: int | None) -> None:
+        unfinished = self._unfinished.get(request_id, set())
+        if choice is None:
+            if unfinished:
+                self._engine.abort(request_id)
+                del self._unfinished[request_id]
+        elif choice in unfinished:
+            self._engine.abort(request_id, choice)
+            self._finish(request_id, choice)
+
+    def _step(self) -> None:
+        outputs = tuple(self._engine.step())
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._finish(output.request_id, output.choice)
+        self._report(outputs)
+
+    def _finish(self, request_id: str, choice: int) -> None:
+        unfinished = self._unfinished.get(request_id, set())
+        unfinished.discard(choice)
+        if not unfinished:
+            self._unfinished.pop(request_id, None)
+
+    def _report(self, outputs: tuple[RequestOutput, ...]) -> None:
+        self._channel.send(StepDone(outputs, self._engine.stats()))
+        if not self._engine.has_work:
+            self._engine.check_integrity()

@@ -1,0 +1,111 @@
+"""What crosses the socket between the HTTP process and the engine process, as msgpack.
+
+Every message is one frame. The first one to a new engine process is `Load`; it answers `Ready` or `LoadFailed`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from model_runner.config import RunnerConfig
+from scheduler.config import Policy
+from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from server.engine.client import EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that the engine process needs to know to build itself."""
+
+    runner: RunnerConfig
+    policy: Policy = "fcfs"
+    prefix_caching: bool = True
+    log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Load the model and become ready."""
+
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Run a request, from its start or from the outputs that its choices already have."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Forget one choice of a request, or all of them; unknown ones have finished meanwhile and are no error."""
+
+    request_id: str
+    choice: int | None = None
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Exit with code 0."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded; requests may come."""
+
+    info: EngineInfo
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be served; the message is for the person who started the server."""
+
+    message: str
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """All outputs of one step, and the state after it. Sent after every step, also when it has no outputs."""
+
+    outputs: tuple[RequestOutput, ...]
+    stats: EngineStats
+
+
+class Rejected(msgspec.Struct, frozen=True, tag=True):
+    """The request can never run here (it does not fit, say)."""
+
+    request_id: str
+    reason: str
+
+
+ToEngine = Load | Submit | Abort | Shutdown
+FromEngine = Ready | LoadFailed | StepDone | Rejected
+
+
+def _to_plain(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} has no wire format")
+
+
+def _from_plain(kind: type, value: Any) -> Path:  # noqa: ANN401  (msgspec's own signature)
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError(f"{kind.__name__} has no wire format")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
+_TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine, dec_hook=_from_plain)
+_FROM_ENGINE: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """The message as one frame."""
+    return _ENCODER.encode(message)
+
+
+def decode_to_engine(frame: bytes) -> ToEngine:
+    """Raises msgspec.DecodeError for a frame that `encode` did not make."""
+    return _TO_ENGINE.decode(frame)
+
+
+def decode_from_engine(frame: bytes) -> FromEngine:
+    """Raises msgspec.DecodeError for a frame that `encode` did not make."""
+    return _FROM_ENGINE.decode(frame)

@@ -1,0 +1,276 @@
+"""Keeps an engine running and the streams of its requests open across its deaths. Knows no process and no socket."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from server.engine.client import EngineInfo, EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
+from server.engine.live import LiveRequests
+from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, StepDone, Submit, ToEngine
+from server.engine.recovery import Backoff
+
+logger = logging.getLogger("samewise.engine")
+
+WATCHDOG_TICKS = 10
+SHUTDOWN_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the client allows its callers and its engine."""
+
+    max_waiting: int
+    """Choices that may be live beyond the engine's `max_num_seqs`."""
+    engine_timeout_s: float
+    """An engine that has work and says nothing for this long is killed and replaced."""
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+class EngineLink(Protocol):
+    """The line to one engine, from its start to its death. The next engine gets another link."""
+
+    def send(self, message: ToEngine) -> None:
+        """Never blocks; what a dead engine is sent is lost."""
+        ...
+
+    async def receive(self) -> FromEngine:
+        """The next message; waits for ever once the engine is dead."""
+        ...
+
+    async def exited(self) -> str:
+        """Returns when the engine has ended by itself, with words that say how."""
+        ...
+
+    async def close(self, grace_s: float) -> None:
+        """Ask the engine to end, end it by force after the grace, and free everything."""
+        ...
+
+
+class EngineSupervisor(ABC):
+    """The EngineClient, given a way to launch engines."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        self._requests = LiveRequests()
+        self._link: EngineLink | None = None  # to an engine that is ready
+        self._info: EngineInfo | None = None
+        self._stats = EngineStats()
+        self._num_restarts = 0
+        self._num_messages = 0
+        self._failure: str | None = None
+        self._draining = False
+        self._stopping = False
+        self._settled = asyncio.Event()  # ready, failed or stopped
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def _launch(self) -> EngineLink:
+        """Start an engine that will send Ready or LoadFailed. Raises OSError if it cannot even be started."""
+
+    @property
+    def state(self) -> EngineState:
+        if self._failure is not None:
+            return EngineState.FAILED
+        if self._draining:
+            return EngineState.DRAINING
+        if self._link is not None:
+            return EngineState.READY
+        return EngineState.STARTING if self._info is None else EngineState.RESTARTING
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineUnavailableError(self._failure or "The engine is still loading the model.")
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    @property
+    def num_restarts(self) -> int:
+        return self._num_restarts
+
+    async def start(self) -> None:
+        if self._task is not None:
+            raise RuntimeError("the engine was started before")
+        self._task = asyncio.create_task(self._supervise(), name="samewise-engine-supervisor")
+
+    async def wait_ready(self) -> None:
+        while self.state is not EngineState.READY:
+            await self._settled.wait()
+            self._refuse_unless_open()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+        """See EngineClient. Raises ValueError if a request with this id is live."""
+        self._admit(request)
+        live = self._requests.add(request)
+        self._submit_released()
+        try:
+            while (output := await live.next()) is not None:
+                yield output
+        finally:
+            if self._requests.abort(live):
+                self._tell(Abort(request.request_id))
+            self._submit_released()
+
+    def abort_choice(self, request_id: str, choice: int) -> None:
+        if self._requests.abort_choice(request_id, choice):
+            self._tell(Abort(request_id, choice))
+        self._submit_released()
+
+    async def drain(self, grace_s: float) -> None:
+        self._draining = True
+        logger.info("Draining: %d requests are running and have %g s to finish.", len(self._requests), grace_s)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._requests.wait_empty()
+        except TimeoutError:
+            logger.warning("Draining: %d requests did not finish in time and are ended.", len(self._requests))
+        await self.stop()
+
+    async def stop(self) -> None:
+        self._draining = True
+        self._requests.fail_all(EngineUnavailableError("The server is shutting down."))
+        if self._task is not None:
+            if not self._stopping:
+                self._stopping = True
+                self._task.cancel()
+            await asyncio.wait([self._task])
+        self._settled.set()
+
+    def _admit(self, request: EngineRequest) -> None:
+        self._refuse_unless_open()
+        limit = self.info.max_num_seqs + self._limits.max_waiting
+        num_choices = self._requests.num_choices
+        if num_choices + len(request.choices) > limit:
+            raise QueueFullError(
+                f"{num_choices} choices are running or waiting; {len(request.choices)} more would exceed {limit}."
+            )
+
+    def _refuse_unless_open(self) -> None:
+        match self.state:
+            case EngineState.FAILED:
+                raise EngineUnavailableError(self._failure)
+            case EngineState.DRAINING:
+                raise EngineUnavailableError("The server is shutting down.")
+            case EngineState.STARTING:
+                raise EngineUnavailableError("The engine is still loading the model.")
+
+    def _tell(self, message: ToEngine) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _submit_released(self) -> None:
+        if self._link is not None:
+            for request in self._requests.release():
+                self._link.send(Submit(request))
+
+    async def _supervise(self) -> None:
+        """Run one engine after the other until it makes no sense any more."""
+        try:
+            self._fail(await self._run_engines())
+        except Exception:
+            logger.exception("The supervisor of the engine failed; all requests are ended.")
+            self._fail("The engine's supervisor failed; the log has the trace.")
+
+    async def _run_engines(self) -> str:
+        """Returns why there will not be another engine."""
+        failures = 0
+        while True:
+            was_ready, ending = await self._run_engine()
+            failures = 0 if was_ready else failures + 1
+            delay = self._limits.backoff.delay(failures)
+            if self._info is None:
+                return f"The engine did not start: {ending}"
+            if delay is None:
+                return f"The engine failed to restart {failures} times in a row, the last time: {ending}"
+            self._judge(ending)
+            self._num_restarts += 1
+            await asyncio.sleep(delay)
+
+    async def _run_engine(self) -> tuple[bool, str]:
+        """The whole life of one engine. Returns whether it was ever ready, and how it ended."""
+        try:
+            link = await self._launch()
+        except OSError as error:
+            return False, str(error)
+        try:
+            ending = await _first(self._read(link), link.exited(), self._watch())
+            return self._link is not None, ending
+        finally:
+            gentle = self._stopping and self._link is not None
+            self._link = None
+            self._settled.clear()
+            await link.close(SHUTDOWN_GRACE_S if gentle else 0.0)
+
+    async def _read(self, link: EngineLink) -> str:
+        """Apply what the engine sends; returns only if it could not load."""
+        while True:
+            match await link.receive():
+                case StepDone(outputs, stats):
+                    self._stats = stats
+                    if self._requests.apply(outputs):
+                        self._submit_released()
+                case Rejected(request_id, reason):
+                    self._requests.fail(request_id, RequestFailedError(reason))
+                    self._submit_released()
+                case Ready(info):
+                    self._become_ready(link, info)
+                case LoadFailed(message):
+                    return message
+            self._num_messages += 1
+
+    async def _watch(self) -> str:
+        """Returns when the engine has had work for the whole timeout and has sent nothing.
+
+        Counts ticks instead of time, so that a pause of this process is not held against the engine.
+        """
+        silent_ticks, seen = 0, self._num_messages
+        while silent_ticks <= WATCHDOG_TICKS:  # one more, for the first may be a part only
+            await asyncio.sleep(self._limits.engine_timeout_s / WATCHDOG_TICKS)
+            silent = self._requests.num_submitted > 0 and self._num_messages == seen
+            silent_ticks = silent_ticks + 1 if silent else 0
+            seen = self._num_messages
+        return f"it was silent for {self._limits.engine_timeout_s:g} s while it had work, and was killed"
+
+    def _become_ready(self, link: EngineLink, info: EngineInfo) -> None:
+        self._info = info
+        self._link = link
+        self._settled.set()
+        logger.info("The engine is ready; %d requests are waiting for it.", len(self._requests))
+        self._submit_released()
+
+    def _judge(self, ending: str) -> None:
+        """Find out what the death of the engine means for the live requests."""
+        error = RequestFailedError("The engine crashed repeatedly on this request; it was given up, the others go on.")
+        crash = self._requests.crashed(error)
+        logger.error(
+            "The engine ended: %s. Another is started. Requests that continue in it: %s",
+            ending,
+            ", ".join(crash.victims) or "none",
+        )
+        if crash.culprit is not None:
+            logger.error("Request %s was in the engine at repeated crashes and is failed alone.", crash.culprit)
+
+    def _fail(self, reason: str) -> None:
+        logger.error("%s (requests failed with it: %d)", reason, len(self._requests))
+        self._failure = reason
+        self._requests.fail_all(EngineUnavailableError(reason))
+        self._settled.set()
+
+
+async def _first(*coroutines: Coroutine[Any, Any, str]) -> str:
+    """Run all until the first one is done; returns its result, the earlier one's if several are done at once."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task.result() for task in tasks if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,143 @@
+"""The engine process, `python -m server.engine.worker`: builds scheduler and runner and runs the engine's loop.
+
+The only module of the server that knows the runner, and it imports it only in this process: importing the module
+costs no torch.
+"""
+
+import argparse
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import zmq
+
+from server.engine.client import EngineInfo
+from server.engine.loop import EXIT_CRASHED, EXIT_STOPPED, LoadedEngine, run
+from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
+from server.logs import configure_logging
+
+DEFAULT_FACTORY = "server.engine.worker:load_engine"
+
+PARENT_CHECK_MS = 1000
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Factory = Callable[[EngineConfig], LoadedEngine]
+
+
+def load_engine(config: EngineConfig) -> LoadedEngine:
+    """The real engine. Raises ValueError or OSError, in words for the user, if the model cannot be served."""
+    from model_runner.runner import ModelRunner  # noqa: PLC0415  (brings torch)
+    from scheduler.config import SchedulerConfig  # noqa: PLC0415
+    from scheduler.engine import Engine  # noqa: PLC0415
+    from scheduler.scheduler import Scheduler  # noqa: PLC0415
+
+    runner = ModelRunner.load(config.runner)
+    scheduler_config = SchedulerConfig(
+        block_size=runner.info.block_size,
+        max_num_seqs=config.runner.max_num_seqs,
+        max_num_batched_tokens=config.runner.max_num_batched_tokens,
+        max_model_len=runner.info.max_model_len,
+        policy=config.policy,
+        prefix_caching=config.prefix_caching,
+    )
+    info = EngineInfo(
+        vocab_size=runner.info.vocab_size,
+        max_model_len=runner.info.max_model_len,
+        block_size=runner.info.block_size,
+        num_blocks=runner.info.num_blocks,
+        max_num_seqs=config.runner.max_num_seqs,
+        device=runner.info.device,
+        dtype=runner.info.dtype,
+    )
+    return LoadedEngine(Engine(Scheduler(scheduler_config, runner.info.num_blocks), runner), info)
+
+
+class SocketChannel:
+    """The worker's end of the socket. Reads `Shutdown` when the parent process is gone."""
+
+    def __init__(self, address: str, parent: int) -> None:
+        self._parent = parent
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # sending never blocks, and nothing is dropped
+        self._socket.connect(address)
+
+    def receive(self, *, wait: bool) -> Sequence[ToEngine]:
+        """All messages that are there; with `wait`, blocks for one, at most a second."""
+        if os.getppid() != self._parent:
+            return (Shutdown(),)
+        messages = []
+        timeout_ms = PARENT_CHECK_MS if wait else 0
+        while self._socket.poll(timeout_ms):
+            messages.append(decode_to_engine(self._socket.recv()))
+            timeout_ms = 0
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(encode(message))
+
+    def close(self) -> None:
+        """Nothing that was not sent yet is waited for: whoever closes has been told to, or has lost its parent."""
+        self._context.destroy(linger=0)
+
+
+def detach_from_terminal() -> None:
+    """Leave Ctrl-C and SIGTERM to the parent: it lets running requests finish, then tells this process to exit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the parent dies, so that no engine is left behind, even in a long step.
+
+    Only on Linux; elsewhere the channel notices between steps.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def resolve_factory(path: str) -> Factory:
+    """The function that `module:name` names."""
+    module, _, name = path.partition(":")
+    factory: Factory = getattr(importlib.import_module(module), name)
+    return factory
+
+
+def wait_for_load(channel: SocketChannel) -> EngineConfig | None:
+    """The first message's configuration; None when told to shut down instead."""
+    while True:
+        for message in channel.receive(wait=True):
+            return message.config if isinstance(message, Load) else None
+
+
+def main() -> int:
+    """Run one engine from `Load` to `Shutdown`; returns the exit code."""
+    parser = argparse.ArgumentParser(description="The engine process of samewise; started by the server.")
+    parser.add_argument("--connect", required=True, help="ZeroMQ address of the server")
+    parser.add_argument("--parent", required=True, type=int, help="process id of the server")
+    parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that loads the engine")
+    arguments = parser.parse_args()
+    detach_from_terminal()
+    die_with_parent()
+    channel = SocketChannel(arguments.connect, arguments.parent)
+    config = wait_for_load(channel)
+    if config is None:
+        channel.close()
+        return EXIT_STOPPED
+    configure_logging(config.log_format, config.log_level)
+    code = run(partial(resolve_factory(arguments.factory), config), channel)
+    channel.close()
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    if exit_code == EXIT_CRASHED:
+        logging.shutdown()
+        os._exit(exit_code)  # a broken engine may hang in the interpreter's own shutdown
+    sys.exit(exit_code)

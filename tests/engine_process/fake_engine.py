@@ -1,0 +1,129 @@
+"""An engine whose tokens are a pure function of the request, and which breaks where a prompt tells it to."""
+
+import os
+import signal
+import time
+import zlib
+from dataclasses import dataclass, field
+
+from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
+from server.engine.client import EngineInfo
+from server.engine.loop import LoadedEngine
+from server.engine.messages import EngineConfig
+
+VOCAB = 1000
+EXIT, KILL, RAISE, HANG, REJECT = range(VOCAB, VOCAB + 5)  # in a prompt, these tokens break the engine
+POISON_AFTER = 3  # tokens, so that the engine dies mid-stream
+STEP_S = 0.002
+
+
+def next_token(prompt: tuple[int, ...], output: tuple[int, ...], seed: int, choice: int) -> int:
+    return zlib.crc32(repr((prompt, output, seed, choice)).encode()) % VOCAB
+
+
+def expected(request: EngineRequest, choice: int = 0) -> tuple[int, ...]:
+    """What an undisturbed engine generates."""
+    output: tuple[int, ...] = ()
+    while len(output) < request.max_tokens:
+        output += (next_token(request.prompt, output, request.sampling.seed, choice),)
+        if output[-1] in request.sampling.stop_token_ids:
+            break
+    return output
+
+
+@dataclass
+class Running:
+    request: EngineRequest
+    choice: int
+    output: tuple[int, ...]
+
+
+@dataclass
+class FakeEngine:
+    running: dict[tuple[str, int], Running] = field(default_factory=dict)
+    steps: int = 0
+    integrity_checks: int = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def add(self, request: EngineRequest) -> None:
+        if REJECT in request.prompt:
+            raise ValueError("the prompt does not fit")
+        for state in request.choices:
+            self.running[request.request_id, state.index] = Running(request, state.index, state.output)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        keys = [key for key in self.running if key[0] == request_id and choice in {None, key[1]}]
+        assert keys, "the loop passes on only what is live"
+        for key in keys:
+            del self.running[key]
+
+    def step(self) -> list[RequestOutput]:
+        time.sleep(STEP_S)
+        self.steps += 1
+        for running in self.running.values():
+            if len(running.output) >= POISON_AFTER:
+                break_down(running.request.prompt)
+        return [self._advance(running) for running in list(self.running.values())]
+
+    def _advance(self, running: Running) -> RequestOutput:
+        request = running.request
+        token = next_token(request.prompt, running.output, request.sampling.seed, running.choice)
+        running.output += (token,)
+        reason = None
+        if token in request.sampling.stop_token_ids:
+            reason = FinishReason.STOP
+        elif len(running.output) == request.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            del self.running[request.request_id, running.choice]
+        return RequestOutput(request.request_id, running.choice, (token,), finish_reason=reason)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self.running), steps=self.steps)
+
+    def check_integrity(self) -> None:
+        assert not self.running
+        self.integrity_checks += 1
+
+
+def break_down(prompt: tuple[int, ...]) -> None:
+    if EXIT in prompt:
+        os._exit(1)
+    if KILL in prompt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if RAISE in prompt:
+        raise RuntimeError("told to raise")
+    if HANG in prompt:
+        time.sleep(1000)
+
+
+def load(config: EngineConfig) -> LoadedEngine:
+    """Does what the next line of the file `loads` in the model's folder says; loads when there is none."""
+    plan = config.runner.model / "loads"
+    word, _, rest = plan.read_text().partition("\n") if plan.exists() else ("", "", "")
+    if plan.exists():
+        plan.write_text(rest)
+    match word:
+        case "exit":
+            os._exit(3)
+        case "raise":
+            raise RuntimeError("told to raise")
+        case "refuse":
+            raise ValueError("the model needs 80 GiB, 16 GiB are free")
+        case "slowly":
+            time.sleep(0.5)
+        case "forever":
+            time.sleep(1000)
+    info = EngineInfo(
+        vocab_size=VOCAB,
+        max_model_len=1024,
+        block_size=config.runner.block_size,
+        num_blocks=100,
+        max_num_seqs=config.runner.max_num_seqs,
+        device="cpu",
+        dtype="float32",
+    )
+    return LoadedEngine(FakeEngine(), info)

@@ -1,0 +1,92 @@
+"""Requests under way: what the reader brings, what the consumer gets."""
+
+import asyncio
+
+import pytest
+
+from scheduler.interface import ChoiceState, FinishReason, RequestOutput
+from server.engine.live import LiveRequest, LiveRequests
+from tests.engine_process.conftest import request
+
+
+def out(choice: int, *tokens: int, finish: FinishReason | None = None, name: str = "a") -> RequestOutput:
+    return RequestOutput(name, choice, tokens, finish_reason=finish)
+
+
+async def rest(live: LiveRequest) -> list[RequestOutput]:
+    outputs = []
+    while (output := await live.next()) is not None:
+        outputs.append(output)
+    return outputs
+
+
+def test_a_resumed_request_has_its_unfinished_choices_with_their_outputs():
+    live = LiveRequest(request("a", n=3))
+    for output in [out(0, 5), out(1, 6, finish=FinishReason.STOP), out(0, 7, 8), out(1, 9)]:
+        live.apply(output)
+    assert live.resumed().choices == (ChoiceState(0, (5, 7, 8)), ChoiceState(2, ()))
+    assert live.resumed().prompt == request("a").prompt
+
+
+async def test_outputs_come_in_order_and_end_with_the_last_choice():
+    live = LiveRequest(request("a", n=2))
+    brought = [out(0, 1), out(1, 2, finish=FinishReason.STOP), out(0, 3, finish=FinishReason.LENGTH)]
+    for output in brought:
+        live.apply(output)
+    live.apply(out(1, 99))
+    assert await rest(live) == brought
+
+
+async def test_an_aborted_choice_yields_nothing_more_and_wakes_a_waiting_consumer():
+    live = LiveRequest(request("a", n=2))
+    live.apply(out(0, 1))
+    live.apply(out(1, 2, finish=FinishReason.STOP))
+    assert live.abort(0)
+    assert not live.abort(0)
+    assert await rest(live) == [out(1, 2, finish=FinishReason.STOP)]
+
+    waiting = LiveRequest(request("b"))
+    consumer = asyncio.create_task(rest(waiting))
+    await asyncio.sleep(0)
+    waiting.abort(0)
+    assert await consumer == []
+
+
+async def test_a_failure_comes_after_the_outputs_that_are_there():
+    live = LiveRequest(request("a"))
+    live.apply(out(0, 1))
+    live.fail(RuntimeError("gone"))
+    assert await live.next() == out(0, 1)
+    with pytest.raises(RuntimeError, match="gone"):
+        await live.next()
+
+
+def test_choices_are_counted_while_they_run():
+    requests = LiveRequests()
+    requests.add(request("a", n=3))
+    requests.add(request("b"))
+    assert requests.num_choices == 4
+    assert not requests.apply([out(0, 1, finish=FinishReason.STOP)])
+    assert requests.num_choices == 3
+    assert requests.apply([out(0, name="b", finish=FinishReason.STOP), out(0, 1, name="unknown")])
+    assert (requests.num_choices, len(requests)) == (2, 1)
+
+
+def test_the_engine_is_told_of_an_abort_only_if_it_has_the_request():
+    requests = LiveRequests()
+    waiting = requests.add(request("waiting"))
+    assert not requests.abort(waiting)
+    inside = requests.add(request("inside", n=2))
+    assert [r.request_id for r in requests.release()] == ["inside"]
+    assert requests.abort_choice("inside", 0)
+    assert not requests.abort_choice("inside", 0)
+    assert requests.abort(inside)
+    assert not requests.abort(inside)
+    assert not requests.abort_choice("inside", 1)
+
+
+def test_an_id_is_live_once():
+    requests = LiveRequests()
+    requests.add(request("a"))
+    with pytest.raises(ValueError, match="'a' is in use"):
+        requests.add(request("a"))

@@ -1,0 +1,124 @@
+"""The engine's loop on a scripted channel."""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from server.engine.loop import EXIT_CRASHED, EXIT_LOAD_FAILED, EXIT_STOPPED, LoadedEngine, run
+from server.engine.messages import Abort, FromEngine, Load, LoadFailed, Ready, Rejected, Shutdown, StepDone, Submit
+from server.engine.messages import EngineConfig as Config
+from tests.engine_process.conftest import request
+from tests.engine_process.fake_engine import RAISE, REJECT, FakeEngine, expected
+from tests.engine_process.test_messages import REQUEST
+
+INFO = object()
+
+
+class Script:
+    """Gives one batch of messages at each receive, then nothing while there is work, then Shutdown."""
+
+    def __init__(self, *batches: Sequence[object]) -> None:
+        self.batches = list(batches)
+        self.sent: list[FromEngine] = []
+
+    def receive(self, *, wait: bool) -> Sequence[object]:
+        if self.batches:
+            return self.batches.pop(0)
+        return [Shutdown()] if wait else []
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+
+
+def serve(engine: FakeEngine, *batches: Sequence[object]) -> tuple[int, list[FromEngine]]:
+    channel = Script(*batches)
+    code = run(lambda: LoadedEngine(engine, INFO), channel)
+    return code, channel.sent
+
+
+def test_one_message_for_each_step_with_all_outputs():
+    wanted = [request("a", 1, max_tokens=3), request("b", 2, max_tokens=2, n=2)]
+    code, (ready, *steps) = serve(FakeEngine(), [Submit(r) for r in wanted])
+    assert code == EXIT_STOPPED
+    assert ready == Ready(INFO)
+    assert [[(o.request_id, o.choice) for o in step.outputs] for step in steps] == [
+        [("a", 0), ("b", 0), ("b", 1)],
+        [("a", 0), ("b", 0), ("b", 1)],
+        [("a", 0)],
+    ]
+    assert tuple(step.outputs[0].tokens[0] for step in steps) == expected(wanted[0])
+    assert [step.stats.num_running for step in steps] == [3, 1, 0]
+
+
+def test_integrity_is_checked_only_when_the_work_is_done():
+    engine = FakeEngine()
+    serve(engine, [Submit(request("a", max_tokens=5))])
+    assert engine.integrity_checks == 1
+
+
+def test_an_abort_frees_at_once_and_reports_the_state():
+    engine = FakeEngine()
+    code, sent = serve(engine, [Submit(request("a", n=3))], [Abort("a", 1)], [Abort("a")])
+    assert code == EXIT_STOPPED
+    assert [sorted(o.choice for o in m.outputs) for m in sent if isinstance(m, StepDone)] == [[0, 1, 2], [0, 2], []]
+    assert sent[-1].stats.num_running == 0
+    assert engine.integrity_checks == 1
+
+
+def test_aborting_what_is_unknown_or_finished_does_nothing():
+    wanted = request("a", max_tokens=1)
+    code, _ = serve(FakeEngine(), [Abort("x"), Abort("x", 1)], [Submit(wanted)], [Abort("a"), Abort("a", 0)])
+    assert code == EXIT_STOPPED
+
+
+def test_a_request_that_cannot_run_is_rejected_alone():
+    good = request("good", max_tokens=1)
+    _, sent = serve(FakeEngine(), [Submit(request("bad", REJECT)), Submit(good)])
+    assert Rejected("bad", "the prompt does not fit") in sent
+    assert sum(isinstance(m, StepDone) for m in sent) == 1
+
+
+def test_an_exception_in_a_step_is_logged_with_ids_but_no_prompt(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.ERROR, "samewise.engine"):
+        code, _ = serve(FakeEngine(), [Submit(request("poison", RAISE, 4711)), Submit(request("victim", 4712))])
+    assert code == EXIT_CRASHED
+    assert "poison, victim" in caplog.text
+    assert "told to raise" in caplog.text
+    assert "4711" not in caplog.text
+    assert "4712" not in caplog.text
+
+
+def test_books_that_do_not_balance_are_a_crash(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    def unbalanced(self: FakeEngine) -> None:
+        raise AssertionError("a block is missing")
+
+    monkeypatch.setattr(FakeEngine, "check_integrity", unbalanced)
+    code, _ = serve(FakeEngine(), [Submit(request("a", max_tokens=1))])
+    assert code == EXIT_CRASHED
+    assert "a block is missing" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ValueError("too large"), OSError("too large")])
+def test_a_load_error_for_the_user_is_sent_and_the_loop_waits_to_be_told(error):
+    def load() -> LoadedEngine:
+        raise error
+
+    channel = Script([], [Submit(REQUEST)], [Shutdown()])
+    assert run(load, channel) == EXIT_LOAD_FAILED
+    assert channel.sent == [LoadFailed("too large")]
+    assert channel.batches == []
+
+
+def test_an_unexpected_load_error_is_logged_as_a_crash(caplog: pytest.LogCaptureFixture):
+    def load() -> LoadedEngine:
+        raise KeyError("layers")
+
+    channel = Script()
+    assert run(load, channel) == EXIT_CRASHED
+    assert channel.sent == []
+    assert "KeyError: 'layers'" in caplog.text
+
+
+def test_a_message_out_of_place_is_a_crash(tmp_path):
+    assert serve(FakeEngine(), [Load(Config(tmp_path))])[0] == EXIT_CRASHED

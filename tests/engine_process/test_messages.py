@@ -1,0 +1,86 @@
+"""What is encoded comes back equal, and stays cheap to import."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from model_runner.config import RunnerConfig
+from model_runner.contract import SamplingParams, TokenLogprobs
+from scheduler.interface import ChoiceState, EngineRequest, EngineStats, FinishReason, RequestOutput
+from server.engine.client import EngineInfo
+from server.engine.messages import (
+    Abort,
+    EngineConfig,
+    Load,
+    LoadFailed,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepDone,
+    Submit,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+)
+
+SAMPLING = SamplingParams(
+    logit_bias=((5, -100.0),),
+    allowed_token_ids=(1, 2),
+    bad_words=((1, 2), (3,)),
+    stop_token_ids=(2,),
+    seed=2**64 - 1,
+    logprobs=20,
+    prompt_logprobs=0,
+)
+LOGPROBS = TokenLogprobs(7, -math.inf, 3, ((1, -0.1), (2, -0.25)))
+REQUEST = EngineRequest("é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8))), -5, "salt")
+OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, "why")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Load(EngineConfig(RunnerConfig(Path("/m"), kv_cache_gib=0.5), "fair", False, "debug", "json")),
+        Submit(REQUEST),
+        Abort("x"),
+        Abort("x", 3),
+        Shutdown(),
+    ],
+)
+def test_messages_to_the_engine(message):
+    assert decode_to_engine(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(EngineInfo(1, 2, 3, 4, 5, "cpu", "float32")),
+        LoadFailed("too large"),
+        StepDone((), EngineStats()),
+        StepDone((OUTPUT, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7)),
+        Rejected("x", "too long"),
+    ],
+)
+def test_messages_from_the_engine(message):
+    assert decode_from_engine(encode(message)) == message
+
+
+def test_types_survive():
+    decoded = decode_from_engine(encode(StepDone((OUTPUT,), EngineStats())))
+    assert isinstance(decoded, StepDone)
+    assert type(decoded.outputs[0].finish_reason) is FinishReason
+    assert type(decoded.outputs[0].logprobs[0]) is TokenLogprobs
+
+
+def test_a_message_in_the_wrong_direction_is_refused():
+    with pytest.raises(msgspec.DecodeError):
+        decode_to_engine(encode(LoadFailed("x")))
+
+
+def test_importing_the_worker_and_the_clients_brings_no_torch():
+    code = "import sys, server.engine.worker, server.engine.process; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

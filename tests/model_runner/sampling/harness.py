@@ -1,0 +1,56 @@
+"""What the tests share: rows made from settings, and the statistics."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from model_runner.contract import SamplingParams
+from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, process
+from model_runner.sampling.rows import SamplingRows, SamplingState
+
+CPU = torch.device("cpu")
+ALPHA = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    params: SamplingParams
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+
+
+def rows_of(cases: Sequence[Case], vocab_size: int) -> SamplingRows:
+    state = SamplingState(len(cases), vocab_size, CPU)
+    for slot, case in enumerate(cases):
+        state.admit(slot, case.params, case.prompt, case.output)
+    return state.rows(range(len(cases)))
+
+
+def processed(logits: Tensor, cases: Sequence[Case]) -> Tensor:
+    """The logits after all processors."""
+    rows = rows_of(cases, logits.shape[-1])
+    return process(TRUNCATIONS, process(CONSTRAINTS, logits, rows), rows)
+
+
+def random_logits(num_rows: int, vocab_size: int, seed: int, scale: float = 3.0) -> Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def chi_square_p(tokens: Sequence[int], probs: NDArray[np.float64]) -> float:
+    """How likely draws at least this far from `probs` are, if they come from there; 0 if one is outside the support."""
+    observed = np.bincount(tokens, minlength=len(probs)).astype(np.float64)
+    if observed[probs == 0].any():
+        return 0.0
+    expected = probs * observed.sum()
+    rare = expected < 10
+    if rare.any():
+        observed = np.append(observed[~rare], observed[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    if len(expected) == 1 or expected[-1] == 0:
+        observed, expected = observed[expected > 0], expected[expected > 0]
+    return float(stats.chisquare(observed, expected).pvalue) if len(expected) > 1 else 1.0

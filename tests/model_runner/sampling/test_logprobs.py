@@ -1,0 +1,59 @@
+"""Reported log-probabilities against numpy."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from model_runner.contract import TokenLogprobs
+from model_runner.sampling.logprobs import describe, prompt_logprobs
+
+from .harness import random_logits
+
+
+def expected(logprobs: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
+    values = [max(float(value), -9999.0) for value in logprobs]
+    best = sorted(range(len(values)), key=lambda other: (-logprobs[other], other))[:num_top]
+    rank = 1 + sum(other > logprobs[token] for other in logprobs)
+    return TokenLogprobs(token, values[token], rank, tuple((other, values[other]) for other in best))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 1003])
+def test_values_ranks_and_alternatives(vocab_size):
+    logprobs = torch.log_softmax((random_logits(20, vocab_size, seed=1) * 4).round() / 4, -1)  # with ties
+    tokens = [row % vocab_size for row in range(20)]
+    num_top = [row % 6 for row in range(20)]
+    reports = describe(logprobs, tokens, num_top)
+    assert reports == [
+        expected(*row) for row in zip(logprobs.numpy(), tokens, [min(n, vocab_size) for n in num_top], strict=True)
+    ]
+
+
+def test_equal_alternatives_are_listed_by_id_and_share_a_rank():
+    logprobs = torch.log_softmax(torch.zeros(1, 50_000), -1)
+    report = describe(logprobs, [49_999], [20])[0]
+    assert report.rank == 1
+    assert [token for token, _ in report.top] == list(range(20))
+
+
+def test_zero_probability_is_a_number_that_json_has():
+    logprobs = torch.log_softmax(torch.tensor([[-math.inf, 1.0, -math.inf, -math.inf]]), -1)
+    report = describe(logprobs, [1], [3])[0]
+    assert report == TokenLogprobs(1, 0.0, 1, ((1, 0.0), (0, -9999.0), (2, -9999.0)))
+    json.dumps(report.top, allow_nan=False)
+
+
+def test_prompt_logprobs_are_of_the_raw_distribution_in_any_chunking():
+    logits = random_logits(150, 257, seed=9)
+    targets = torch.randint(0, 257, (150,), generator=torch.Generator().manual_seed(2))
+    reports = prompt_logprobs(logits, targets, 4)
+    for report, row, target in zip(reports, logits.double(), targets.tolist(), strict=True):
+        truth = (row - row.logsumexp(0)).numpy()
+        assert report.token_id == target
+        assert report.logprob == pytest.approx(truth[target], abs=1e-5)
+        assert report.rank == expected(truth, target, 0).rank
+        assert [token for token, _ in report.top] == np.argsort(-truth)[:4].tolist()
+    assert prompt_logprobs(logits[:70], targets[:70], 4) + prompt_logprobs(logits[70:], targets[70:], 4) == reports
+    assert prompt_logprobs(logits[:0], targets[:0], 4) == []

@@ -1,0 +1,100 @@
+"""Slots: readmission, release, and what is refused."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from model_runner.contract import SamplingParams
+from model_runner.sampling.rows import Entries, SamplingRows, SamplingState, Setting
+
+from .harness import CPU
+from .test_processors import OUTPUT, PROMPT, SETTINGS
+
+
+def plain(rows: SamplingRows) -> dict[str, object]:
+    """The same as lists, which compare with ==."""
+
+    def listed(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return value.tolist()
+        if isinstance(value, Entries):
+            return sorted(zip(value.rows.tolist(), value.tokens.tolist(), value.values.tolist(), strict=True))
+        if isinstance(value, Setting):
+            return value.rows.tolist(), value.values.tolist()
+        return value
+
+    return {field.name: listed(getattr(rows, field.name)) for field in fields(rows)}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_readmission_equals_admission_and_commits(name):
+    state = SamplingState(3, 25, CPU)
+    state.admit(0, SETTINGS[name], PROMPT)
+    for token in OUTPUT:
+        state.commit(0, [token])
+    state.admit(1, SETTINGS[name], PROMPT, OUTPUT)
+    state.admit(2, SETTINGS[name], PROMPT, OUTPUT[:3])
+    state.commit(2, OUTPUT[3:])
+    assert plain(state.rows([0])) == plain(state.rows([1])) == plain(state.rows([2]))
+    state.release(0)
+    state.admit(0, SETTINGS[name], PROMPT, OUTPUT)
+    assert plain(state.rows([0])) == plain(state.rows([1]))
+
+
+def test_a_released_slot_keeps_nothing():
+    state = SamplingState(1, 25, CPU)
+    state.admit(0, SETTINGS["everything"], PROMPT, OUTPUT)
+    state.release(0)
+    with pytest.raises(KeyError, match="slot 0 is free"):
+        state.rows([0])
+    state.admit(0, SETTINGS["everything"], (1,))
+    fresh = SamplingState(1, 25, CPU)
+    fresh.admit(0, SETTINGS["everything"], (1,))
+    assert plain(state.rows([0])) == plain(fresh.rows([0]))
+
+
+def test_a_taken_slot_is_not_overwritten():
+    state = SamplingState(1, 25, CPU)
+    state.admit(0, SamplingParams(), (1,))
+    with pytest.raises(ValueError, match="slot 0 is taken"):
+        state.admit(0, SamplingParams(), (1,))
+
+
+def test_a_slot_may_have_several_rows():
+    state = SamplingState(2, 25, CPU)
+    state.admit(0, SETTINGS["everything"], PROMPT, OUTPUT)
+    state.admit(1, SamplingParams(seed=4), PROMPT)
+    rows = state.rows([0, 1, 0])
+    assert rows.keys[0] == rows.keys[2] != rows.keys[1]
+    assert (rows.whole, rows.truncated) == ((1,), (0, 2))
+
+
+def test_noise_follows_seed_choice_and_output_position():
+    state = SamplingState(4, 25, CPU)
+    state.admit(0, SamplingParams(seed=1), (1, 2, 3))
+    state.admit(1, SamplingParams(seed=1), (9,))
+    state.admit(2, SamplingParams(seed=2), (9,))
+    state.admit(3, SamplingParams(seed=1, choice=1), (9,))
+    keys = state.rows(range(4)).keys
+    assert keys[0] == keys[1]  # the prompt plays no part
+    assert len(set(keys)) == 3
+    state.commit(0, [5])
+    assert state.rows([0]).keys != keys[:1]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (SamplingParams(logit_bias=((25, 1.0),)), "logit_bias: token id 25"),
+        (SamplingParams(allowed_token_ids=(3, -1)), "allowed_token_ids: token id -1"),
+        (SamplingParams(bad_words=((1, 99),)), "bad_words: token id 99"),
+        (SamplingParams(bad_words=((),)), "bad_words: a word has no tokens"),
+        (SamplingParams(stop_token_ids=(25,)), "stop_token_ids: token id 25"),
+    ],
+)
+def test_settings_that_the_vocabulary_does_not_fit_are_refused(params, message):
+    state = SamplingState(1, 25, CPU)
+    with pytest.raises(ValueError, match=message):
+        state.admit(0, params, (1,))
+    state.admit(0, SamplingParams(), (1,))  # the slot stayed free
