@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
 from model_runner.kv_cache import KVShape
-from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention
+from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 
 
 class UnsupportedModelError(ValueError):
@@ -56,6 +56,7 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
     Raises:
         UnsupportedModelError: if the architecture does not send every layer's attention through our interface.
     """
+    register_attention()
     text: Any = config.get_text_config()
     if config.is_encoder_decoder:
         raise UnsupportedModelError(

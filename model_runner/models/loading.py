@@ -50,13 +50,11 @@ def resolve_dtype(dtype: str, config: PretrainedConfig, device: torch.device) ->
 
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """Read config.json, and make our attention and experts known to transformers.
+    """Read config.json.
 
     Raises:
         UnsupportedModelError: if transformers does not know the architecture.
     """
-    register_attention()
-    register_experts()
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder)
     except (ValueError, KeyError) as error:
@@ -70,6 +68,8 @@ def load_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype, devic
     Raises:
         UnsupportedModelError: if a part of the model has no exact counterpart.
     """
+    register_attention()
+    register_experts()
     with _timed("weights read"), _quiet():
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder,

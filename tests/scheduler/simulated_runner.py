@@ -1,0 +1,124 @@
+"""A runner without a model: tokens are a pure function of their history, and the KV cache is checked, not used.
+
+Every slot of a block holds what its KV depends on: the salt and a hash of all tokens up to that position. After each
+step the whole block table of every choice must hold exactly the choice's own history, which catches wrong sharing,
+missing copies, stale blocks and writes into blocks that others read.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from model_runner.contract import ChoiceResult, SamplingParams, StepResult, TokenLogprobs
+
+VOCAB = 50
+POISON = VOCAB - 1  # a choice that would sample this token fails instead
+
+
+class KVMismatchError(Exception):
+    """A choice would have attended to something that is not its own history."""
+
+
+def extend_hash(history, token):
+    return hash((history, token))  # of integers only, so the same in every process
+
+
+def next_token(history, sampling):
+    return hash((history, sampling.seed, sampling.choice)) % VOCAB
+
+
+def token_logprobs(history, token):
+    return TokenLogprobs(token, -(history % 1000) / 100, 1, ())
+
+
+def salt_of(key):
+    """By convention of these tests a request's id starts with its salt and a colon."""
+    return key.split(":")[0]
+
+
+@dataclass
+class Live:
+    tokens: list
+    num_prompt: int
+    num_computed: int
+    blocks: list
+    sampling: SamplingParams
+    hashes: list
+
+
+class SimulatedRunner:
+    """A result holds up to `burst` tokens, all but the last of which the next step computes along with it."""
+
+    def __init__(self, num_blocks, block_size, burst=1):
+        self.burst = burst
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.kv = [[None] * block_size for _ in range(num_blocks)]
+        self.live = {}
+
+    def execute(self, plan):
+        for key in plan.released:
+            del self.live[key]
+        sources = [list(self.kv[source]) for source, _ in plan.copies]
+        for (_, destination), content in zip(plan.copies, sources, strict=True):
+            self.kv[destination] = content
+        for admitted in plan.admitted:
+            assert admitted.key not in self.live, "admitted twice"
+            assert 0 <= admitted.num_computed < len(admitted.tokens)
+            self.live[admitted.key] = Live(
+                list(admitted.tokens), admitted.num_prompt, admitted.num_computed, list(admitted.blocks),
+                admitted.sampling, [],
+            )  # fmt: skip
+        for share in plan.scheduled:
+            self.live[share.key].blocks += share.new_blocks
+        self._check_writes(plan)
+        for share in plan.scheduled:
+            self._write(share)
+        for share in plan.scheduled:
+            self._check_kv(share.key)
+        return StepResult(tuple(self._result(share) for share in plan.scheduled))
+
+    def _check_writes(self, plan):
+        holders = Counter(block for live in self.live.values() for block in live.blocks)
+        for share in plan.scheduled:
+            live = self.live[share.key]
+            start, stop = live.num_computed, live.num_computed + share.num_tokens
+            assert start < stop <= len(live.tokens)
+            for position in range(start, stop):
+                block = live.blocks[position // self.block_size]
+                if holders[block] > 1:
+                    raise KVMismatchError(f"{share.key} writes to block {block}, which others hold as well")
+
+    def _write(self, share):
+        live = self.live[share.key]
+        while len(live.hashes) < len(live.tokens):
+            live.hashes.append(extend_hash(live.hashes[-1] if live.hashes else 0, live.tokens[len(live.hashes)]))
+        for position in range(live.num_computed, live.num_computed + share.num_tokens):
+            block, offset = divmod(position, self.block_size)
+            self.kv[live.blocks[block]][offset] = (salt_of(share.key), live.hashes[position])
+        live.num_computed += share.num_tokens
+
+    def _check_kv(self, key):
+        live = self.live[key]
+        for position in range(live.num_computed):
+            block, offset = divmod(position, self.block_size)
+            if self.kv[live.blocks[block]][offset] != (salt_of(key), live.hashes[position]):
+                raise KVMismatchError(f"{key} reads a KV that is not its own at position {position}")
+
+    def _result(self, share):
+        live = self.live[share.key]
+        prompt_logprobs = ()
+        if live.sampling.prompt_logprobs is not None:
+            predecessors = range(live.num_computed - share.num_tokens, min(live.num_computed, live.num_prompt - 1))
+            prompt_logprobs = tuple(token_logprobs(live.hashes[i], live.tokens[i + 1]) for i in predecessors)
+        if live.num_computed < len(live.tokens):
+            return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs)
+        tokens, logprobs, history = [], [], live.hashes[-1]
+        while len(tokens) < self.burst and (token := next_token(history, live.sampling)) != POISON:
+            tokens.append(token)
+            logprobs.append(token_logprobs(history, token))
+            history = extend_hash(history, token)
+        if not tokens:
+            return ChoiceResult(share.key, (), error="the logits are not finite")
+        live.tokens += tokens
+        wanted = () if live.sampling.logprobs is None else tuple(logprobs)
+        return ChoiceResult(share.key, tuple(tokens), wanted, prompt_logprobs)
