@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,12 +35,8 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [
-            torch.zeros(num_blocks, s.num_heads, block_size, s.key_dim, dtype=dtype, device=device) for s in shapes
-        ]
-        self.values = [
-            torch.zeros(num_blocks, s.num_heads, block_size, s.value_dim, dtype=dtype, device=device) for s in shapes
-        ]
+        self.keys = [_zeros((num_blocks, s.num_heads, block_size, s.key_dim), dtype, device) for s in shapes]
+        self.values = [_zeros((num_blocks, s.num_heads, block_size, s.value_dim), dtype, device) for s in shapes]
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:
         """Store key and value [tokens, kv_heads, dim] of each token at its block and offset."""
@@ -54,3 +51,20 @@ class KVCache:
         source, destination = pairs[:, 0], pairs[:, 1]
         for tensor in (*self.keys, *self.values):
             tensor[destination] = tensor[source]
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Set to zero what is not finite in these blocks, in all layers.
+
+        Masked positions are multiplied with a weight of zero, which hides any number but NaN and infinity: without
+        this, a computation that went wrong for one request would reach the next one to hold its blocks.
+        """
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.keys[0].device)
+        for tensor in (*self.keys, *self.values):
+            tensor[index] = tensor[index].nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on CPU from the system's zero pages, which take memory and time only as they are written."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(shape, dtype=np.dtype(str(dtype).removeprefix("torch."))))
+    return torch.zeros(shape, dtype=dtype, device=device)

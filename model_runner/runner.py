@@ -130,6 +130,8 @@ class ModelRunner:
         results = _results(plan, batch, picks, self._prompt_logprobs(logits, batch, [c.sampling for c in choices]))
         for choice, entry, result in zip(choices, plan.scheduled, results, strict=True):
             self._state.commit(choice, entry.num_tokens, result.tokens)
+            if result.error is not None:
+                self._kv_cache.scrub(choice.blocks)
         return StepResult(tuple(results))
 
     def _prompt_logprobs(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -17,6 +18,8 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+
+from model_runner.models.repository import resolve_model
 
 VOCAB_SIZE = 320
 _COMMON = {
@@ -38,7 +41,9 @@ def tiny_config(family: str) -> PretrainedConfig:
     """A configuration of the family that runs in a millisecond."""
     makers: dict[str, Callable[[], PretrainedConfig]] = {
         "llama": lambda: LlamaConfig(**_COMMON),
-        "qwen2": lambda: Qwen2Config(**{**_COMMON, "num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 56}),
+        "qwen2": lambda: Qwen2Config(
+            **{**_COMMON, "num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 56}
+        ),
         "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=16),
         "mixtral": lambda: MixtralConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2),
         "qwen3_moe": lambda: Qwen3MoeConfig(
@@ -70,3 +75,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[family]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def embedded_folder() -> Path:
+    """The embedded model, converted at first use."""
+    return resolve_model(None, Console(stderr=True)).path

@@ -5,11 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, StepPlan, StepResult, TokenLogprobs
-from model_runner.models.repository import resolve_model
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -89,12 +87,6 @@ class Harness:
                     waiting.remove(key)
         engine.check_integrity()
         return answers
-
-
-@pytest.fixture(scope="session")
-def embedded_folder() -> Path:
-    """The embedded model, converted at first use."""
-    return resolve_model(None, Console(stderr=True)).path
 
 
 @pytest.fixture(scope="session")

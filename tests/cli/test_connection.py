@@ -1,0 +1,148 @@
+"""Clients that keep the server waiting, on real sockets."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from server.http_server import BindError, bind, configure
+from tests.cli.fake_openai import running
+
+TIMEOUT_S = 0.4
+SLACK_S = 3.0
+
+
+class Application:
+    """Echoes the length of the body, slowly on /slow; sends without end on /endless."""
+
+    def __init__(self) -> None:
+        self.disconnected = 0
+
+    async def __call__(self, scope, receive, send):  # type: ignore[no-untyped-def]
+        if scope["type"] == "lifespan":
+            for _ in range(2):
+                message = await receive()
+                await send({"type": message["type"] + ".complete"})
+            return
+        try:
+            await (await self.answer(Request(scope, receive)))(scope, receive, send)
+        except ClientDisconnect:
+            self.disconnected += 1
+
+    async def answer(self, request: Request) -> Response:
+        if request.url.path == "/endless":
+            return StreamingResponse(self.endless())
+        return PlainTextResponse(str(len(await request.body())))
+
+    async def endless(self):  # type: ignore[no-untyped-def]
+        try:
+            while True:
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+        finally:
+            self.disconnected += 1
+
+
+@pytest.fixture
+def application() -> Application:
+    return Application()
+
+
+@pytest.fixture
+def client(application: Application) -> Iterator[socket.socket]:
+    with running(application, configure(application, TIMEOUT_S)) as address:
+        host, port = address.removeprefix("http://").removesuffix("/v1").split(":")
+        with socket.create_connection((host, int(port)), timeout=SLACK_S) as connection:
+            yield connection
+
+
+def seconds_until_dropped(client: socket.socket) -> float:
+    start = time.perf_counter()
+    with contextlib.suppress(ConnectionResetError):
+        while client.recv(65536):
+            pass
+    return time.perf_counter() - start
+
+
+def ask(client: socket.socket, request: bytes) -> bytes:
+    client.sendall(request)
+    return client.recv(65536)
+
+
+def test_one_that_says_nothing_is_dropped(client: socket.socket) -> None:
+    assert TIMEOUT_S / 2 < seconds_until_dropped(client) < SLACK_S
+
+
+def test_one_that_drips_its_head_is_dropped(client: socket.socket) -> None:
+    start = time.perf_counter()
+    with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012
+        while time.perf_counter() - start < SLACK_S:
+            client.sendall(b"G" if time.perf_counter() == start else b"E")
+            time.sleep(0.05)
+
+
+def test_one_that_stops_in_its_head_is_dropped_also_later(client: socket.socket) -> None:
+    assert b"200 OK" in ask(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    client.sendall(b"\r\n")  # allowed before a request, and no beginning of one
+    assert seconds_until_dropped(client) < SLACK_S
+
+
+def test_one_that_stops_in_its_body_is_dropped(client: socket.socket, application: Application) -> None:
+    client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
+    assert seconds_until_dropped(client) < SLACK_S
+    assert application.disconnected == 1
+
+
+def test_a_body_may_take_longer_while_it_comes(client: socket.socket) -> None:
+    client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n")
+    for _ in range(8):
+        time.sleep(TIMEOUT_S / 4)
+        client.sendall(b"x")
+    assert client.recv(65536).endswith(b"\r\n\r\n8")
+
+
+def test_a_connection_may_be_idle_between_requests(client: socket.socket) -> None:
+    for _ in range(2):
+        assert b"200 OK" in ask(client, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx")
+        time.sleep(TIMEOUT_S * 1.5)
+
+
+def test_one_that_reads_nothing_is_dropped(client: socket.socket, application: Application) -> None:
+    client.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+    start = time.perf_counter()
+    while not application.disconnected and time.perf_counter() - start < SLACK_S:
+        time.sleep(0.05)
+    assert application.disconnected == 1
+
+
+def test_one_that_reads_is_not_dropped(client: socket.socket, application: Application) -> None:
+    client.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+    start = time.perf_counter()
+    while time.perf_counter() - start < TIMEOUT_S * 3:
+        assert client.recv(1 << 20)
+    assert application.disconnected == 0
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [(b"GET / HTTP/1.1\r\nx: " + b"y" * 200_000, b"431"), (b"what is this\r\n\r\n", b"400")],
+)
+def test_what_is_no_request_is_told_so(client: socket.socket, request_bytes: bytes, status: bytes) -> None:
+    head, _, body = ask(client, request_bytes).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 " + status)
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_an_address_that_is_taken_is_told() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BindError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            bind("127.0.0.1", port)
+    with pytest.raises(BindError, match="cannot listen on 203"):
+        bind("203.0.113.1", 1)

@@ -1,0 +1,198 @@
+"""Flag, variable and YAML key are one settings model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from server.cli import app
+from server.commands import serve
+from server.commands.settings import SettingsError, load, misspelt_variables
+from server.config import Settings
+
+
+class StartedError(Exception):
+    """Raised in place of starting a server, with the settings that it would have."""
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(settings: Settings) -> None:
+        raise StartedError(settings)
+
+    monkeypatch.setattr(serve, "run", stop)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["serve", *arguments])
+
+
+def settings_of(*arguments: str) -> Settings:
+    result = invoke(*arguments)
+    assert isinstance(result.exception, StartedError), result.output
+    return result.exception.args[0]
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    return tmp_path / "samewise.yaml"
+
+
+def test_defaults_are_the_models_own() -> None:
+    assert settings_of() == Settings()
+
+
+def test_flag_goes_before_variable_before_file_before_default(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml_file.write_text("port: 1\nmax_num_seqs: 2\nmax_waiting: 3\n")
+    monkeypatch.setenv("SAMEWISE_PORT", "10")
+    monkeypatch.setenv("SAMEWISE_MAX_NUM_SEQS", "20")
+    settings = settings_of("--config", str(yaml_file), "--port", "100")
+    assert (settings.port, settings.max_num_seqs, settings.max_waiting, settings.threads) == (100, 20, 3, None)
+
+
+def test_the_file_can_be_named_by_a_variable(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml_file.write_text("policy: fair\n")
+    monkeypatch.setenv("SAMEWISE_CONFIG", str(yaml_file))
+    assert settings_of().policy == "fair"
+
+
+EXAMPLES: dict[str, tuple[str, Any]] = {
+    "model": ("some/model", "some/model"),
+    "served_model_name": ("x", "x"),
+    "host": ("::1", "::1"),
+    "port": ("0", 0),
+    "device": ("cpu", "cpu"),
+    "dtype": ("bfloat16", "bfloat16"),
+    "max_model_len": ("512", 512),
+    "max_num_seqs": ("3", 3),
+    "max_num_batched_tokens": ("64", 64),
+    "block_size": ("16", 16),
+    "kv_cache_gib": ("0.5", 0.5),
+    "prefix_caching": ("false", False),
+    "policy": ("priority", "priority"),
+    "logprobs": ("processed", "processed"),
+    "threads": ("1", 1),
+    "api_keys_file": ("keys.txt", Path("keys.txt")),
+    "max_body_mib": ("1.5", 1.5),
+    "max_waiting": ("0", 0),
+    "request_timeout_s": ("1", 1.0),
+    "client_timeout_s": ("2", 2.0),
+    "drain_grace_s": ("0", 0.0),
+    "keepalive_s": ("3", 3.0),
+    "engine_timeout_s": ("4", 4.0),
+    "log_format": ("json", "json"),
+    "log_level": ("debug", "debug"),
+    "log_prompts": ("true", True),
+}
+
+
+def test_every_field_has_an_example() -> None:
+    assert set(EXAMPLES) | {"api_key"} == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_field_is_a_flag_a_variable_and_a_key(
+    name: str, yaml_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, value = EXAMPLES[name]
+    dashed = name.replace("_", "-")
+    flags = {"model": [text], "prefix_caching": ["--no-prefix-caching"], "log_prompts": ["--log-prompts"]}
+    by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
+    yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")
+    by_file = settings_of("--config", str(yaml_file))
+    monkeypatch.setenv(f"SAMEWISE_{name.upper()}", text)
+    by_variable = settings_of()
+    assert getattr(by_flag, name) == getattr(by_file, name) == getattr(by_variable, name) == value
+    assert by_flag == by_file == by_variable
+
+
+def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEWISE_PREFIX_CACHING", "false")
+    assert settings_of().prefix_caching is False
+    assert settings_of("--prefix-caching").prefix_caching is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "abc"], "--port: input should be a valid integer"),
+        (["--port", "70000"], "--port: input should be less than or equal to 65535 (got '70000')"),
+        (["--block-size", "48"], "--block-size: input should be 16, 32 or 64 (got 48)"),
+        (["--device", "tpu"], "--device: input should be 'auto', 'cpu' or 'cuda' (got 'tpu')"),
+        (["--keepalive-s", "nan"], "--keepalive-s: input should be"),
+        (["--keepalive-s", "inf"], "--keepalive-s: input should be a finite number"),
+    ],
+)
+def test_a_bad_flag_is_one_line_that_names_it(arguments: list[str], message: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEWISE_PORT", "tcp://10.0.0.1:80")
+    assert invoke().stderr.startswith("error: SAMEWISE_PORT: input should be a valid integer")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("port: many\n", "port in {file}: input should be a valid integer"),
+        ("max_model_length: 5\n", "{file}: unknown key `max_model_length`; did you mean `max_model_len`"),
+        ("max-num-seqs: 5\n", "{file}: unknown key `max-num-seqs`; did you mean `max_num_seqs`"),
+        ("zzz: 5\n", "{file}: unknown key `zzz`\n"),
+        ("- 5\n", "{file}: expected `key: value` lines, found a list"),
+        ("a: [\n", "{file}: not a YAML file: "),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_the_key(content: str, message: str, yaml_file: Path) -> None:
+    yaml_file.write_text(content)
+    result = invoke("--config", str(yaml_file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: " + message.format(file=yaml_file))
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_missing_file_and_an_empty_one(yaml_file: Path) -> None:
+    assert "No such file" in invoke("--config", str(yaml_file)).stderr
+    yaml_file.write_text("")
+    assert settings_of("--config", str(yaml_file)) == Settings()
+
+
+def test_a_secret_is_in_no_help_and_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEWISE_API_KEY", "sk-hush")
+    assert settings_of().api_key is not None
+    assert "hush" not in invoke("--help").output
+    with pytest.raises(SettingsError) as caught:
+        load({"api_key": 12345})
+    assert "--api-key" in str(caught.value)
+    assert "12345" not in str(caught.value)
+
+
+def test_help_lists_every_field_with_its_default() -> None:
+    output = " ".join(invoke("--help").output.split())
+    for name in set(Settings.model_fields) - {"model"}:
+        assert f"--{name.replace('_', '-')}" in output
+    assert "[default: 8000]" in output
+    assert "--prefix-caching / --no-prefix-caching" in output
+
+
+def test_a_misspelt_flag_is_refused_with_near_ones() -> None:
+    result = invoke("--max-model-length", "5")
+    assert result.exit_code == 2
+    assert "--max-model-len" in result.stderr
+
+
+def test_a_misspelt_variable_is_told() -> None:
+    near = misspelt_variables(["SAMEWISE_MAX_MODEL_LENGTH", "SAMEWISE_PORT", "SAMEWISE_CACHE", "SAMEWISE_PORT_80_TCP"])
+    assert near == [
+        "SAMEWISE_MAX_MODEL_LENGTH is not a setting and has no effect; did you mean SAMEWISE_MAX_MODEL_LEN?"
+    ]
+
+
+def test_version_and_commands() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output.startswith("samewise ")
+    output = CliRunner().invoke(app, ["--help"]).output
+    assert all(command in output for command in ("serve", "chat", "bench"))

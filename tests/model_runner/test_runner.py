@@ -1,0 +1,134 @@
+"""The runner with a fake model: what it asks of the model, and how one choice's failure stays its own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.reference import ReferenceAttention
+from model_runner.batch import Batch
+from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, StepResult
+from model_runner.kv_cache import KVCache, KVShape
+from model_runner.models.hf_attention import StepAttention
+from model_runner.runner import ModelRunner, RunnerInfo, RunnerParts
+from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.sampler import Sampler
+from model_runner.state import RunnerState
+
+CPU = torch.device("cpu")
+VOCAB = 40
+BLOCK = 16
+POISON = 39
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class SummingModel:
+    """Answers with (the mean of all tokens so far) + 1, found through the paged cache. POISON makes its values NaN."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+
+    def forward(self, batch: Batch, attention: StepAttention) -> torch.Tensor:
+        self.rows.append(batch.logits_index.tolist())
+        values = torch.where(batch.tokens == POISON, torch.nan, batch.tokens.float()).view(-1, 1, 1)
+        zeros = torch.zeros_like(values)
+        mean = attention(0, zeros, zeros, values, AttentionOptions(1.0))[batch.logits_index, 0, 0]
+        return torch.where(mean.isnan(), mean, 0.0)[:, None] - (torch.arange(VOCAB) - mean.round()[:, None] - 1).abs()
+
+
+def make_runner() -> tuple[ModelRunner, SummingModel]:
+    model, cache = SummingModel(), KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
+    sampling = SamplingState(4, VOCAB, CPU)
+    parts = RunnerParts(
+        target=model,
+        attention=ReferenceAttention(cache),
+        kv_cache=cache,
+        state=RunnerState(4, BLOCK, sampling, CPU),
+        sampling=sampling,
+        sampler=Sampler(VOCAB, CPU),
+    )
+    return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, "cpu", "float32")), model
+
+
+def admit(
+    key: str, tokens: list[int], block: int, sampling: SamplingParams = GREEDY, computed: int = 0
+) -> AdmittedRequest:
+    return AdmittedRequest(key, tuple(tokens), len(tokens), computed, (block,), sampling)
+
+
+def step(
+    runner: ModelRunner,
+    *shares: tuple[str, int],
+    admitted: tuple[AdmittedRequest, ...] = (),
+    released: tuple[str, ...] = (),
+    copies: tuple[tuple[int, int], ...] = (),
+) -> StepResult:
+    scheduled = tuple(ScheduledRequest(key, count, ()) for key, count in shares)
+    return runner.execute(StepPlan(released, copies, admitted, scheduled))
+
+
+def test_a_chunk_brings_nothing_until_the_last_known_token_is_computed() -> None:
+    runner, model = make_runner()
+    assert step(runner, ("a", 2), admitted=(admit("a", [4, 6, 8], 0),)).choices[0].tokens == ()
+    assert step(runner, ("a", 1)).choices[0].tokens == (7,)
+    assert step(runner, ("a", 1)).choices[0].tokens == (round((4 + 6 + 8 + 7) / 4) + 1,)
+    assert model.rows == [[], [0], [0]]  # logits only where they are needed
+
+
+def test_prompt_logprobs_come_for_every_token_after_the_first_in_chunks() -> None:
+    runner, model = make_runner()
+    sampling = replace(GREEDY, prompt_logprobs=2)
+    first = step(runner, ("a", 2), admitted=(admit("a", [4, 5, 4], 0, sampling),)).choices[0]
+    second = step(runner, ("a", 1)).choices[0]
+    assert [entry.token_id for entry in first.prompt_logprobs] == [5, 4]
+    assert [entry.rank for entry in first.prompt_logprobs] == [
+        1,
+        2,
+    ]  # 4 shares the second place with 6
+    assert [len(entry.top) for entry in first.prompt_logprobs] == [2, 2]
+    assert second.prompt_logprobs == ()
+    assert len(second.tokens) == 1
+    assert model.rows == [[0, 1], [0]]
+
+
+def test_a_fork_starts_from_the_copied_block() -> None:
+    runner, _ = make_runner()
+    step(runner, ("a", 3), admitted=(admit("a", [4, 6, 8], 0),))
+    forked = step(runner, ("b", 1), admitted=(admit("b", [4, 6, 8], 1, computed=2),), copies=((0, 1),))
+    assert forked.choices[0].tokens == (7,)
+
+
+def test_a_key_may_be_released_and_admitted_in_one_plan() -> None:
+    runner, _ = make_runner()
+    step(runner, ("a", 3), admitted=(admit("a", [4, 6, 8], 0),))
+    again = step(runner, ("a", 4), released=("a",), admitted=(admit("a", [4, 6, 8, 7], 2),))
+    assert again.choices[0].tokens == (round(25 / 4) + 1,)
+
+
+def test_slots_return_when_choices_are_released() -> None:
+    runner, _ = make_runner()
+    for number in range(20):
+        released = (str(number - 1),) if number else ()
+        assert (
+            step(runner, (str(number), 1), admitted=(admit(str(number), [5], 0),), released=released).choices[0].tokens
+        )
+
+
+def test_one_choice_fails_alone_and_leaves_no_trace_in_its_blocks() -> None:
+    runner, _ = make_runner()
+    both = (admit("bad", [4, POISON, 4], 0), admit("good", [4, 6, 8], 1))
+    bad, good = step(runner, ("bad", 3), ("good", 3), admitted=both).choices
+    assert bad.tokens == ()
+    assert bad.error is not None
+    assert "not finite" in bad.error
+    assert good.tokens == (7,)
+    heir = step(runner, ("heir", 1), released=("bad",), admitted=(admit("heir", [5], 0),)).choices[0]
+    assert heir.error is None
+    assert heir.tokens == (6,)
+
+
+def test_a_key_that_is_not_known_is_an_error() -> None:
+    runner, _ = make_runner()
+    with pytest.raises(KeyError):
+        step(runner, ("nobody", 1))

@@ -1,0 +1,81 @@
+"""The real thing: `samewise serve` in a process of its own with the embedded model."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+
+class Server:
+    """A running `samewise serve`."""
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--kv-cache-gib", "1", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.address = self._read_address()
+        self._wait_ready()
+
+    def _read_address(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if match := re.search(r"Listening\s+(http://\S+),", line):
+                return match[1]
+        raise AssertionError(f"the server ended with {self.process.wait()} before it listened")
+
+    def _wait_ready(self, limit_s: float = 120.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if httpx.get(f"{self.address}/ready").status_code == 200:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"the server was not ready within {limit_s} s")
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine process: the server's only child."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        (child,) = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+        return child
+
+    @cached_property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = httpx.get(f"{self.address}/metrics").text.splitlines()
+        values = [float(line.split()[-1]) for line in lines if re.match(rf"samewise:{name}[{{ ]", line)]
+        assert values, f"no metric {name}"
+        return sum(values)
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGTERM)
+        self.process.communicate(timeout=60)
+        self.client.close()
+        return self.process.returncode
+
+
+@pytest.fixture(scope="session")
+def server(embedded_folder: Path) -> Iterator[Server]:
+    """One server for all tests that do not end it."""
+    running = Server()
+    yield running
+    assert running.terminate() == 0

@@ -1,0 +1,129 @@
+"""The embedded model through the official client, and what the server does when things die."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.served.conftest import Server
+
+pytestmark = pytest.mark.embedded
+
+MODEL = "SmolLM2-135M-Instruct"
+PARIS = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_it_knows_the_capital_of_france(server: Server) -> None:
+    answer = server.client.chat.completions.create(model=MODEL, messages=PARIS, temperature=0, max_tokens=20)
+    assert "Paris" in (answer.choices[0].message.content or "")
+
+
+def test_streamed_and_whole_are_the_same(server: Server) -> None:
+    client = server.client
+    settings = {"model": MODEL, "messages": PARIS, "temperature": 0.9, "seed": 11, "max_tokens": 24, "n": 3}
+    whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
+    texts, logprobs = ["", "", ""], [[], [], []]
+    for chunk in client.chat.completions.create(**settings, logprobs=True, top_logprobs=2, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            logprobs[choice.index] += choice.logprobs.content if choice.logprobs else []
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert logprobs == [choice.logprobs.content for choice in whole.choices]
+    assert len(set(texts)) == 3
+
+
+def test_echo_gives_the_logprobs_of_the_prompt(server: Server) -> None:
+    client = server.client
+    text = "The quick brown fox jumps over the lazy dog"
+    scored = client.completions.create(model=MODEL, prompt=text, max_tokens=0, echo=True, logprobs=1).choices[0]
+    assert scored.text == text
+    assert scored.logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in scored.logprobs.token_logprobs[1:])
+    grown = client.completions.create(model=MODEL, prompt=text, max_tokens=1, echo=True, logprobs=1).choices[0]
+    assert grown.logprobs.token_logprobs[:-1] == scored.logprobs.token_logprobs
+
+
+def test_a_mistake_gets_a_clear_error_and_the_server_goes_on(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="Expected a value <= 2, but got 200"):
+        server.client.chat.completions.create(model=MODEL, messages=PARIS, temperature=200)
+    test_it_knows_the_capital_of_france(server)
+
+
+async def stream_texts(server: Server, count: int, after_first: asyncio.Event | None = None) -> list[str]:
+    """`count` seeded streams at the same time; sets the event when every one has begun."""
+    client = server.async_client()
+    begun = 0
+
+    async def one(index: int) -> str:
+        nonlocal begun
+        text = ""
+        stream = await client.completions.create(
+            model=MODEL,
+            prompt=f"Story number {index}: once upon a time",
+            max_tokens=24,
+            seed=index,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for chunk in stream:
+            begun += not text
+            text += chunk.choices[0].text
+            if begun == count and after_first is not None:
+                after_first.set()
+        return text
+
+    async with client:
+        return await asyncio.gather(*map(one, range(count)))
+
+
+async def test_killing_the_engine_under_32_streams_changes_nothing(server: Server) -> None:
+    undisturbed = await stream_texts(server, 32)
+    all_begun = asyncio.Event()
+    streams = asyncio.create_task(stream_texts(server, 32, all_begun))
+    await all_begun.wait()
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert await streams == undisturbed
+    assert server.metric("engine_restarts_total") >= 1
+
+
+def test_blocks_return_when_clients_leave(server: Server) -> None:
+    client = server.client
+    for _ in range(5):
+        stream = client.completions.create(model=MODEL, prompt="And so", max_tokens=2000, stream=True)
+        next(iter(stream))
+        stream.close()
+    deadline = time.monotonic() + 20
+    while server.metric("kv_cache_usage_perc") > 0:
+        assert time.monotonic() < deadline, "blocks were not given back"
+        time.sleep(0.1)
+    assert server.metric("num_requests_running") == 0
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_work(embedded_folder: Path) -> None:
+    server = Server()
+    stream = server.client.completions.create(
+        model=MODEL, prompt="And so", max_tokens=60, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(stream)
+    next(chunks)
+    code: list[int] = []
+    ending = threading.Thread(target=lambda: code.append(server.terminate()))
+    ending.start()
+    deadline = time.monotonic() + 10
+    while (ready := httpx.get(f"{server.address}/ready")).status_code != 503:
+        assert time.monotonic() < deadline
+    with pytest.raises(openai.APIStatusError) as refused:
+        server.client.completions.create(model=MODEL, prompt="Late", max_tokens=1)
+    assert refused.value.status_code == 503
+    assert int(refused.value.response.headers["retry-after"]) > 0
+    assert ready.json()
+    last = [chunk.choices[0].finish_reason for chunk in chunks][-1]
+    assert last == "length"
+    ending.join(timeout=60)
+    assert code == [0]

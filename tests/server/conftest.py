@@ -1,0 +1,61 @@
+"""An application on a fake engine: called in memory, or over a socket by real clients."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from openai import OpenAI
+
+from model_runner.models.repository import ModelFolder
+from server.app import create_app
+from server.config import Settings
+from server.tokenization import Tokenizer
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import client_of, serving
+from tests.server.tiny_model import write_folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Callable[..., FastAPI]:
+    def make(model_folder: Path | None = None, **settings: Any) -> FastAPI:
+        path = model_folder or folder
+        chosen = tokenizer if model_folder is None else Tokenizer.from_folder(path)
+        return create_app(engine, chosen, Settings(**settings), ModelFolder(path, "tiny"))
+
+    return make
+
+
+@pytest.fixture
+async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(make_app()) as client:
+        yield client
+
+
+@pytest.fixture
+def address(make_app: Callable[..., FastAPI]) -> Iterator[str]:
+    with serving(make_app()) as address:
+        yield address
+
+
+@pytest.fixture
+def openai_client(address: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client

@@ -1,0 +1,155 @@
+"""An EngineClient without a model: its tokens follow a script, its delays and failures are set by the test."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from model_runner.contract import TokenLogprobs
+from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
+from server.engine.client import EngineInfo, EngineState, EngineUnavailableError
+
+Script = Callable[[EngineRequest, int], Sequence[int]]
+"""(request, choice) to the tokens that the model would generate without end."""
+
+
+def noise(*values: int) -> int:
+    """A number that depends on all of the values and on nothing else."""
+    state = 1469598103934665603
+    for value in values:
+        state = ((state ^ (value & (2**64 - 1))) * 1099511628211) % 2**64
+        state ^= state >> 29
+    return state
+
+
+def scripted(*tokens: Sequence[int]) -> Script:
+    """Each choice gets its own tokens, the last ones over and over."""
+    return lambda request, choice: tokens[min(choice, len(tokens) - 1)]
+
+
+def letters(request: EngineRequest, choice: int) -> list[int]:
+    """Lower-case letters that depend on prompt, seed and choice, as a model's would."""
+    first = noise(*request.prompt, request.sampling.seed, choice)
+    return [ord("a") + noise(first, position) % 26 for position in range(request.max_tokens)]
+
+
+def logprob_of(token: int, position: int) -> float:
+    return -(1 + noise(token, position) % 1000) / 128
+
+
+def make_logprobs(token: int, position: int, count: int, vocab_size: int) -> TokenLogprobs:
+    """The best `count` tokens in order; the token itself is somewhere below them."""
+    top = tuple((noise(position, rank) % vocab_size, -0.25 * (rank + 1)) for rank in range(count))
+    return TokenLogprobs(token, logprob_of(token, position) - 10, count + 1, top)
+
+
+@dataclass
+class FakeEngine:
+    """Fields may be changed while it runs."""
+
+    script: Script = letters
+    info_: EngineInfo = field(
+        default_factory=lambda: EngineInfo(
+            vocab_size=320, max_model_len=256, block_size=16, num_blocks=64, max_num_seqs=8, device="cpu", dtype="fake"
+        )
+    )
+    state: EngineState = EngineState.READY
+    stats: EngineStats = EngineStats(num_running=3, kv_usage=0.5, prefix_queries=10, prefix_hits=4)
+    num_restarts: int = 2
+    tokens_per_step: int = 1
+    first_delay_s: float = 0.0
+    step_delay_s: float = 0.0
+    refuse: Exception | None = None
+    """Raised instead of the first output."""
+    fail_after: int | None = None
+    """Outputs of each choice before `failure`."""
+    failure: Exception | None = None
+    error_output: str | None = None
+    num_cached: int = 0
+    requests: list[EngineRequest] = field(default_factory=list)
+    aborted: list[tuple[str, int]] = field(default_factory=list)
+    closed_early: list[str] = field(default_factory=list)
+    num_live: int = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        if self.state is EngineState.STARTING:
+            raise EngineUnavailableError("starting")
+        return self.info_
+
+    async def start(self) -> None: ...
+
+    async def wait_ready(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def drain(self, grace_s: float) -> None:
+        self.state = EngineState.DRAINING
+
+    def abort_choice(self, request_id: str, choice: int) -> None:
+        self.aborted.append((request_id, choice))
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+        self.requests.append(request)
+        self.num_live += 1
+        complete = False
+        try:
+            await asyncio.sleep(self.first_delay_s)
+            if self.refuse is not None:
+                raise self.refuse
+            async for output in self._outputs(request):
+                yield output
+            complete = True
+        finally:
+            self.num_live -= 1
+            if not complete:
+                self.closed_early.append(request.request_id)
+
+    async def _outputs(self, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+        running = {choice.index: self._tokens(request, choice.index) for choice in request.choices}
+        position = 0
+        while running:
+            await asyncio.sleep(self.step_delay_s)
+            if self.fail_after is not None and position >= self.fail_after:
+                if self.error_output is not None:
+                    yield RequestOutput(
+                        request.request_id, 0, (), finish_reason=FinishReason.ERROR, error=self.error_output
+                    )
+                    return
+                assert self.failure is not None
+                raise self.failure
+            for choice in list(running):
+                if (request.request_id, choice) in self.aborted:
+                    del running[choice]
+                    continue
+                output = self._step(request, choice, running[choice], position)
+                if output.finish_reason is not None:
+                    del running[choice]
+                yield output
+            position += self.tokens_per_step
+
+    def _tokens(self, request: EngineRequest, choice: int) -> list[int]:
+        pattern = list(self.script(request, choice))
+        repeats = request.max_tokens // max(1, len(pattern)) + 1
+        return (pattern * repeats)[: request.max_tokens]
+
+    def _step(self, request: EngineRequest, choice: int, tokens: list[int], position: int) -> RequestOutput:
+        new = tuple(tokens[position : position + self.tokens_per_step])
+        stop = next((i for i, t in enumerate(new) if t in request.sampling.stop_token_ids), None)
+        new = new if stop is None else new[: stop + 1]
+        at_end = position + len(new) >= len(tokens)
+        vocab, count = self.info_.vocab_size, request.sampling.logprobs
+        of_prompt = request.sampling.prompt_logprobs if choice == 0 and position == 0 else None
+        return RequestOutput(
+            request.request_id,
+            choice,
+            new,
+            logprobs=()
+            if count is None
+            else tuple(make_logprobs(token, position + i, count, vocab) for i, token in enumerate(new)),
+            prompt_logprobs=()
+            if of_prompt is None
+            else tuple(make_logprobs(t, i + 1, of_prompt, vocab) for i, t in enumerate(request.prompt[1:])),
+            num_cached_tokens=self.num_cached if position == 0 else 0,
+            finish_reason=FinishReason.STOP if stop is not None else FinishReason.LENGTH if at_end else None,
+            stop_token_id=None if stop is None else new[-1],
+        )

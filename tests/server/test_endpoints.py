@@ -1,0 +1,263 @@
+"""All endpoints but the two that generate; keys, logs and metrics."""
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+
+from server import __version__
+from server.logs import JSONFormatter, TextFormatter
+from server.openai.protocol.chat import ChatCompletionRequest
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
+from tests.server.tiny_model import END, EOS, START, write_folder
+
+
+async def test_probes(client: httpx.AsyncClient):
+    assert (await client.get("/health")).json() == {"status": "ok"}
+    assert (await client.get("/ready")).json() == {"status": "ready"}
+    assert (await client.get("/version")).json() == {"version": __version__}
+    assert (await client.get("/docs")).status_code == 200
+
+
+async def test_models(client: httpx.AsyncClient):
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    assert (card["id"], card["max_model_len"]) == ("tiny", 256)
+    assert (await client.get("/v1/models/tiny")).json() == card
+    error = (await client.get("/v1/models/meta/llama")).json()["error"]
+    assert "`meta/llama`" in error["message"]
+
+
+async def test_served_model_name(make_app: Callable[..., FastAPI]):
+    async with client_of(make_app(served_model_name="org/name")) as client:
+        assert (await client.get("/v1/models/org/name")).json()["id"] == "org/name"
+        assert (await client.post(CHAT, json=chat(model="org/name"))).json()["model"] == "org/name"
+        assert (await client.post(CHAT, json=chat())).status_code == 404
+
+
+async def test_tokenize(client: httpx.AsyncClient):
+    answer = (await client.post("/tokenize", json={"prompt": "the é", "return_token_strs": True})).json()
+    assert answer == {
+        "count": 3, "max_model_len": 256, "tokens": [257, 32, 261], "token_strs": ["the", " ", "é"],
+    }  # fmt: skip
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False}
+    tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
+    assert tokens == [START, *b"user\na", END, ord("\n")]
+    text = (await client.post("/detokenize", json={"tokens": tokens})).json()
+    assert text == {"prompt": "<|start|>user\na<|end|>\n"}
+    assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/detokenize", {"tokens": [1, 320]}, "tokens[1]"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1], "model": 3}, "model"),
+    ],
+)
+async def test_tokenizer_errors(client: httpx.AsyncClient, path: str, body: dict, param: str):
+    response = await client.post(path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert (await client.post(path, json={**body, "model": "x"})).status_code in {400, 404}
+
+
+async def test_tokenizer_info(client: httpx.AsyncClient):
+    info = (await client.get("/tokenizer_info")).json()
+    assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<|bos|>", "<|eos|>", None)
+    assert info["eos_token_ids"] == [EOS, END]
+    assert info["vocab_size"] == 304
+    assert "messages" in info["chat_template"]
+
+
+async def test_model_without_a_chat_template(make_app, tmp_path: Path):
+    async with client_of(make_app(write_folder(tmp_path / "m", template=None))) as client:
+        error = (await client.post(CHAT, json=chat())).json()["error"]
+        assert "no chat template" in error["message"]
+        assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
+        assert (await client.get("/v1/capabilities")).json()["chat"] is False
+
+
+async def test_named_templates_of_the_configuration(make_app, engine: FakeEngine, tmp_path: Path):
+    folder = write_folder(tmp_path / "m", template=None)
+    entry = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
+    async with client_of(make_app(folder)) as client:
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+    assert bytes(engine.requests[-1].prompt) == b"hi!"
+
+
+async def test_capabilities_name_every_field(client: httpx.AsyncClient):
+    answer = (await client.get("/v1/capabilities")).json()
+    fields = answer["endpoints"][CHAT]
+    assert set(fields) == set(ChatCompletionRequest.model_fields)
+    assert fields["temperature"]["support"] == "honoured"
+    assert fields["temperature"]["default"] == 1
+    number, null = fields["temperature"]["values"]["anyOf"]
+    assert (number["minimum"], number["maximum"], null) == (0, 2, {"type": "null"})
+    assert fields["messages"]["required"]
+    assert fields["tools"]["support"] == "refused"
+    assert fields["user"]["support"] == "no_effect"
+    assert fields["prompt_logprobs"]["excludes"] == ["stream"]
+    assert fields["top_logprobs"]["requires"] == ["logprobs"]
+    assert answer["endpoints"][COMPLETIONS]["max_tokens"]["default"] == 16
+    assert answer["chat_template_variables"] == ["tone"]
+    assert "$ref" not in json.dumps(answer)
+
+
+async def test_refused_fields_say_so(client: httpx.AsyncClient):
+    """The capabilities are true: what is called refused is refused, what has no effect is not."""
+    fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
+    refused = [name for name, field in fields.items() if field["support"] == "refused"]
+    assert len(refused) == 20
+    for name in refused:
+        error = (await client.post(CHAT, json=chat(**{name: {"x": 1}}))).json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+
+KEYED_PATHS = ("/v1/models", "/v1/capabilities", "/tokenizer_info", "/nowhere")
+
+
+async def test_keys(make_app: Callable[..., FastAPI], tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG)
+    (tmp_path / "keys").write_text("first-key\n\n  second-key \n")
+    app = make_app(api_key="main-key", api_keys_file=tmp_path / "keys")
+    async with client_of(app) as client:
+        for path in ("/health", "/ready", "/metrics", "/version", "/openapi.json"):
+            assert (await client.get(path)).status_code == 200
+        for path in KEYED_PATHS:
+            response = await client.get(path)
+            assert response.status_code == 401
+            error = response.json()["error"]
+            assert (error["type"], error["code"]) == ("invalid_request_error", None)
+            assert error["message"].startswith("You didn't provide an API key.")
+        for wrong in ("Bearer wrong-key", "Bearer main-key2", "Bearer main-ke", "bearer MAIN-KEY"):
+            response = await client.get("/v1/models", headers={"authorization": wrong})
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert wrong.split()[1] not in response.text
+        for no_key in ("Basic main-key", "Bearer ", "main-key"):
+            response = await client.get("/v1/models", headers={"authorization": no_key})
+            assert response.json()["error"]["code"] is None
+        for key in ("main-key", "first-key", "second-key"):
+            assert (await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code == 200
+    assert "-key" not in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_a_file_without_keys_lets_nobody_in_by_accident(make_app, tmp_path: Path, content: str):
+    (tmp_path / "keys").write_text(content)
+    with pytest.raises(ValueError, match="holds no API key"):
+        make_app(api_keys_file=tmp_path / "keys")
+    with pytest.raises(ValueError, match="empty"):
+        make_app(api_key="  ")
+
+
+async def read_metrics(client: httpx.AsyncClient) -> dict[str, float]:
+    text = (await client.get("/metrics")).text
+    return {
+        sample.name + "".join(f",{value}" for key, value in sample.labels.items() if key != "model_name"): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics(client: httpx.AsyncClient, engine: FakeEngine):
+    await client.post(CHAT, json=chat(n=2))
+    await client.post(COMPLETIONS, json=completion(prompt=["a", "b"], stop="a" * 9, stream=True))
+    await client.get("/nowhere")
+    seen = await read_metrics(client)
+    prompts = sum(len(request.prompt) for request in engine.requests)
+    assert seen["samewise:num_requests_running"] == 3
+    assert seen["samewise:kv_cache_usage_perc"] == 0.5
+    assert seen["samewise:prefix_cache_queries_total"] == 10
+    assert seen["samewise:prefix_cache_hits_total"] == 4
+    assert seen["samewise:num_preemptions_total"] == 0
+    assert seen["samewise:engine_restarts_total"] == 2
+    assert seen["samewise:prompt_tokens_total"] == prompts
+    assert seen["samewise:generation_tokens_total"] == 20
+    assert seen["samewise:request_success_total,length"] == 4
+    assert seen["samewise:time_to_first_token_seconds_count"] == 2
+    assert seen["samewise:inter_token_latency_seconds_count"] == 16
+    assert seen["samewise:e2e_request_latency_seconds_count"] == 3
+    assert seen["samewise:request_generation_tokens_sum"] == 20
+    assert seen[f"samewise:http_requests_total,{CHAT},POST,200"] == 1
+    assert seen["samewise:http_requests_total,unmatched,GET,404"] == 1
+
+
+def test_metrics_of_two_applications_are_their_own(make_app: Callable[..., FastAPI]):
+    make_app()
+    make_app()  # a registry that they shared would refuse the second
+
+
+async def test_access_line(make_app: Callable[..., FastAPI], caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    secret = completion(prompt="my secret", stop="never")
+    async with client_of(make_app()) as client:
+        response = await client.post(COMPLETIONS, json=secret)
+        (line,) = [record for record in caplog.records if record.name == "samewise.access"]
+        assert line.request_id == response.headers["x-request-id"]
+        assert (line.route, line.status, line.tokens_in, line.tokens_out) == (COMPLETIONS, 200, 9, 5)
+        assert 0 <= line.ttft_s <= line.duration_s
+        await client.post(COMPLETIONS, json={**secret, "temperature": 9})
+    everything = "\n".join(json.dumps(record.__dict__, default=str) for record in caplog.records)
+    assert "my secret" not in everything
+    caplog.clear()
+    async with client_of(make_app(log_prompts=True)) as client:
+        text = (await client.post(COMPLETIONS, json=secret)).json()["choices"][0]["text"]
+    (line,) = [record for record in caplog.records if record.name == "samewise.access"]
+    assert (line.prompt, line.output) == ("my secret", text)
+
+
+async def test_unhandled_exception_is_logged_with_its_request(client, engine: FakeEngine, caplog):
+    engine.refuse = ZeroDivisionError("a bug")
+    response = await client.post(CHAT, json=chat())
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.request_id == response.headers["x-request-id"]
+    assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("formatter", [JSONFormatter(), TextFormatter()])
+def test_log_lines(formatter: logging.Formatter):
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logger = logging.Logger("x")
+    logger.addHandler(handler)
+    logger.info("said %s", "é\nfake", extra={"request_id": "r1", "prompt": "a b\nc", "ttft_s": None})
+    if isinstance(formatter, JSONFormatter):
+        line = json.loads(stream.getvalue())
+        assert (line["message"], line["request_id"], line["prompt"]) == ("said é\nfake", "r1", "a b\nc")
+        assert stream.getvalue().count("\n") == 1
+    else:
+        assert 'request_id=r1 prompt="a b\\nc"' in stream.getvalue()
+    assert "ttft_s" not in stream.getvalue()
+
+
+async def test_fingerprint(make_app: Callable[..., FastAPI], folder: Path, tmp_path: Path):
+    async def fingerprint(app: FastAPI) -> str:
+        async with client_of(app) as client:
+            return (await client.post(CHAT, json=chat())).json()["system_fingerprint"]
+
+    first = await fingerprint(make_app())
+    assert first == await fingerprint(make_app())
+    assert first != await fingerprint(make_app(logprobs="processed"))
+    assert first != await fingerprint(make_app(write_folder(tmp_path / "m", generation={"temperature": 0.5})))
+
+
+def test_the_http_side_never_imports_the_model_side():
+    code = "import sys, server.app; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
