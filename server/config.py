@@ -1,19 +1,24 @@
 """The one settings model: command line flag = environment variable (SAMEWISE_*) = key of the YAML file."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_runner.config import Device, DType, LogprobsMode
 from scheduler.config import Policy
 
 
+def _parse_integer(value: object) -> object:
+    """Flags and environment variables are text; a Literal of integers takes only integers."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 class Settings(BaseSettings):
     """Everything that `samewise serve` can be told. Immutable once read."""
 
-    model_config = SettingsConfigDict(env_prefix="SAMEWISE_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="SAMEWISE_", extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str | None = Field(None, description="Folder, GGUF file or hub name; the embedded model when left out.")
     served_model_name: str | None = Field(None, description="Name in the API; by default the model's own.")
@@ -25,7 +30,9 @@ class Settings(BaseSettings):
     max_model_len: int | None = Field(None, ge=1, description="Prompt and output together; by default the model's.")
     max_num_seqs: int = Field(64, ge=1, description="Choices that run at the same time.")
     max_num_batched_tokens: int = Field(512, ge=1, description="Tokens computed in one step.")
-    block_size: Literal[16, 32, 64] = Field(32, description="Tokens in a KV block.")
+    block_size: Annotated[Literal[16, 32, 64], BeforeValidator(_parse_integer)] = Field(
+        32, description="Tokens in a KV block."
+    )
     kv_cache_gib: float | None = Field(None, gt=0, description="Memory for the KV cache; by default from what is free.")
     prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
     policy: Policy = Field("fcfs", description="Order of the waiting requests.")
@@ -37,6 +44,9 @@ class Settings(BaseSettings):
     max_body_mib: float = Field(8.0, gt=0, description="Largest request body.")
     max_waiting: int = Field(1024, ge=0, description="Choices that may wait beyond those that run; more get 429.")
     request_timeout_s: float = Field(600.0, gt=0, description="A request that takes longer is ended with an error.")
+    client_timeout_s: float = Field(
+        30.0, gt=0, description="A client that keeps the server waiting for this long, sending or reading, is dropped."
+    )
     drain_grace_s: float = Field(30.0, ge=0, description="How long running requests may finish after SIGTERM.")
     keepalive_s: float = Field(15.0, gt=0, description="Silence on a stream after which a comment line is sent.")
     engine_timeout_s: float = Field(300.0, gt=0, description="An engine silent for this long mid-step is restarted.")

@@ -12,9 +12,10 @@ from openai import OpenAI
 from model_runner.models.repository import ModelFolder
 from server.app import create_app
 from server.config import Settings
+from server.engine.client import EngineState
 from server.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import client_of, serving
+from tests.server.helpers import CHAT, chat, client_of, serving
 from tests.server.tiny_model import write_folder
 
 
@@ -59,3 +60,12 @@ def address(make_app: Callable[..., FastAPI]) -> Iterator[str]:
 def openai_client(address: str) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+async def goes_on(client: httpx.AsyncClient, engine: FakeEngine) -> AsyncIterator[None]:
+    """Whatever a test did, a good request is answered afterwards."""
+    yield
+    engine.state, engine.refuse = EngineState.READY, None
+    assert (await client.post(CHAT, json=chat())).status_code == 200
+    assert engine.num_live == 0

@@ -53,7 +53,9 @@ class FakeEngine:
         )
     )
     state: EngineState = EngineState.READY
-    stats: EngineStats = EngineStats(num_running=3, kv_usage=0.5, prefix_queries=10, prefix_hits=4)
+    stats: EngineStats = field(
+        default_factory=lambda: EngineStats(num_running=3, kv_usage=0.5, prefix_queries=10, prefix_hits=4)
+    )
     num_restarts: int = 2
     tokens_per_step: int = 1
     first_delay_s: float = 0.0

@@ -28,7 +28,7 @@ def serving(app: FastAPI) -> Iterator[str]:
 
     async def serve() -> None:
         task = asyncio.create_task(server.serve())
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)
         ready.set()
         await task
@@ -59,3 +59,21 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def completion(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "hi", "max_tokens": 5, **fields}
+
+
+def error_of(response: httpx.Response, status: int = 400, kind: str = "invalid_request_error") -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["type"] == kind
+    assert len(body["error"]["message"]) < 600
+    return body["error"]
+
+
+async def refused(client: httpx.AsyncClient, path: str, body: object, param: str | None, code: str | None) -> str:
+    error = error_of(await client.post(path, json=body))
+    assert (error["param"], error["code"]) == (param, code), error
+    return error["message"]

@@ -17,13 +17,15 @@ CONVERSATION = [
 ]
 TEMPLATES = [
     TEMPLATE,
-    "{% for m in messages %}\n  {% if m.role == 'user' %}\n[U] {{ m['content'] | trim }}{{ eos_token }}\n  {% endif %}\n"
-    "{% endfor %}",
+    "{% for m in messages %}\n  {% if m.role == 'user' %}\n[U] {{ m['content'] | trim }}{{ eos_token }}\n"
+    "  {% endif %}\n{% endfor %}",
     "{{ bos_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}",
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
     "{% else %}{{ m.content }}|{% endif %}{% endfor %}",
     "{%- set ns = namespace(n=0) -%}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
     "{{ messages[1:] | map(attribute='content') | list | tojson(indent=2) }}{{ undefined_thing }}",
+    "{% if tools is none and documents is none %}none{% endif %}{{ tools is defined }}",
+    "{% if not date is defined %}{% set date = 'today' %}{% endif %}{{ date }}",
     "{{ strftime_now('%Y') }}{{ messages | length }}{% if add_generation_prompt %}>{% endif %}",
 ]
 
@@ -80,6 +82,12 @@ def test_variables():
     assert template.variables == {"tone"}
     text = template.render(CONVERSATION, add_generation_prompt=False, variables={"tone": "dry"})
     assert text.startswith("tone=dry;")
+
+
+def test_variables_with_a_default():
+    source = "{% if not date is defined %}{% set date = 'today' %}{% endif %}{{ date }}"
+    assert ChatTemplate(source, {}).variables == {"date"}
+    assert ChatTemplate("{{ bos_token }}{% set x = 1 %}{{ x }}{{ strftime_now('%Y') }}", SPECIAL).variables == set()
 
 
 def test_notices_what_it_does_not_show():

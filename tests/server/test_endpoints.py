@@ -242,7 +242,9 @@ def test_log_lines(formatter: logging.Formatter):
         assert (line["message"], line["request_id"], line["prompt"]) == ("said é\nfake", "r1", "a b\nc")
         assert stream.getvalue().count("\n") == 1
     else:
+        assert "said \\xe9\\nfake" in stream.getvalue()
         assert 'request_id=r1 prompt="a b\\nc"' in stream.getvalue()
+        assert stream.getvalue().count("\n") == 1
     assert "ttft_s" not in stream.getvalue()
 
 

@@ -142,7 +142,7 @@ def test_echo_with_logprobs_of_token_ids(openai_client: OpenAI, engine: FakeEngi
     logprobs = {name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
     for choice in choices:
         for name, values in logprobs.items():
-            values += getattr(choice.logprobs, name)
+            values.extend(getattr(choice.logprobs, name))
     generated = [bytes([token]).decode() for token in letters(engine.requests[0], 0)]
     assert "".join(choice.text for choice in choices) == "the lowé" + "".join(generated)
     assert logprobs["tokens"] == [*"the low", "bytes:\\xc3", "bytes:\\xa9", *generated]
@@ -165,8 +165,7 @@ def test_models(openai_client: OpenAI):
 
 def test_error_in_the_middle_of_a_stream(openai_client: OpenAI, engine: FakeEngine):
     engine.fail_after, engine.error_output = 2, "logits are not finite"
-    texts = []
+    stream = iter(openai_client.chat.completions.create(**chat(), stream=True))
+    assert len([next(stream) for _ in range(3)]) == 3
     with pytest.raises(openai.APIError, match="logits are not finite"):
-        for chunk in openai_client.chat.completions.create(**chat(), stream=True):
-            texts.append(chunk.choices[0].delta.content)
-    assert len(texts) == 3
+        next(stream)

@@ -30,7 +30,7 @@ def byte_level_tokenizer() -> Tokenizer:
     vocab = {character: byte for byte, character in enumerate(byte_characters())}
     for left, right in MERGES:
         vocab[left + right] = len(vocab)
-    vocab |= {f"<unused{id}>": id for id in range(len(vocab), BOS)}
+    vocab |= {f"<unused{index}>": index for index in range(len(vocab), BOS)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,7 +45,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", "▁hello", "▁world", "hello", "o", "▁the", "é", "▁é", ".", "▁a", "b"]
     tokenizer = Tokenizer(
-        models.BPE(vocab={piece: id for id, piece in enumerate(pieces)}, merges=[], byte_fallback=True)
+        models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[], byte_fallback=True)
     )
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

@@ -1,0 +1,83 @@
+"""The HTTP application: wires the endpoints to an engine, a tokenizer and the settings."""
+
+import http
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from sse_starlette.sse import AppStatus
+from starlette.exceptions import HTTPException
+
+from model_runner.models.repository import ModelFolder
+from server import __version__, capabilities, ops
+from server.auth import AuthMiddleware, load_keys
+from server.config import Settings
+from server.engine.client import EngineClient
+from server.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
+from server.metrics import Metrics
+from server.middleware import RequestMiddleware
+from server.openai import chat, completions, models, tokenize
+from server.openapi import install_openapi
+from server.responses import error_response
+from server.served_model import ServedModel
+from server.services import Services
+from server.tokenization import Tokenizer
+from server.validation import from_validation
+
+_DESCRIPTION = (
+    "An OpenAI-compatible API. Every parameter is honoured exactly or refused with an error that names it; "
+    "the same request gives the same answer, whatever else the server is doing."
+)
+
+
+def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: Settings, folder: ModelFolder) -> FastAPI:
+    """The application. Whoever made the engine starts and stops it; requests get 503 until it is ready.
+
+    Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read.
+    """
+    model = ServedModel.from_folder(folder.path, tokenizer, settings.served_model_name or folder.name)
+    metrics = Metrics(engine, model.name)
+    app = FastAPI(
+        title="Samewise", version=__version__, description=_DESCRIPTION, redoc_url=None, redirect_slashes=False
+    )
+    app.state.services = Services(engine, tokenizer, model, settings, metrics)
+    app.add_middleware(AuthMiddleware, keys=load_keys(settings))
+    app.add_middleware(RequestMiddleware, metrics=metrics)  # added last: outermost
+    for router in (chat.router, completions.router, models.router, tokenize.router, tokenize.info_router):
+        app.include_router(router)
+    app.include_router(capabilities.router)
+    app.include_router(ops.router)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    install_openapi(app)
+    # The engine lets running streams finish on SIGTERM; the SSE library would cut them off.
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+    return app
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(from_validation(error.errors()))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: unknown paths and methods, mostly."""
+    assert isinstance(error, HTTPException)
+    return error_response(_from_framework(error, request.method, request.url.path))
+
+
+def _from_framework(error: HTTPException, method: str, path: str) -> ApiError:
+    if error.status_code == http.HTTPStatus.NOT_FOUND:
+        return NotFoundError(f"Unknown request URL: {method} {path}.", code="unknown_url")
+    if error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
+        headers: Mapping[str, str] = error.headers or {}
+        return MethodNotAllowedError(f"Not allowed to {method} on {path}.", headers.get("Allow", ""))
+    if error.status_code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        return InvalidRequestError(str(error.detail))
+    return InternalError(str(error.detail))

@@ -1,0 +1,136 @@
+"""GET /v1/capabilities: every field of the API, as this server treats it for the loaded model."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from server.openai.completions import DEFAULT_MAX_TOKENS
+from server.openai.protocol.chat import ChatCompletionRequest
+from server.openai.protocol.completions import CompletionRequest
+from server.openai.protocol.rules import RequestModel
+from server.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from server.responses import documented_errors
+from server.served_model import GenerationDefaults
+from server.services import ServicesDep
+
+ENDPOINTS: Mapping[str, type[RequestModel]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+_API_DEFAULTS: Mapping[str, object] = {
+    "temperature": 1,
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "typical_p": 1,
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "n": 1,
+    "stream": False,
+    "skip_special_tokens": True,
+    "min_tokens": 0,
+    "priority": 0,
+}
+
+router = APIRouter()
+
+
+class FieldCapability(BaseModel):
+    """One field of a request."""
+
+    support: Literal["honoured", "no_effect", "refused"] = Field(
+        description="`no_effect`: validated, cannot change the output. `refused`: only values that ask for nothing."
+    )
+    required: bool
+    default: Any = Field(description="With the loaded model.")
+    values: dict[str, Any] = Field(description="JSON schema of the accepted values, which include null for absent.")
+    description: str | None
+    requires: list[str] = Field(description="Fields that must be on as well.")
+    excludes: list[str] = Field(description="Fields that it cannot go together with.")
+
+
+class Capabilities(BaseModel):
+    """What this server can do with the loaded model."""
+
+    model: str
+    max_model_len: int
+    max_choices: int = Field(description="Choices that one request may ask for, over all of its prompts.")
+    vocab_size: int
+    device: str
+    dtype: str
+    chat: bool = Field(description="Whether the model has a chat template.")
+    chat_template_variables: list[str] = Field(description="What `chat_template_kwargs` may set.")
+    logprobs: Literal["raw", "processed"]
+    policy: str
+    endpoints: dict[str, dict[str, FieldCapability]]
+
+
+@router.get("/v1/capabilities", responses=documented_errors(401, 503))
+async def capabilities(services: ServicesDep) -> Capabilities:
+    """Every field with its range, default and exclusions."""
+    info = services.info()
+    template = services.tokenizer.chat_template
+    return Capabilities(
+        model=services.model.name,
+        max_model_len=info.max_model_len,
+        max_choices=services.settings.max_num_seqs + services.settings.max_waiting,
+        vocab_size=info.vocab_size,
+        device=info.device,
+        dtype=info.dtype,
+        chat=template is not None,
+        chat_template_variables=sorted(template.variables) if template is not None else [],
+        logprobs=services.settings.logprobs,
+        policy=services.settings.policy,
+        endpoints={path: describe_fields(request, services.model.defaults) for path, request in ENDPOINTS.items()},
+    )
+
+
+def describe_fields(request: type[RequestModel], defaults: GenerationDefaults) -> dict[str, FieldCapability]:
+    """Each field of a request model, from its JSON schema."""
+    schema = request.model_json_schema()
+    definitions = schema.get("$defs", {})
+    required = schema.get("required", [])
+    return {
+        name: _describe(_resolve(field, definitions), name in required, _default(request, name, defaults))
+        for name, field in schema["properties"].items()
+    }
+
+
+def _describe(field: dict[str, Any], required: bool, default: object) -> FieldCapability:
+    kept = ("title", "description", "default")
+    values = {key: value for key, value in field.items() if key not in kept and not key.startswith("x-")}
+    return FieldCapability(
+        support=field.get("x-support", "honoured"),
+        required=required,
+        default=default,
+        values=values,
+        description=field.get("description"),
+        requires=field.get("x-requires", []),
+        excludes=field.get("x-excludes", []),
+    )
+
+
+def _default(request: type[RequestModel], name: str, defaults: GenerationDefaults) -> object:
+    of_model = getattr(defaults, name) if name in GenerationDefaults.__dataclass_fields__ else None
+    if of_model is not None:
+        return of_model
+    if name == "max_tokens" and request is CompletionRequest:
+        return DEFAULT_MAX_TOKENS
+    return _API_DEFAULTS.get(name) if name in request.model_fields else None
+
+
+def _resolve(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """The schema with its references written out."""
+    if isinstance(node, dict):
+        if "$ref" in node:
+            return _resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
+        return {key: _resolve(value, definitions) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_resolve(item, definitions) for item in node]
+    return node

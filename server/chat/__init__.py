@@ -1,0 +1,1 @@
+"""The terminal chat: the conversation, the server that answers, and the terminal between them."""

@@ -1,0 +1,114 @@
+"""Chat templates: Jinja programs that come with a model and turn messages into the text of a prompt."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = Mapping[str, Any]
+
+_RESERVED = frozenset({"messages", "add_generation_prompt", "raise_exception", "strftime_now", "tools", "documents"})
+_CUT_HERE = "\ue000samewise-cut\ue000"
+
+
+class ChatTemplateError(Exception):
+    """The template does not accept these messages."""
+
+
+class ChatTemplate:
+    """One compiled template. Rendering runs in a sandbox and changes nothing."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises ValueError if the source is no template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        except TemplateError as error:
+            raise ValueError(f"The chat template cannot be read: {error}") from error
+        self.variables -= _RESERVED | set(special_tokens)
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        self._knows_developer = "developer" in source
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
+        """The text of the prompt, special tokens included.
+
+        A developer message counts as a system message unless the template knows that role. Raises ChatTemplateError.
+        """
+        values = {**self._special_tokens, **variables}
+        try:
+            return self._template.render(
+                messages=[self._known_role(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **values,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise ChatTemplateError(str(error) or type(error).__name__) from error
+        except RecursionError as error:
+            raise ChatTemplateError("it recurses too deeply") from error
+
+    def render_open(self, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> str:
+        """The same, but ending with the last message's content, so that the model continues it.
+
+        Raises ChatTemplateError, also if the template does not show that content as it is.
+        """
+        *before, last = messages
+        marked = {**last, "content": last["content"] + _CUT_HERE}
+        text = self.render([*before, marked], add_generation_prompt=False, variables=variables)
+        head, found, _ = text.rpartition(_CUT_HERE)
+        if not found:
+            raise ChatTemplateError("it does not show the final message as it is, so that it cannot be continued")
+        return head
+
+    def ignores(self, key: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
+        """Whether the prompt would be the same without this key of the messages."""
+        without = [{name: value for name, value in message.items() if name != key} for message in messages]
+        try:
+            bare = self.render(without, add_generation_prompt=False, variables=variables)
+        except ChatTemplateError:
+            return False
+        return bare == self.render(messages, add_generation_prompt=False, variables=variables)
+
+    def _known_role(self, message: Message) -> Message:
+        if message["role"] == "developer" and not self._knows_developer:
+            return {**message, "role": "system"}
+        return message
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: object, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:  # fmt: skip
+    """Plain JSON: jinja2's own filter would escape for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:  # noqa: A002 - the name that templates use
+    return datetime.now().astimezone().strftime(format)

@@ -1,0 +1,1 @@
+"""What each command of `samewise` does; a module is imported only when its command runs."""

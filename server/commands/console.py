@@ -1,0 +1,25 @@
+"""How the commands speak to the person in front of the terminal."""
+
+import unicodedata
+from typing import NoReturn
+
+import typer
+
+KEPT = "\n\t\u200d"
+"""Newline, tab, and the joiner inside emoji."""
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Say on stderr, in one line, what is wrong, and end the command with this exit code."""
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(code)
+
+
+def warn(message: str) -> None:
+    """One line on stderr."""
+    typer.secho(f"warning: {message}", fg=typer.colors.YELLOW, err=True)
+
+
+def printable(text: str) -> str:
+    """The text without control and format characters: what a server sends must not steer the terminal."""
+    return "".join(char for char in text if char in KEPT or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))

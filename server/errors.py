@@ -1,0 +1,170 @@
+"""Everything that can be refused or go wrong, as one exception tree, and its one body: OpenAI's error object.
+
+ApiError
+├── InvalidRequestError          400  malformed, out of range, unsupported, too long
+│   ├── NotFoundError            404  unknown model or path
+│   ├── MethodNotAllowedError    405
+│   ├── BodyTooLargeError        413
+│   └── MediaTypeError           415
+├── AuthenticationError          401
+├── RateLimitError               429  the queue is full
+├── InternalError                500  our fault
+├── UnavailableError             503  starting, draining or failed
+└── RequestTimeoutError          504  took longer than the server allows
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import BaseModel, Field
+
+from server.engine.client import EngineUnavailableError, QueueFullError, RequestFailedError
+
+RETRY_AFTER_S = 1.0
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="JSON path of the field that is to blame, such as `messages[2].content`.")
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every response that is not a success, and of the error event of a stream."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """Ends a request with an error. Raised anywhere below a route, turned into a response in one place."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Sent with the response: by default, that the same request would fail the same way."""
+        return {"x-should-retry": "false"}
+
+    def body(self) -> bytes:
+        detail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": detail}).encode()
+
+
+class InvalidRequestError(ApiError):
+    """The request asks for something that cannot be done."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class NotFoundError(InvalidRequestError):
+    """There is no such path or model."""
+
+    status = 404
+
+
+class MethodNotAllowedError(InvalidRequestError):
+    """The path exists, but not with this method."""
+
+    status = 405
+
+    def __init__(self, message: str, allow: str) -> None:
+        super().__init__(message)
+        self._allow = allow
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {**super().headers, "Allow": self._allow}
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """More bytes than the server was set up to read."""
+
+    status = 413
+
+
+class MediaTypeError(InvalidRequestError):
+    """The body is not declared to be JSON."""
+
+    status = 415
+
+
+class AuthenticationError(ApiError):
+    """No key, or a wrong one."""
+
+    status = 401
+    type = "invalid_request_error"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {**super().headers, "WWW-Authenticate": "Bearer"}
+
+
+class InternalError(ApiError):
+    """Our fault. The log has the trace, under the request id that the message names."""
+
+
+class RequestTimeoutError(ApiError):
+    """The answer took longer than `request_timeout_s`."""
+
+    status = 504
+
+
+class _RetryableError(ApiError):
+    """The same request may succeed a little later."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {
+            "Retry-After": str(math.ceil(RETRY_AFTER_S)),
+            "retry-after-ms": str(int(RETRY_AFTER_S * 1000)),
+            "x-should-retry": "true",
+        }
+
+
+class RateLimitError(_RetryableError):
+    """Too much is running and waiting already."""
+
+    status = 429
+    type = "rate_limit_exceeded"
+
+
+class UnavailableError(_RetryableError):
+    """The engine takes no work now."""
+
+    status = 503
+
+
+def unknown_model(model: str) -> NotFoundError:
+    """OpenAI's words for a model that is not served here."""
+    message = f"The model `{shorten(model)}` does not exist or you do not have access to it."
+    return NotFoundError(message, param="model", code="model_not_found")
+
+
+def from_engine(error: Exception) -> ApiError | None:
+    """The API's error for one of the engine client's; None for anything else."""
+    if isinstance(error, QueueFullError):
+        message = "The server has as many requests as it can hold. Please try again later."
+        return RateLimitError(message, code="rate_limit_exceeded")
+    if isinstance(error, EngineUnavailableError):
+        return UnavailableError(f"The engine is not ready: {error}" if str(error) else "The engine is not ready.")
+    if isinstance(error, RequestFailedError):
+        return InternalError(f"The engine could not complete this request: {error}")
+    return None
+
+
+def shorten(text: str, limit: int = 64) -> str:
+    """A client's text in a form that a message can repeat."""
+    return text if len(text) <= limit else text[:limit] + "..."

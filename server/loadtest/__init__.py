@@ -1,0 +1,1 @@
+"""Load against any OpenAI-compatible server: what to send, when, and what came of it."""

@@ -1,0 +1,55 @@
+"""What the server under test can do, asked before the load starts."""
+
+from dataclasses import replace
+
+import httpx
+import msgspec
+
+from server.api_client import Models, error_message
+from server.loadtest.client import Target, send
+from server.loadtest.workload import LoadRequest
+
+
+class DiscoveryError(Exception):
+    """The server cannot be tested; the message says why."""
+
+
+async def find_model(client: httpx.AsyncClient, base_url: str) -> str:
+    """The first model that the server lists. Raises DiscoveryError."""
+    try:
+        response = await client.get(f"{base_url}/models", timeout=30.0)
+    except httpx.InvalidURL as error:
+        raise DiscoveryError(f"{base_url}: {error}") from None
+    except httpx.TransportError as error:
+        raise DiscoveryError(f"no server answers at {base_url} ({type(error).__name__})") from None
+    if response.status_code != 200:
+        raise DiscoveryError(f"{base_url}/models: HTTP {response.status_code}: {error_message(response.content)}")
+    try:
+        models = msgspec.json.decode(response.content, type=Models).data
+    except msgspec.DecodeError:
+        raise DiscoveryError(f"{base_url}/models is not an OpenAI list of models") from None
+    if not models:
+        raise DiscoveryError(f"{base_url}/models lists no model; name one with --model")
+    return models[0].id
+
+
+async def find_vocab_size(client: httpx.AsyncClient, base_url: str) -> int | None:
+    """Vocabulary size from /tokenizer_info, which stands beside /v1; None where the server does not tell."""
+    response = await client.get(f"{base_url.removesuffix('/v1')}/tokenizer_info", timeout=30.0)
+    if response.status_code != 200:
+        return None
+    try:
+        return msgspec.json.decode(response.content, type=_TokenizerInfo).vocab_size
+    except msgspec.DecodeError:
+        return None
+
+
+async def probe(client: httpx.AsyncClient, target: Target, request: LoadRequest) -> None:
+    """Send one request of this kind, with a single token of output. Raises DiscoveryError if it fails."""
+    outcome = await send(client, target, replace(request, max_tokens=1))
+    if outcome.failure is not None:
+        raise DiscoveryError(f"{outcome.failure.kind}: {outcome.failure.message}")
+
+
+class _TokenizerInfo(msgspec.Struct):
+    vocab_size: int | None = None

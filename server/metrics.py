@@ -1,0 +1,117 @@
+"""Prometheus metrics, with vLLM's names and the prefix `samewise:`: existing dashboards need a changed prefix."""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from server.engine.client import EngineClient
+
+_PREFIX = "samewise:"
+_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_BETWEEN_TOKENS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20)
+_REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_CHOICES = (1, 2, 5, 10, 20, 50, 128)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's last snapshot whenever the metrics are asked for."""
+
+    def __init__(self, engine: EngineClient, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        yield self._gauge("num_requests_running", "Choices that the engine computes now.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Choices that wait for the engine.", stats.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
+        yield self._counter("num_preemptions", "Choices put back into the queue for want of memory.", stats.preemptions)
+        yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
+        yield self._counter("scheduled_tokens", "Tokens computed, recomputation included.", stats.scheduled_tokens)
+        yield self._counter("engine_restarts", "Times the engine was started again.", self._engine.num_restarts)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(_PREFIX + name, text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(_PREFIX + name, text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+
+class Metrics:
+    """The metrics of one application, in a registry of their own."""
+
+    def __init__(self, engine: EngineClient, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        self._registry.register(EngineCollector(engine, model))
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._success = self._counter("request_success", "Choices that ended, by reason.", "finished_reason")
+        self._http = Counter(
+            f"{_PREFIX}http_requests", "HTTP requests.", ["method", "handler", "status"], registry=self._registry
+        )
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN_S
+        )
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds", "Between tokens of a choice.", _BETWEEN_TOKENS_S
+        )
+        self._latency = self._histogram("e2e_request_latency_seconds", "From request to last token.", _REQUEST_S)
+        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self._request_output = self._histogram("request_generation_tokens", "Generated tokens of a request.", _TOKENS)
+        self._request_max = self._histogram("request_params_max_tokens", "max_tokens of a request.", _TOKENS)
+        self._request_n = self._histogram("request_params_n", "n of a request.", _CHOICES)
+
+    def observe_http(self, method: str, handler: str, status: int) -> None:
+        self._http.labels(method if method in _METHODS else "other", handler, str(status)).inc()
+
+    def observe_start(self, prompt_tokens: int, max_tokens: int, n: int) -> None:
+        """One prompt was accepted."""
+        self._prompt_tokens.labels(self._model).inc(prompt_tokens)
+        self._request_prompt.labels(self._model).observe(prompt_tokens)
+        self._request_max.labels(self._model).observe(max_tokens)
+        self._request_n.labels(self._model).observe(n)
+
+    def observe_first_token(self, seconds: float) -> None:
+        self._first_token.labels(self._model).observe(seconds)
+
+    def observe_tokens(self, count: int, seconds: float | None) -> None:
+        """`count` tokens of a choice came together, `seconds` after the ones before; None for the first."""
+        self._generation_tokens.labels(self._model).inc(count)
+        if seconds is not None:
+            for _ in range(count):
+                self._inter_token.labels(self._model).observe(seconds / count)
+
+    def observe_choice_end(self, reason: str) -> None:
+        self._success.labels(self._model, reason).inc()
+
+    def observe_end(self, seconds: float, generated: int) -> None:
+        """All choices of a request have ended."""
+        self._latency.labels(self._model).observe(seconds)
+        self._request_output.labels(self._model).observe(generated)
+
+    def render(self) -> bytes:
+        """The exposition format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, ["model_name", *labels], registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(_PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

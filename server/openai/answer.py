@@ -1,0 +1,126 @@
+"""What chat completions and completions do alike: run a plan, head the answer, count the usage."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar
+
+from fastapi import Request
+
+from server.disconnect import wait_unless_gone
+from server.middleware import record_of
+from server.openai.choice import OutputToken, Piece
+from server.openai.meter import Meter
+from server.openai.protocol.common import StreamOptions
+from server.openai.protocol.objects import CompletionTokensDetails, PromptTokensDetails, Usage
+from server.openai.run import Run
+from server.params import Plan
+from server.services import Services
+
+_T = TypeVar("_T")
+ENCODE_IN_THREAD = 1 << 14
+"""Characters from which a text is encoded in a thread, so that the others' streams do not wait."""
+
+
+class Head(TypedDict):
+    """Properties that are the same in an answer and in all of its chunks."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    seed: int
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other answer has."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def make_head(services: Services, id: str, plan: Plan) -> Head:  # noqa: A002 - the property's name
+    """The head of a new answer."""
+    fingerprint = services.model.fingerprint(services.info(), services.settings)
+    name = services.model.name
+    return Head(id=id, created=int(time.time()), model=name, system_fingerprint=fingerprint, seed=plan.seed)
+
+
+def start_run(services: Services, request: Request, plan: Plan) -> Run:
+    """The plan, ready to run, with its meter running."""
+    meter = Meter(services.metrics, record_of(request))
+    meter.start(plan, services.tokenizer, keep_text=services.settings.log_prompts)
+    return Run(services.engine, services.tokenizer, plan, meter, timeout_s=services.settings.request_timeout_s)
+
+
+async def encode(services: Services, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The text's tokens; a long text does not block the event loop."""
+    if len(text) < ENCODE_IN_THREAD:
+        return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(services.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
+    """The result of the work, which is cancelled if the client leaves; raises ClientDisconnect then."""
+    task = asyncio.ensure_future(work)
+    await wait_unless_gone(request, task)
+    return await task
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """The pieces of one choice put together."""
+
+    text: str
+    tokens: list[OutputToken]
+    finish_reason: Any = None
+    stop_reason: str | int | None = None
+
+
+async def collect(run: Run) -> list[WholeChoice]:
+    """All choices in order, when all of them have ended."""
+    choices = [WholeChoice("", []) for _ in range(len(run.prompts) * run.plan.n)]
+    texts: list[list[str]] = [[] for _ in choices]
+    async with aclosing(run.pieces()) as pieces:
+        async for index, piece in pieces:
+            texts[index].append(piece.text)
+            _add(choices[index], piece)
+    for choice, parts in zip(choices, texts, strict=True):
+        choice.text = "".join(parts)
+    return choices
+
+
+def _add(choice: WholeChoice, piece: Piece) -> None:
+    choice.tokens += piece.tokens
+    if piece.finish_reason is not None:
+        choice.finish_reason = piece.finish_reason
+        choice.stop_reason = piece.stop_reason
+
+
+def make_usage(run: Run) -> Usage:
+    """Tokens so far: each prompt counts once, however many choices it has."""
+    prompt, completion = run.num_prompt_tokens, run.num_completion_tokens
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=run.num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(),
+    )
+
+
+class UsageReport:
+    """What the chunks of a stream say about usage."""
+
+    def __init__(self, run: Run, options: StreamOptions | None) -> None:
+        self._run = run
+        self._continuous = bool(options and options.continuous_usage_stats)
+        self.at_end = bool(options and options.include_usage)
+        """Whether a last chunk without choices brings the usage."""
+
+    def in_chunk(self) -> dict[str, Usage | None]:
+        """The chunk's `usage` property, if it has one."""
+        if self._continuous:
+            return {"usage": make_usage(self._run)}
+        return {"usage": None} if self.at_end else {}

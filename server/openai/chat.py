@@ -1,0 +1,173 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server.body import JSONRoute
+from server.middleware import record_of
+from server.openai.answer import (
+    Head,
+    UsageReport,
+    WholeChoice,
+    collect,
+    encode,
+    make_head,
+    make_usage,
+    new_id,
+    start_run,
+    unless_gone,
+)
+from server.openai.choice import OutputToken, Piece
+from server.openai.logprobs import chat_logprobs, prompt_logprobs
+from server.openai.prompt import render_prompt
+from server.openai.protocol.chat import ChatCompletionRequest
+from server.openai.protocol.objects import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from server.openai.run import Run
+from server.openai.sse import event_stream
+from server.openapi import GENERATION_ERRORS, streamed
+from server.params import Wanted
+from server.responses import documented_errors, json_response
+from server.services import Services, ServicesDep
+
+router = APIRouter(route_class=JSONRoute)
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    responses={200: streamed(ChatCompletionChunk), **documented_errors(*GENERATION_ERRORS)},
+    tags=["OpenAI"],
+)
+async def create_chat_completion(body: ChatCompletionRequest, request: Request, services: ServicesDep) -> Response:
+    """Answer a conversation."""
+    services.check_model(body.model)
+    planner = services.planner()
+    text = await asyncio.to_thread(
+        render_prompt,
+        services.tokenizer.chat_template,
+        body.messages,
+        body.chat_template_kwargs or {},
+        open_turn=body.opens_turn,
+        continue_last=bool(body.continue_final_message),
+    )
+    planner.check_text(text, body, "messages")
+    tokens = await encode(services, text, add_special_tokens=False)
+    completion_id = new_id("chatcmpl")
+    plan = planner.plan(completion_id, body, [tokens], _wanted(body))
+    answer = _ChatAnswer(body, start_run(services, request, plan), make_head(services, completion_id, plan), services)
+    if body.stream:
+        chunks = answer.chunks()
+        return await event_stream(request, chunks, services.settings, record_of(request).request_id)
+    return json_response(answer.whole(await unless_gone(request, collect(answer.run))))
+
+
+def _wanted(body: ChatCompletionRequest) -> Wanted:
+    named = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    return Wanted(
+        prompt_param="messages",
+        max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        max_tokens_param=named,
+        default_max_tokens=None,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+
+
+class _ChatAnswer:
+    """One answer, whole or in chunks."""
+
+    def __init__(self, body: ChatCompletionRequest, run: Run, head: Head, services: Services) -> None:
+        self.run = run
+        self._body = body
+        self._head = head
+        self._tokenizer = services.tokenizer
+
+    def whole(self, choices: list[WholeChoice]) -> ChatCompletion:
+        (prompt,) = self.run.prompts
+        extra: dict[str, Any] = {}
+        if self._body.prompt_logprobs is not None:
+            reported = prompt.prompt_logprobs or ()
+            extra["prompt_logprobs"] = prompt_logprobs(self._tokenizer, reported, self._body.prompt_logprobs)
+        if self._body.return_token_ids:
+            extra["prompt_token_ids"] = list(prompt.request.prompt)
+        return ChatCompletion(
+            **self._head,
+            choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+            usage=make_usage(self.run),
+            **extra,
+        )
+
+    def _choice(self, index: int, choice: WholeChoice) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(content=choice.text, refusal=None, annotations=[]),
+            logprobs=self._logprobs(choice.tokens),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            **self._ids(choice.tokens),
+        )
+
+    async def chunks(self) -> AsyncGenerator[ChatCompletionChunk]:
+        """The role of each choice, its text, its end; then the usage, if it was asked for."""
+        usage = UsageReport(self.run, self._body.stream_options)
+        begun: set[int] = set()
+        async with aclosing(self.run.pieces()) as pieces:
+            async for index, piece in pieces:
+                if index not in begun:
+                    begun.add(index)
+                    yield self._chunk(usage, self._role(index), first=True)
+                for choice in self._deltas(index, piece):
+                    yield self._chunk(usage, choice)
+        if usage.at_end:
+            yield ChatCompletionChunk(**self._head, choices=[], usage=make_usage(self.run))
+
+    def _chunk(self, usage: UsageReport, choice: ChatChunkChoice, *, first: bool = False) -> ChatCompletionChunk:
+        extra: dict[str, Any] = {**usage.in_chunk()}
+        if first and self._body.return_token_ids:
+            extra["prompt_token_ids"] = list(self.run.prompts[0].request.prompt)
+        return ChatCompletionChunk(**self._head, choices=[choice], **extra)
+
+    def _role(self, index: int) -> ChatChunkChoice:
+        delta = ChatDelta(role="assistant", content="")
+        return ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)
+
+    def _deltas(self, index: int, piece: Piece) -> Iterator[ChatChunkChoice]:
+        """The text, if there is any or tokens have to be reported; then the end."""
+        reports_tokens = self._body.logprobs or self._body.return_token_ids
+        if piece.text or (piece.tokens and reports_tokens):
+            yield self._text(index, piece)
+        if piece.finish_reason is not None:
+            yield self._end(index, piece)
+
+    def _text(self, index: int, piece: Piece) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=index,
+            delta=ChatDelta(content=piece.text),
+            logprobs=self._logprobs(piece.tokens),
+            finish_reason=None,
+            **self._ids(piece.tokens),
+        )
+
+    def _end(self, index: int, piece: Piece) -> ChatChunkChoice:
+        reason: Any = piece.finish_reason
+        return ChatChunkChoice(
+            index=index, delta=ChatDelta(), logprobs=None, finish_reason=reason, stop_reason=piece.stop_reason
+        )
+
+    def _logprobs(self, tokens: list[OutputToken] | tuple[OutputToken, ...]) -> ChatLogprobs | None:
+        return chat_logprobs(self._tokenizer, tokens) if self._body.logprobs else None
+
+    def _ids(self, tokens: list[OutputToken] | tuple[OutputToken, ...]) -> dict[str, Any]:
+        return {"token_ids": [token.id for token in tokens]} if self._body.return_token_ids else {}

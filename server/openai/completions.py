@@ -1,0 +1,183 @@
+"""POST /v1/completions."""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server.body import JSONRoute
+from server.detokenizer import Detokenizer
+from server.middleware import record_of
+from server.openai.answer import (
+    Head,
+    UsageReport,
+    WholeChoice,
+    collect,
+    encode,
+    make_head,
+    make_usage,
+    new_id,
+    start_run,
+    unless_gone,
+)
+from server.openai.choice import OutputToken, Piece
+from server.openai.logprobs import completion_logprobs, prompt_logprobs, trimmed
+from server.openai.protocol.completions import CompletionRequest
+from server.openai.protocol.objects import Completion, CompletionChoice
+from server.openai.run import PromptRun, Run
+from server.openai.sse import event_stream
+from server.openapi import GENERATION_ERRORS, streamed
+from server.params import Planner, Wanted
+from server.responses import documented_errors, json_response
+from server.services import Services, ServicesDep
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter(route_class=JSONRoute)
+
+
+@router.post(
+    "/v1/completions",
+    response_model=Completion,
+    responses={200: streamed(Completion), **documented_errors(*GENERATION_ERRORS)},
+    tags=["OpenAI"],
+)
+async def create_completion(body: CompletionRequest, request: Request, services: ServicesDep) -> Response:
+    """Continue one or several prompts."""
+    services.check_model(body.model)
+    planner = services.planner()
+    prompts = [await _tokens(services, planner, body, index) for index in range(len(body.prompts))]
+    completion_id = new_id("cmpl")
+    plan = planner.plan(completion_id, body, prompts, _wanted(body))
+    run = start_run(services, request, plan)
+    answer = _CompletionAnswer(body, run, make_head(services, completion_id, plan), services)
+    if body.stream:
+        chunks = answer.chunks()
+        return await event_stream(request, chunks, services.settings, record_of(request).request_id)
+    return json_response(answer.whole(await unless_gone(request, collect(run))))
+
+
+async def _tokens(services: Services, planner: Planner, body: CompletionRequest, index: int) -> Sequence[int]:
+    prompt = body.prompts[index]
+    if isinstance(prompt, str):
+        planner.check_text(prompt, body, "prompt")
+        return await encode(services, prompt, add_special_tokens=True)
+    planner.check_tokens(prompt, "prompt" if body.prompt is prompt else f"prompt[{index}]")
+    return prompt
+
+
+def _wanted(body: CompletionRequest) -> Wanted:
+    counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return Wanted(
+        prompt_param="prompt",
+        max_tokens=body.max_tokens,
+        max_tokens_param="max_tokens",
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs,
+        prompt_logprobs=max((count for count in counts if count is not None), default=None),
+    )
+
+
+class _CompletionAnswer:
+    """One answer, whole or in chunks. With echo, every choice begins with the prompt, as if it had been generated."""
+
+    def __init__(self, body: CompletionRequest, run: Run, head: Head, services: Services) -> None:
+        self.run = run
+        self._body = body
+        self._head = head
+        self._tokenizer = services.tokenizer
+        self._echoes = [self._echo_text(prompt) for prompt in run.prompts]
+
+    def whole(self, choices: list[WholeChoice]) -> Completion:
+        return Completion(
+            **self._head,
+            choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+            usage=make_usage(self.run),
+        )
+
+    def _choice(self, index: int, choice: WholeChoice) -> CompletionChoice:
+        prompt = self._prompt_of(index)
+        piece = Piece(choice.text, tuple(choice.tokens), choice.finish_reason, choice.stop_reason)
+        extra = self._prompt_extra(prompt)
+        if self._body.prompt_logprobs is not None:
+            reported = prompt.prompt_logprobs or ()
+            extra["prompt_logprobs"] = prompt_logprobs(self._tokenizer, reported, self._body.prompt_logprobs)
+        return self._entry(index, piece, self._echo_tokens(prompt), self._echoes[prompt.index], extra)
+
+    async def chunks(self) -> AsyncGenerator[Completion]:
+        """The echo of each choice, if it was asked for, and its text with its end; then the usage."""
+        usage = UsageReport(self.run, self._body.stream_options)
+        begun: set[int] = set()
+        async with aclosing(self.run.pieces()) as pieces:
+            async for index, piece in pieces:
+                for entry in self._entries(index, piece, begins=index not in begun):
+                    yield self._chunk(usage, entry)
+                begun.add(index)
+        if usage.at_end:
+            yield Completion(**self._head, choices=[], usage=make_usage(self.run))
+
+    def _entries(self, index: int, piece: Piece, *, begins: bool) -> Iterator[CompletionChoice]:
+        """A piece, and before the first one the echo. What belongs to the prompt comes with whichever is first."""
+        prompt = self._prompt_of(index)
+        extra = self._prompt_extra(prompt) if begins else {}
+        if begins and self._body.echo:
+            yield self._entry(index, Piece(""), self._echo_tokens(prompt), self._echoes[prompt.index], extra)
+            extra = {}
+        yield self._entry(index, piece, [], "", extra)
+
+    def _chunk(self, usage: UsageReport, entry: CompletionChoice) -> Completion:
+        return Completion(**self._head, choices=[entry], **usage.in_chunk())
+
+    def _entry(
+        self, index: int, piece: Piece, echo_tokens: Sequence[OutputToken], echo_text: str, extra: dict[str, Any]
+    ) -> CompletionChoice:
+        """The echo, of which either part may be empty, and a piece of what follows it."""
+        prompt = self._prompt_of(index)
+        logprobs = None
+        if self._body.logprobs is not None:
+            shift = len(self._echoes[prompt.index])
+            shown = [*echo_tokens, *(replace(token, offset=token.offset + shift) for token in piece.tokens)]
+            logprobs = completion_logprobs(self._tokenizer, shown)
+        if self._body.return_token_ids:
+            extra = {**extra, "token_ids": [token.id for token in piece.tokens]}
+        reason: Any = piece.finish_reason
+        return CompletionChoice(
+            index=index,
+            text=echo_text + piece.text,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=piece.stop_reason,
+            seed=self.run.plan.seed_of(prompt.index),
+            **extra,
+        )
+
+    def _prompt_of(self, index: int) -> PromptRun:
+        return self.run.prompts[index // self.run.plan.n]
+
+    def _prompt_extra(self, prompt: PromptRun) -> dict[str, Any]:
+        return {"prompt_token_ids": list(prompt.request.prompt)} if self._body.return_token_ids else {}
+
+    def _echo_text(self, prompt: PromptRun) -> str:
+        """The prompt as the client wrote it; decoded if it came as tokens or was truncated. Empty without echo."""
+        if not self._body.echo:
+            return ""
+        given = self._body.prompts[prompt.index]
+        if isinstance(given, str) and self._body.truncate_prompt_tokens is None:
+            return given
+        skip = self.run.plan.options.skip_special_tokens
+        return self._tokenizer.decode(prompt.request.prompt, skip_special_tokens=skip)
+
+    def _echo_tokens(self, prompt: PromptRun) -> list[OutputToken]:
+        """The prompt's tokens for the logprobs of an echo; the first has none."""
+        if not self._body.echo or self._body.logprobs is None:
+            return []
+        reported = [trimmed(token, self._body.logprobs) for token in prompt.prompt_logprobs or ()]
+        detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=self.run.plan.options.skip_special_tokens)
+        tokens: list[OutputToken] = []
+        offset, end = 0, len(self._echoes[prompt.index])
+        for token, logprobs in zip(prompt.request.prompt, [None, *reported], strict=True):
+            tokens.append(OutputToken(token, min(offset, end), logprobs))
+            offset += len(detokenizer.push(token))
+        return tokens

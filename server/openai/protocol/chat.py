@@ -1,0 +1,168 @@
+"""The request of POST /v1/chat/completions."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.openai.protocol.common import SamplingFields
+from server.openai.protocol.rules import (
+    SUPPORTED_ONLY,
+    SUPPORTED_VALUES_ONLY,
+    Refused,
+    RequestModel,
+    at_most,
+    no_effect,
+    problem,
+    refused,
+    shape,
+)
+
+
+class TextPart(RequestModel):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<array>")],
+    Discriminator(shape),
+]
+
+
+class FunctionCall(RequestModel):
+    """A call that the assistant made earlier."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestModel):
+    """A tool call in the history of the conversation."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(RequestModel):
+    """One message of the conversation."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: Content | None = Field(None, description="Text; parts of it are joined by line breaks.")
+    name: str | None = Field(None, description="Refused if the chat template does not show it.")
+    tool_calls: list[ToolCall] | None = Field(
+        None, min_length=1, fail_fast=True, description="Of the assistant; refused if the template does not show them."
+    )
+    tool_call_id: str | None = Field(None, description="Of a tool's message: the call that it answers.")
+    refusal: str | None = Field(None, description="Of the assistant; refused if the template does not show it.")
+    annotations: Annotated[list[Any] | None, Field(max_length=0)] = no_effect("Empty, as in this server's answers.")
+    audio: Refused = refused("Audio of the assistant.")
+    function_call: Refused = refused("Deprecated; see tool_calls.")
+
+    @model_validator(mode="after")
+    def _fit_role(self) -> "Message":
+        if self.role == "tool" and self.tool_call_id is None:
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "tool_call_id")
+        self._only_for("tool", "tool_call_id")
+        self._only_for("assistant", "tool_calls", "refusal", "annotations")
+        if self.content is None and not (self.tool_calls or self.refusal):
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "content")
+        return self
+
+    def _only_for(self, role: str, *fields: str) -> None:
+        for field in fields:
+            if self.role != role and getattr(self, field) is not None:
+                message = f"Unknown parameter: '{{path}}'. It belongs to messages of the role '{role}'."
+                raise problem("unknown_parameter", message, field)
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class TextFormat(RequestModel):
+    """The one format that asks for nothing."""
+
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(SamplingFields):
+    """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="By default the rest of the context.",
+        json_schema_extra={"x-excludes": ["max_tokens"]},
+    )  # fmt: skip
+    max_tokens: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="Older name of max_completion_tokens.",
+        json_schema_extra={"x-excludes": ["max_completion_tokens"]},
+    )  # fmt: skip
+    logprobs: bool | None = Field(None, description="Report the log-probability of each token.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="And of so many alternatives.", json_schema_extra={"x-requires": ["logprobs"]}
+    )
+
+    add_generation_prompt: bool | None = Field(
+        None, description="Open the assistant's turn; on by default.",
+        json_schema_extra={"x-excludes": ["continue_final_message"]},
+    )  # fmt: skip
+    continue_final_message: bool | None = Field(
+        None, description="Continue the last message instead of answering it.",
+        json_schema_extra={"x-excludes": ["add_generation_prompt"]},
+    )  # fmt: skip
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables that the chat template knows.")
+
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None, at_most(16)
+    ] = no_effect("Up to 16 pairs of strings.")
+    modalities: Annotated[list[Literal["text"]] | None, Field(min_length=1, max_length=1), SUPPORTED_VALUES_ONLY] = (
+        no_effect("Text is the only one.")
+    )
+    parallel_tool_calls: bool | None = no_effect("There are no tools yet.")
+    prompt_cache_key: str | None = no_effect("Prefixes are found without it.")
+    prompt_cache_retention: Annotated[Literal["in_memory"] | None, SUPPORTED_VALUES_ONLY] = no_effect("In memory only.")
+    safety_identifier: str | None = no_effect("Your own id of the end user.", max_length=64)
+    service_tier: Annotated[Literal["auto", "default"] | None, SUPPORTED_VALUES_ONLY] = no_effect("There is one tier.")
+    store: Annotated[Literal[False] | None, SUPPORTED_VALUES_ONLY] = no_effect("Nothing is stored.")
+    tool_choice: Annotated[Literal["none", "auto"] | None, SUPPORTED_ONLY] = refused("Tools come later.")
+    function_call: Annotated[Literal["none", "auto"] | None, SUPPORTED_ONLY] = refused("Tools come later.")
+    response_format: Annotated[TextFormat | None, SUPPORTED_ONLY] = refused("Other formats than text come later.")
+
+    audio: Refused = refused("Audio output.")
+    functions: Refused = refused("Tools come later.")
+    moderation: Refused = refused("Moderation.")
+    prediction: Refused = refused("Predicted output comes later.")
+    prompt_cache_options: Refused = refused("Control of the prompt cache.")
+    reasoning_effort: Refused = refused("Reasoning comes later.")
+    tools: Refused = refused("Tools come later.")
+    verbosity: Refused = refused("Control of the length.")
+    web_search_options: Refused = refused("Web search.")
+    best_of: Annotated[Literal[1] | None, SUPPORTED_ONLY] = refused("Choosing the best of several outputs.")
+    chat_template: Refused = refused("Templates of the request's own.")
+    documents: Refused = refused("Documents for the template.")
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> "ChatCompletionRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            message = "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled."
+            raise problem("invalid_value", message, "top_logprobs")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            message = "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported."
+            raise problem("invalid_parameter_combination", message, "max_tokens")
+        if self.add_generation_prompt and self.continue_final_message:
+            message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
+            raise problem("invalid_parameter_combination", message, "continue_final_message")
+        return self
+
+    @property
+    def opens_turn(self) -> bool:
+        """Whether the prompt ends with the beginning of the assistant's turn."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt

@@ -1,0 +1,121 @@
+"""The fields that completions and chat completions share."""
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.openai.protocol.rules import (
+    SUPPORTED_ONLY,
+    SUPPORTED_VALUES_ONLY,
+    Refused,
+    RequestModel,
+    at_most,
+    no_effect,
+    problem,
+    refused,
+    shape,
+)
+
+MAX_STOPS = 4
+MAX_STOP_LENGTH = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_PROMPT_LOGPROBS = 20
+
+TokenId = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stop = Annotated[
+    Annotated[StopString, Tag("<string>")]
+    | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<array>")],
+    Discriminator(shape),
+]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(max_length=20)], Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_LOGIT_BIAS)
+]
+
+
+class StreamOptions(RequestModel):
+    """How a stream is written."""
+
+    include_usage: bool | None = Field(None, description="Send a last chunk with the usage of the whole request.")
+    continuous_usage_stats: bool | None = Field(None, description="Send the usage so far with every chunk.")
+    include_obfuscation: Annotated[Literal[False] | None, SUPPORTED_VALUES_ONLY] = refused(
+        "Padding of the chunks against traffic analysis."
+    )
+
+
+class SamplingFields(RequestModel):
+    """How tokens are chosen, when to stop, and what to report: OpenAI's fields, then the extensions."""
+
+    model: str = Field(description="Name of the served model.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy. By default the model's own, or 1.")
+    top_p: float | None = Field(None, ge=0, le=1, description="Mass of the nucleus. By default the model's own, or 1.")
+    n: int | None = Field(None, ge=1, le=128, description="Choices for each prompt; 1 by default.")
+    stop: Stop | None = Field(None, description=f"Up to {MAX_STOPS} strings that end the output.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: LogitBias | None = Field(None, description="Token id, as a string, to a value added to its logit.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=2**63 - 1, description="Drawn if not given, and returned either way as `seed`."
+    )
+    stream: bool | None = Field(None, description="Answer with server-sent events.")
+    stream_options: StreamOptions | None = Field(None, json_schema_extra={"x-requires": ["stream"]})
+    user: str | None = no_effect("Your own id of the end user.")
+
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="Keep the k best tokens; 0 or -1 turns it off.")
+    min_p: float | None = Field(None, ge=0, le=1, description="Least share of the highest probability.")
+    typical_p: float | None = Field(None, gt=0, le=1, description="Mass of locally typical sampling; 1 turns it off.")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="1 turns it off.")
+    no_repeat_ngram_size: int | None = Field(None, ge=0, le=2**31 - 1, description="0 turns it off.")
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+        None, max_length=128, fail_fast=True, description="Words that must not appear in the output."
+    )
+    allowed_token_ids: list[TokenId] | None = Field(
+        None, min_length=1, fail_fast=True, description="Only these tokens may be chosen."
+    )
+    min_tokens: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="Until so many tokens were generated, nothing but max_tokens ends them."
+    )
+    ignore_eos: bool | None = Field(None, description="Go on after the end-of-sequence token.")
+    stop_token_ids: list[TokenId] | None = Field(
+        None, max_length=128, fail_fast=True, description="Tokens that end the output."
+    )
+    include_stop_str_in_output: bool | None = Field(None, description="Show what ended the output as well.")
+    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; on by default.")
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_PROMPT_LOGPROBS, description="Report so many alternatives for each token of the prompt.",
+        json_schema_extra={"x-excludes": ["stream"]},
+    )  # fmt: skip
+    return_token_ids: bool | None = Field(None, description="Report the token ids of prompt and output.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="Keep only so many tokens at the end of the prompt; -1: what fits."
+    )
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="Lower runs first. Needs the server's policy to be `priority`."
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
+    )
+
+    use_beam_search: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused("Beam search.")
+    length_penalty: Refused = refused("Beam search.")
+    early_stopping: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused("Beam search.")
+    structured_outputs: Refused = refused("Output by a grammar.")
+    logits_processors: Refused = refused("Code that changes logits.")
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> "SamplingFields":
+        if self.stream_options is not None and not self.stream:
+            message = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+            raise problem("invalid_value", message, "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            message = "Unsupported parameter: 'prompt_logprobs' is not supported when 'stream' is enabled."
+            raise problem("unsupported_parameter", message, "prompt_logprobs")
+        if self.truncate_prompt_tokens == 0:
+            message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
+            raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
+        return self
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, however they were written."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -1,0 +1,94 @@
+"""The base of all request models: nothing unknown, nothing coerced, and what is not supported refused by name.
+
+How a field is treated stands in its JSON schema under `x-support`, from which /v1/capabilities is made: "honoured"
+(where nothing stands), "no_effect" (accepted, cannot change the output), "refused" (only values that ask for nothing
+are accepted). `x-requires` and `x-excludes` name fields that it needs or that it cannot go together with.
+"""
+
+import difflib
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import ValidatorFunctionWrapHandler
+
+from server.errors import shorten
+
+
+def problem(code: str, message: str, field: str = "") -> PydanticCustomError:
+    """An error with a code and a message of our own.
+
+    `field` is the path of the culprit below the place where this is raised; `{path}` in the message becomes the whole
+    path.
+    """
+    return PydanticCustomError(code, "{problem}", {"problem": message, "field": field})
+
+
+class RequestModel(BaseModel):
+    """Unknown fields are refused with a hint, null counts as absent, and types are taken as they are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _know_every_field(cls, value: object) -> object:
+        if isinstance(value, dict):
+            unknown = next((key for key in value if key not in cls.model_fields), None)
+            if unknown is not None:
+                raise _unknown_parameter(unknown, list(cls.model_fields))
+        return value
+
+
+def _unknown_parameter(name: str, known: list[str]) -> PydanticCustomError:
+    name = shorten(name)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return problem("unknown_parameter", "Unknown parameter: '{path}'." + hint, name)
+
+
+def _only(code: str) -> WrapValidator:
+    """Whatever the annotated type does not accept is refused with this code."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise PydanticCustomError(code, code) from None
+
+    return WrapValidator(validate)
+
+
+SUPPORTED_ONLY = _only("unsupported_parameter")
+"""Wraps a type that has only the values of a field that ask for nothing."""
+SUPPORTED_VALUES_ONLY = _only("unsupported_value")
+"""Wraps a type that has only those of a field's values that this server can honour."""
+
+Refused = Annotated[None, SUPPORTED_ONLY]
+"""A field of the API that this server does not support in any way."""
+
+
+def refused(description: str) -> Any:
+    """The default of a field whose type lists only values that ask for nothing."""
+    return Field(None, description=description, json_schema_extra={"x-support": "refused"})
+
+
+def no_effect(description: str, **limits: Any) -> Any:
+    """The default of a field that is validated and cannot change the output."""
+    return Field(None, description=description, json_schema_extra={"x-support": "no_effect"}, **limits)
+
+
+def at_most(limit: int) -> WrapValidator:
+    """Counts an object's properties before looking at any of them."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        if isinstance(value, dict) and len(value) > limit:
+            expected = f"Expected an object with at most {limit} properties, but got {len(value)} properties instead."
+            raise problem("object_above_max_properties", f"Invalid '{{path}}': too many properties. {expected}")
+        return handler(value)
+
+    return WrapValidator(validate)
+
+
+def shape(value: object) -> str | None:
+    """Tag of a union of string and array, for pydantic's Discriminator."""
+    return "<string>" if isinstance(value, str) else "<array>" if isinstance(value, list) else None

@@ -1,0 +1,100 @@
+"""The model that the server speaks for: its name, its defaults, and the fingerprint of what determines its answers."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from server import __version__
+from server.config import Settings
+from server.engine.client import EngineInfo
+from server.tokenization import Tokenizer, read_json
+
+_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What generation_config.json sets; None where it says nothing."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output; the file may name one or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model under one name."""
+
+    name: str
+    defaults: GenerationDefaults = GenerationDefaults()
+    digest: str = ""
+    """Of the model's files."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time in seconds."""
+
+    @classmethod
+    def from_folder(cls, folder: Path, tokenizer: Tokenizer, name: str) -> "ServedModel":
+        """Raises OSError or ValueError if a file is missing or not what it should be."""
+        return cls(name, load_defaults(folder, tokenizer), digest_folder(folder))
+
+    def fingerprint(self, info: EngineInfo, settings: Settings) -> str:
+        """Changes whenever the answer to the same request may."""
+        parts = (__version__, self.digest, info.dtype, info.device, str(info.max_model_len), settings.logprobs)
+        return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
+    """The defaults of a model folder.
+
+    The tokens that end the output come from generation_config.json, else from config.json, else from the tokenizer.
+    Raises ValueError if a value is not a number.
+    """
+    generation = read_json(folder / "generation_config.json")
+    config = read_json(folder / "config.json")
+    eos = _token_ids(generation.get("eos_token_id")) or _token_ids(config.get("eos_token_id"))
+    if not eos:
+        token = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
+        eos = () if token is None else (token,)
+    return GenerationDefaults(
+        temperature=_number(generation, "temperature"),
+        top_k=_integer(generation, "top_k"),
+        top_p=_number(generation, "top_p"),
+        min_p=_number(generation, "min_p"),
+        typical_p=_number(generation, "typical_p"),
+        repetition_penalty=_number(generation, "repetition_penalty"),
+        no_repeat_ngram_size=_integer(generation, "no_repeat_ngram_size"),
+        eos_token_ids=eos,
+    )
+
+
+def digest_folder(folder: Path) -> str:
+    """A hash of the folder's files: their names, sizes and beginnings, which hold the headers of weight files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(f"{path.name}\n{path.stat().st_size}\n".encode())
+            digest.update(file.read(_HEAD_BYTES))
+    return digest.hexdigest()
+
+
+def _token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+    return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+
+
+def _number(config: Mapping[str, Any], key: str) -> float | None:
+    value = config.get(key)
+    return None if value is None else float(value)
+
+
+def _integer(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return None if value is None else int(value)

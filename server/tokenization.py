@@ -1,0 +1,148 @@
+"""Text to tokens and back, from a model folder. Uses the `tokenizers` library alone, and so starts quickly.
+
+chat_template.py turns messages into the text of a prompt; detokenizer.py turns tokens into text as they come.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as TokenizerModel
+
+from server.chat_template import ChatTemplate
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A model's tokenizer with its special tokens and its chat template."""
+
+    def __init__(self, model: TokenizerModel, config: Mapping[str, Any], chat_template: str | None) -> None:
+        """`config` is the content of tokenizer_config.json. Truncation and padding of the file are turned off."""
+        model.no_truncation()
+        model.no_padding()
+        self._model = model
+        self.tokenizer_class = str(config.get("tokenizer_class", "PreTrainedTokenizerFast"))
+        self.special_tokens = _special_tokens(config)
+        """Name, such as "eos_token", to text."""
+        self.special_ids = frozenset(i for i, token in model.get_added_tokens_decoder().items() if token.special)
+        self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template is not None else None
+        self._token_bytes = _ByteReader(model)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Raises OSError or ValueError if a file is missing or not what it should be."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} holds no tokenizer.json.")
+        config = read_json(folder / "tokenizer_config.json")
+        config = {**read_json(folder / "special_tokens_map.json"), **config}
+        return cls(TokenizerModel.from_file(str(path)), config, _read_template(folder, config))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Added tokens included. The model's own vocabulary may be padded to more."""
+        return self._model.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._model.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of the tokens; ids outside the vocabulary have none."""
+        return self._model.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token given by its text in the vocabulary."""
+        return self._model.token_to_id(text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for, which need not be whole characters."""
+        return self._token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        r"""The token as a string; `bytes:\\xe2\\x80` where it is no whole characters, as OpenAI writes it."""
+        raw = self.token_bytes(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that the text certainly needs, found without encoding it."""
+        if self._model.normalizer is not None or not self._longest_token:
+            return 0
+        return len(text) // self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """No token covers more characters of text than this."""
+        return max((len(token) for token in self._model.get_vocab()), default=0)
+
+
+class _ByteReader:
+    """Token id to bytes, by the convention of the tokenizer's decoder."""
+
+    def __init__(self, model: TokenizerModel) -> None:
+        self._model = model
+        self._added = model.get_added_tokens_decoder()
+        decoder = str(model.decoder)
+        self._byte_level = "ByteLevel" in decoder
+        self._byte_fallback = "ByteFallback" in decoder
+        self._byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+
+    def __call__(self, token_id: int) -> bytes:
+        token = self._model.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added:
+            return token.encode()
+        if self._byte_level:
+            return bytes(self._byte_of[character] for character in token if character in self._byte_of)
+        if self._byte_fallback:
+            if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+                return bytes.fromhex(token[3:5])
+            return token.replace("\u2581", " ").encode()
+        return self._model.decode([token_id], skip_special_tokens=False).encode()
+
+
+def byte_characters() -> str:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    stand_in = {byte: 256 + index for index, byte in enumerate(others)}
+    return "".join(chr(stand_in.get(byte, byte)) for byte in range(256))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a file; empty if there is no such file. Raises ValueError if it holds anything else."""
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} does not hold a JSON object.")
+    return content
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Each is given as a string, or as an object with its content."""
+    tokens = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """A file of its own, or an entry of the configuration: one template, or several by name."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    entry = config.get("chat_template")
+    if isinstance(entry, list):
+        named = {item["name"]: item["template"] for item in entry}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None

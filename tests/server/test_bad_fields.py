@@ -1,0 +1,185 @@
+"""Each field has its limits, each violation its own error, and nothing is ignored in silence."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, refused
+
+pytestmark = pytest.mark.usefixtures("goes_on")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temperature": "1"}, "temperature", "invalid_type"),
+        ({"temperature": True}, "temperature", "invalid_type"),
+        ({"temperature": 10**400}, "temperature", "decimal_above_max_value"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
+        ({"max_tokens": 1.0}, "max_tokens", "invalid_type"),
+        ({"max_tokens": "5"}, "max_tokens", "invalid_type"),
+        ({"n": True}, "n", "invalid_type"),
+        ({"stream": 1}, "stream", "invalid_type"),
+        ({"stream": "true"}, "stream", "invalid_type"),
+        ({"stop": 3}, "stop", "invalid_type"),
+        ({"stop": ["a", None]}, "stop[1]", "invalid_type"),
+        ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias.5", "invalid_type"),
+        ({"seed": 0.5}, "seed", "invalid_type"),
+        ({"model": 3}, "model", "invalid_type"),
+        ({"messages": "hi"}, "messages", "invalid_type"),
+        ({"messages": [3]}, "messages[0]", "invalid_type"),
+        ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages[0].content", "invalid_type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content[0].text",
+         "invalid_type"),
+        ({"temperature": 200}, "temperature", "decimal_above_max_value"),
+        ({"temperature": -0.1}, "temperature", "decimal_below_min_value"),
+        ({"top_p": 1.1}, "top_p", "decimal_above_max_value"),
+        ({"presence_penalty": -2.5}, "presence_penalty", "decimal_below_min_value"),
+        ({"frequency_penalty": 3}, "frequency_penalty", "decimal_above_max_value"),
+        ({"n": 10**9}, "n", "integer_above_max_value"),
+        ({"n": 0}, "n", "integer_below_min_value"),
+        ({"max_tokens": -1}, "max_tokens", "integer_below_min_value"),
+        ({"seed": 2**63}, "seed", "integer_above_max_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "integer_above_max_value"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "decimal_above_max_value"),
+        ({"logit_bias": {"320": 1}}, "logit_bias.320", "integer_above_max_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"07": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {str(i): 0 for i in range(2000)}}, "logit_bias", "object_above_max_properties"),
+        ({"typical_p": 0}, "typical_p", "decimal_below_min_value"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "decimal_below_min_value"),
+        ({"top_k": -2}, "top_k", "integer_below_min_value"),
+        ({"min_tokens": 6}, "min_tokens", "integer_above_max_value"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "integer_below_min_value"),
+        ({"stop": [str(i) for i in range(200)]}, "stop", "array_above_max_length"),
+        ({"stop": ""}, "stop", "string_below_min_length"),
+        ({"stop": ["a", ""]}, "stop[1]", "string_below_min_length"),
+        ({"stop": "x" * 2000}, "stop", "string_above_max_length"),
+        ({"cache_salt": ""}, "cache_salt", "string_below_min_length"),
+        ({"cache_salt": "x" * 129}, "cache_salt", "string_above_max_length"),
+        ({"bad_words": [""]}, "bad_words[0]", "string_below_min_length"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "empty_array"),
+        ({"allowed_token_ids": [5, 320]}, "allowed_token_ids[1]", "integer_above_max_value"),
+        ({"allowed_token_ids": [301], "min_tokens": 1}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": [120], "bad_words": ["x"]}, "allowed_token_ids", "invalid_value"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "integer_below_min_value"),
+        ({"stop_token_ids": [10**30]}, "stop_token_ids[0]", "integer_above_max_value"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "object_above_max_properties"),
+        ({"metadata": {"k": "x" * 513}}, "metadata.k", "string_above_max_length"),
+        ({"messages": []}, "messages", "empty_array"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "empty_array"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type",
+         "invalid_value"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls", "empty_array"),
+        ({"messages": [{"role": "user", "content": "x", "nmae": "y"}]}, "messages[0].nmae", "unknown_parameter"),
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge",
+         "unknown_parameter"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+        ({"top_logprobs": 1}, "top_logprobs", "invalid_value"),
+        ({"max_completion_tokens": 3}, "max_tokens", "invalid_parameter_combination"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message",
+         "invalid_parameter_combination"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking",
+         "unknown_parameter"),
+        ({"priority": 1}, "priority", "unsupported_value"),
+        ({"store": True}, "store", "unsupported_value"),
+        ({"service_tier": "flex"}, "service_tier", "unsupported_value"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention", "unsupported_value"),
+        ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation",
+         "unsupported_value"),
+    ],
+)  # fmt: skip
+async def test_fields_of_chat(client: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str):
+    message = await refused(client, CHAT, chat(**fields), param, code)
+    assert param.partition(".")[0].partition("[")[0] in message or code == "invalid_value"
+
+
+async def test_messages_say_what_is_expected(client: httpx.AsyncClient):
+    message = await refused(client, CHAT, chat(temperature=200), "temperature", "decimal_above_max_value")
+    assert message == (
+        "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 200 instead."
+    )
+    message = await refused(client, CHAT, chat(temprature=1), "temprature", "unknown_parameter")
+    assert message == "Unknown parameter: 'temprature'. Did you mean 'temperature'?"
+    message = await refused(client, CHAT, chat(n="x"), "n", "invalid_type")
+    assert message == "Invalid type for 'n': expected an integer, but got a string instead."
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("web_search_options", {}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("reasoning_effort", "low"),
+        ("verbosity", "low"),
+        ("moderation", {"model": "x"}),
+        ("prompt_cache_options", {"mode": "implicit"}),
+        ("use_beam_search", True),
+        ("best_of", 2),
+        ("length_penalty", 1.5),
+        ("early_stopping", True),
+        ("structured_outputs", {"regex": "a"}),
+        ("logits_processors", ["x"]),
+        ("chat_template", "{{ messages }}"),
+        ("documents", [{"text": "x"}]),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name(client: httpx.AsyncClient, name: str, value: object):
+    message = await refused(client, CHAT, chat(**{name: value}), name, "unsupported_parameter")
+    assert f"'{name}'" in message
+    assert (await client.post(CHAT, json=chat(**{name: None}))).status_code == 200
+
+
+async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient, engine: FakeEngine):
+    neutral = {
+        "tool_choice": "none", "function_call": "auto", "response_format": {"type": "text"}, "modalities": ["text"],
+        "use_beam_search": False, "best_of": 1, "early_stopping": False, "parallel_tool_calls": True, "store": False,
+        "user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "service_tier": "auto", "prompt_cache_key": "k",
+        "prompt_cache_retention": "in_memory", "stop": [], "priority": 0,
+    }  # fmt: skip
+    for body in (chat(seed=1), chat(seed=1, **neutral)):
+        assert (await client.post(CHAT, json=body)).status_code == 200
+    assert engine.requests[0].sampling == engine.requests[1].sampling
+    assert engine.requests[0].prompt == engine.requests[1].prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"prompt": []}, "prompt", "empty_array"),
+        ({"prompt": [[]]}, "prompt[0]", "empty_array"),
+        ({"prompt": ""}, "prompt", "invalid_value"),
+        ({"prompt": None}, "prompt", "invalid_type"),
+        ({"prompt": [1, "a"]}, "prompt[1]", "invalid_type"),
+        ({"prompt": [[1], [1, 320]]}, "prompt[1][1]", "integer_above_max_value"),
+        ({"prompt": [1, 2, 99999]}, "prompt[2]", "integer_above_max_value"),
+        ({"prompt": [-1]}, "prompt[0]", "integer_below_min_value"),
+        ({"prompt": ["a"] * 1025}, "prompt", "array_above_max_length"),
+        ({"prompt": ["a"] * 1000, "n": 2}, "n", "integer_above_max_value"),
+        ({"logprobs": 6}, "logprobs", "integer_above_max_value"),
+        ({"logprobs": True}, "logprobs", "invalid_type"),
+        ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+        ({"max_completion_tokens": 1}, "max_completion_tokens", "unknown_parameter"),
+    ],
+)
+async def test_fields_of_completions(client: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str):
+    await refused(client, COMPLETIONS, completion(**fields), param, code)
