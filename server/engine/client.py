@@ -1,4 +1,4 @@
-"""What the HTTP side calls. One interface; `process.py` runs the engine in a process of its own, `inprocess.py` here."""
+"""What the HTTP side calls: one interface, whether the engine runs in a process of its own or in this one."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class QueueFullError(Exception):
 
 
 class RequestFailedError(Exception):
-    """This request cannot be completed: it failed alone, the engine goes on."""
+    """One request cannot be completed: it failed alone, the engine goes on."""
 
 
 class EngineClient(Protocol):

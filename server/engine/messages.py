@@ -85,7 +85,7 @@ def _to_plain(value: object) -> str:
     raise NotImplementedError(f"{type(value).__name__} has no wire format")
 
 
-def _from_plain(kind: type, value: Any) -> Path:  # noqa: ANN401  (msgspec's own signature)
+def _from_plain(kind: type, value: Any) -> Path:
     if kind is Path:
         return Path(value)
     raise NotImplementedError(f"{kind.__name__} has no wire format")
