@@ -103,7 +103,9 @@ class _Life:
         try:
             tokenizer = Tokenizer.from_folder(self._folder.path)
             app = create_app(engine, tokenizer, self._settings, self._folder)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise StartError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+        except ValueError as error:
             raise StartError(str(error)) from None
         return DrainingServer(configure(app, self._settings.client_timeout_s), engine, self._settings.drain_grace_s)
 

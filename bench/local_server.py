@@ -1,0 +1,79 @@
+"""A server of our own to measure: started on a free port, ended with the block."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+START_TIMEOUT_S = 600.0
+END_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A server that is ready."""
+
+    url: str
+    """Without /v1."""
+    pid: int
+
+
+@contextlib.asynccontextmanager
+async def local_server(arguments: Sequence[str]) -> AsyncIterator[LocalServer]:
+    """Run `samewise serve` with these arguments; wait until it is ready, end it afterwards.
+
+    Raises RuntimeError if it does not become ready, or does not end with code 0.
+    """
+    port = _free_port()
+    command = [sys.executable, "-m", "server.cli", "serve", "--host", "127.0.0.1", "--port", str(port), *arguments]
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        await _until_ready(url, process)
+        yield LocalServer(url, process.pid)
+        process.send_signal(signal.SIGTERM)
+        code = await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if code != 0:
+        raise RuntimeError(f"the server ended with code {code}")
+
+
+def process_family(pid: int) -> list[int]:
+    """A process and all its descendants, from /proc."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [pid, *(one for child in children for one in process_family(child))]
+
+
+def resident_mib(pid: int) -> float:
+    """Memory of a process that is its own and in use (private and shared pages), from /proc."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+async def _until_ready(url: str, process: asyncio.subprocess.Process) -> None:
+    async with asyncio.timeout(START_TIMEOUT_S), httpx.AsyncClient(trust_env=False) as client:
+        while process.returncode is None:
+            with contextlib.suppress(httpx.TransportError):
+                if (await client.get(f"{url}/ready")).status_code == 200:
+                    return
+            await asyncio.sleep(0.1)
+    raise RuntimeError(f"the server ended with code {process.returncode} before it was ready")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

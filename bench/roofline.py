@@ -1,0 +1,145 @@
+"""What this machine can do at best: read bandwidth and fp32 matrix rate, on the CPU or a GPU.
+
+Generating a token reads every weight once, so bandwidth / bytes of weights bounds the tokens a second of one stream;
+the matrix rate bounds prompts and large batches.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+MATRIX_SIZES = (512, 1024, 2048)
+CPU_BUFFER_BYTES = 1 << 30
+CUDA_BUFFER_BYTES = 4 << 30
+ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_tile", "asimd", "sve", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The best of several measurements."""
+
+    device: str
+    processor: str
+    cores: int
+    """That this process may use; of a GPU, its multiprocessors."""
+    threads: int
+    isa: str
+    torch: str
+    read_gb_per_s: float
+    """Reading a buffer much larger than the caches; 1 GB is 10^9 bytes."""
+    copy_gb_per_s: float
+    """Bytes read and written by a copy."""
+    fp32_gflop_per_s: float
+    """The best square matrix product; TF32 is off."""
+    fp32_size: int
+    """Of that product."""
+
+
+def measure(device: str = "cpu", *, seconds: float = 2.0, buffer_bytes: int | None = None) -> Roofline:
+    """Measure a device for about this long for each number."""
+    size = buffer_bytes or (CPU_BUFFER_BYTES if device == "cpu" else CUDA_BUFFER_BYTES)
+    read, copy = _memory_rates(size, device, seconds)
+    rates = {n: 2 * n**3 / _best_time(_product(n, device), device, seconds / 2) for n in MATRIX_SIZES}
+    fastest = max(rates, key=lambda n: rates[n])
+    processor, cores, isa = _describe_cpu() if device == "cpu" else _describe_cuda()
+    return Roofline(
+        device=device,
+        processor=processor,
+        cores=cores,
+        threads=torch.get_num_threads(),
+        isa=isa,
+        torch=torch.__version__,
+        read_gb_per_s=read / 1e9,
+        copy_gb_per_s=copy / 1e9,
+        fp32_gflop_per_s=rates[fastest] / 1e9,
+        fp32_size=fastest,
+    )
+
+
+def table(result: Roofline) -> Table:
+    """The result for people."""
+    lines = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    lines.add_row("Processor", f"{result.processor}, {result.cores} cores, {result.threads} threads")
+    lines.add_row("Instructions", result.isa)
+    lines.add_row("Read", f"{result.read_gb_per_s:.1f} GB/s")
+    lines.add_row("Copy", f"{result.copy_gb_per_s:.1f} GB/s, read and written")
+    lines.add_row("fp32 matrix", f"{result.fp32_gflop_per_s:,.0f} GFLOP/s at {result.fp32_size}")
+    return lines
+
+
+def _memory_rates(size: int, device: str, seconds: float) -> tuple[float, float]:
+    """Bytes a second of reading and of copying a buffer of this many bytes."""
+    source = torch.ones(size // 4, device=device)
+    target = torch.zeros_like(source)
+    read_time = _best_time(source.sum, device, seconds)
+    return size / read_time, 2 * size / _best_time(lambda: target.copy_(source), device, seconds)
+
+
+def _product(size: int, device: str) -> Callable[[], object]:
+    a, b = torch.rand(size, size, device=device), torch.rand(size, size, device=device)
+    out = torch.empty(size, size, device=device)
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def _best_time(action: Callable[[], object], device: str, seconds: float) -> float:
+    """The shortest of at least three runs after a first one."""
+
+    def run() -> float:
+        start = time.perf_counter()
+        action()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    run()
+    times = [run() for _ in range(3)]
+    while sum(times) < seconds:
+        times.append(run())
+    return min(times)
+
+
+def _describe_cpu() -> tuple[str, int, str]:
+    """Name, usable cores, and the instruction sets that matter here."""
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in info.splitlines())}
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    isa = [flag for flag in ISA_FLAGS if flag in flags] + [f"torch uses {torch.backends.cpu.get_cpu_capability()}"]
+    return fields.get("model name") or platform.machine(), len(os.sched_getaffinity(0)), ", ".join(isa)
+
+
+def _describe_cuda() -> tuple[str, int, str]:
+    properties = torch.cuda.get_device_properties(0)
+    return (
+        properties.name,
+        properties.multi_processor_count,
+        f"compute capability {properties.major}.{properties.minor}",
+    )
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description="Measure the read bandwidth and the matrix rate of this machine.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, help="CPU threads; by default the cores at hand")
+    parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device here")
+    torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    result = measure(arguments.device)
+    Console().print(table(result))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

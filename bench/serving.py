@@ -1,0 +1,84 @@
+"""`samewise bench` at several concurrencies, next to what the machine can do: one run, one table, one JSON file."""
+
+import argparse
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import roofline
+from bench.local_server import local_server
+from server.loadtest.display import progress_bar
+from server.loadtest.session import BenchOptions, BenchResult, run_bench
+from server.loadtest.workload import Lengths, Workload
+
+REQUESTS_PER_CLIENT = 4
+
+
+async def measure(
+    concurrencies: list[int], input_len: int, output_len: int, server_arguments: list[str]
+) -> list[BenchResult]:
+    """Start a server and put each load on it, from few clients to many; prompts never repeat."""
+    results = []
+    async with local_server(["--log-level", "warning", *server_arguments]) as server:
+        for concurrency in concurrencies:
+            num_requests = max(8, REQUESTS_PER_CLIENT * concurrency)
+            workload = Workload(
+                num_requests, Lengths(input_len, input_len), Lengths(output_len, output_len), seed=concurrency
+            )
+            with progress_bar(num_requests) as advance:
+                options = BenchOptions(
+                    f"{server.url}/v1", workload, concurrency=concurrency, warmup=min(concurrency, 4)
+                )
+                results.append(await run_bench(options, advance))
+    return results
+
+
+def table(results: list[BenchResult]) -> Table:
+    """One line for each concurrency."""
+    lines = Table("clients", "output tok/s", "total tok/s", "TTFT p50", "p99", "between tokens p50", "p99", "failed")
+    for column in lines.columns:
+        column.justify = "right"
+    for result in results:
+        report = result.report
+        first, gap = report.time_to_first_token_ms, report.inter_token_ms
+        lines.add_row(
+            str(result.concurrency),
+            f"{report.output_tokens_per_s:.1f}",
+            f"{report.total_tokens_per_s:.1f}",
+            *(f"{value:.0f} ms" for value in ((first.p50, first.p99) if first else ())),
+            *(f"{value:.1f} ms" for value in ((gap.p50, gap.p99) if gap else ())),
+            str(report.num_requests - report.num_completed),
+        )
+    return lines
+
+
+def main() -> None:
+    """Measure the machine, then the server; print both, write both."""
+    parser = argparse.ArgumentParser(
+        description="Measure the server at several concurrencies, together with the machine it runs on.",
+        epilog="Further arguments go to `samewise serve`.",
+    )
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
+    arguments, server_arguments = parser.parse_known_args()
+    console = Console()
+    machine = roofline.measure(arguments.device)
+    console.print(roofline.table(machine))
+    server_arguments += ["--device", arguments.device]
+    results = asyncio.run(measure(arguments.concurrency, arguments.input_len, arguments.output_len, server_arguments))
+    console.print(table(results))
+    if arguments.output:
+        content: dict[str, Any] = {"machine": asdict(machine), "loads": [result.as_dict() for result in results]}
+        arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Many mixed requests from many clients, some of which leave early: all others complete, and nothing is left behind."""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.progress import Progress
+
+from bench.local_server import local_server, process_family, resident_mib
+from bench.soak_mix import SoakRequest, make_mix
+from server.api_client import DONE, EventParser, error_message
+
+SETTLE_S = 10.0
+SETTLE_CHECK_S = 0.2
+MEMORY_SLACK_MIB = 24.0
+MEMORY_SLACK_SHARE = 0.05
+SERVER_ARGUMENTS = ("--kv-cache-gib", "0.25", "--log-level", "warning")
+"""A small cache is soon used all over, so that the memory of the engine says something; and requests are preempted."""
+
+Answer = tuple[tuple[str, str | None], ...]
+"""Text and finish reason of each choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoakPlan:
+    """What to do to the server at `url` (without /v1)."""
+
+    url: str
+    requests: int = 2000
+    clients: int = 64
+    leave_share: float = 0.2
+    checked: int = 50
+    """Completed requests that are sent again, alone, and must give the same answer."""
+    pid: int | None = None
+    """Of the server, if it runs here: then the memory of it and its children is watched."""
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class SoakReport:
+    """What came of it."""
+
+    completed: int = 0
+    left: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    checked: int = 0
+    mismatches: list[str] = field(default_factory=list)
+    left_behind: dict[str, float] = field(default_factory=dict)
+    """Gauges that did not return to zero."""
+    memory_mib: dict[int, list[float]] = field(default_factory=dict)
+    """Of each process, over the run."""
+
+    @property
+    def growing(self) -> list[str]:
+        """Processes that use more memory at the end than the first half explains."""
+        found = []
+        for pid, samples in self.memory_mib.items():
+            half, end = samples[: len(samples) // 2], samples[-len(samples) // 4 :]
+            if half and max(end) > max(half) * (1 + MEMORY_SLACK_SHARE) + MEMORY_SLACK_MIB:
+                found.append(f"process {pid} grew from {max(half):.0f} to {max(end):.0f} MiB")
+        return found
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is not as promised; empty if all is well."""
+        return [
+            *(f"{count} x {failure}" for failure, count in self.failures.most_common()),
+            *self.mismatches,
+            *(f"{name} is {value:g}, not 0" for name, value in self.left_behind.items()),
+            *self.growing,
+        ]
+
+
+class RequestFailedError(Exception):
+    """A request that should have been answered was not."""
+
+
+async def soak(plan: SoakPlan, progress: Progress | None = None) -> SoakReport:
+    """Run the plan. Failures are in the report; raises only if the server cannot be asked for its model."""
+    report = SoakReport()
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=plan.url, timeout=None, limits=limits, trust_env=False) as client:
+        model, vocab_size = await _describe(client)
+        mix = make_mix(plan.requests, plan.leave_share, model, vocab_size, plan.seed)
+        answers = await _run_clients(client, plan, mix, report, progress)
+        report.left_behind = await _settle(client)
+        await _check_alone(client, plan, answers, report)
+    return report
+
+
+async def _run_clients(
+    client: httpx.AsyncClient, plan: SoakPlan, mix: Sequence[SoakRequest], report: SoakReport, progress: Progress | None
+) -> list[tuple[SoakRequest, Answer]]:
+    """All requests, `clients` at a time. Returns those that were answered."""
+    answers: list[tuple[SoakRequest, Answer]] = []
+    queue = iter(mix)
+    task = progress.add_task("requests", total=len(mix)) if progress else None
+    sample_every = max(1, len(mix) // 40)
+
+    async def one_client() -> None:
+        for request in queue:
+            try:
+                answer = await _send(client, request)
+            except (RequestFailedError, httpx.TransportError) as error:
+                report.failures[str(error) or type(error).__name__] += 1
+            else:
+                if answer is None:
+                    report.left += 1
+                else:
+                    report.completed += 1
+                    answers.append((request, answer))
+            if (report.completed + report.left) % sample_every == 0 and plan.pid is not None:
+                _sample_memory(plan.pid, report)
+            if progress and task is not None:
+                progress.advance(task)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(plan.clients):
+            group.create_task(one_client())
+    return answers
+
+
+async def _send(client: httpx.AsyncClient, request: SoakRequest) -> Answer | None:
+    """The answer; None if the client left before its end. Raises RequestFailedError and httpx.TransportError."""
+    async with client.stream("POST", request.path, json=request.body) as response:
+        if response.status_code != 200:
+            raise RequestFailedError(f"HTTP {response.status_code}: {error_message(await response.aread())}")
+        if not request.body["stream"]:
+            return _answer_of([json.loads(await response.aread())])
+        chunks: list[dict[str, Any]] = []
+        parser = EventParser()
+        async for data in response.aiter_bytes():
+            for payload in parser.feed(data):
+                if payload == DONE:
+                    return _answer_of(chunks)
+                if request.leaves_after is not None and len(chunks) >= request.leaves_after:
+                    return None
+                chunks.append(json.loads(payload))
+                if "error" in chunks[-1]:
+                    raise RequestFailedError(error_message(payload))
+    raise RequestFailedError("the stream ended without [DONE]")
+
+
+def _answer_of(parts: list[dict[str, Any]]) -> Answer:
+    """From the one body, or from the chunks of a stream."""
+    texts: dict[int, str] = {}
+    reasons: dict[int, str | None] = {}
+    for choice in (choice for part in parts for choice in part["choices"]):
+        index = choice["index"]
+        message = choice.get("message") or choice.get("delta") or {}
+        texts[index] = texts.get(index, "") + (choice.get("text") or message.get("content") or "")
+        reasons[index] = choice["finish_reason"] or reasons.get(index)
+    return tuple((texts[index], reasons[index]) for index in sorted(texts))
+
+
+async def _check_alone(
+    client: httpx.AsyncClient, plan: SoakPlan, answers: list[tuple[SoakRequest, Answer]], report: SoakReport
+) -> None:
+    """Send some requests again, one at a time and not streamed: speed must not have changed the answer."""
+    sample = random.Random(plan.seed).sample(answers, min(plan.checked, len(answers)))
+    for request, answer in sample:
+        alone = await _send(client, SoakRequest(request.path, {**request.body, "stream": False}, None))
+        report.checked += 1
+        if alone != answer:
+            body = {key: value for key, value in request.body.items() if key not in ("prompt", "messages")}
+            report.mismatches.append(f"alone: {alone}, in the crowd: {answer}, for {body}")
+
+
+async def _describe(client: httpx.AsyncClient) -> tuple[str, int]:
+    models = (await client.get("/v1/models")).raise_for_status().json()
+    tokenizer = (await client.get("/tokenizer_info")).raise_for_status().json()
+    return models["data"][0]["id"], tokenizer["vocab_size"]
+
+
+async def _settle(client: httpx.AsyncClient) -> dict[str, float]:
+    """Wait until nothing runs and nothing is held; returns what does not go away."""
+    for _ in range(round(SETTLE_S / SETTLE_CHECK_S)):
+        if not await _held(client):
+            break
+        await asyncio.sleep(SETTLE_CHECK_S)
+    return await _held(client)
+
+
+async def _held(client: httpx.AsyncClient) -> dict[str, float]:
+    names = ("samewise:num_requests_running", "samewise:num_requests_waiting", "samewise:kv_cache_usage_perc")
+    families = text_string_to_metric_families((await client.get("/metrics")).raise_for_status().text)
+    values = {sample.name: sample.value for family in families for sample in family.samples if sample.name in names}
+    return {name: values.get(name, float("nan")) for name in names if values.get(name) != 0}
+
+
+def _sample_memory(pid: int, report: SoakReport) -> None:
+    for one in process_family(pid):
+        report.memory_mib.setdefault(one, []).append(resident_mib(one))
+
+
+async def _run(arguments: argparse.Namespace) -> SoakReport:
+    with Progress(console=Console(stderr=True)) as progress:
+        plan = SoakPlan(
+            arguments.url or "", arguments.requests, arguments.clients, pid=arguments.pid, seed=arguments.seed
+        )
+        if arguments.url:
+            return await soak(plan, progress)
+        async with local_server(SERVER_ARGUMENTS) as server:
+            own = SoakPlan(server.url, plan.requests, plan.clients, pid=server.pid, seed=plan.seed)
+            return await soak(own, progress)
+
+
+def main() -> None:
+    """Run the soak against a server of its own, or one that runs; exit with 1 if anything is not as promised."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", help="a running server, without /v1; by default one is started")
+    parser.add_argument("--pid", type=int, help="process id of that server, to watch its memory")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    report = asyncio.run(_run(parser.parse_args()))
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{report.completed} completed, {report.left} left early, {report.failures.total()} failed")
+    console.print(f"{report.checked - len(report.mismatches)} of {report.checked} give the same answer alone")
+    for pid, samples in report.memory_mib.items():
+        console.print(
+            f"process {pid}: {samples[0]:.0f} MiB at first, {max(samples):.0f} at most, {samples[-1]:.0f} in the end"
+        )
+    for problem in report.problems:
+        console.print(problem, style="red", markup=False)
+    sys.exit(1 if report.problems else 0)
+
+
+if __name__ == "__main__":
+    main()

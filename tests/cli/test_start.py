@@ -1,0 +1,49 @@
+"""A server that cannot start says why in one line and exits with 1."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.http_server import bind
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server.cli", "serve", "--host", "127.0.0.1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def last_line(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr.splitlines()[-1]
+
+
+def test_a_port_that_is_taken() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        result = serve("--port", str(port))
+    assert result.stderr == f"error: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    assert result.returncode == 1
+
+
+def test_a_model_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "model.txt"
+    file.write_text("no model")
+    assert last_line(serve("--port", "0", str(file))).startswith(f"error: {file} is a file but not a GGUF file")
+
+
+@pytest.mark.embedded
+@pytest.mark.usefixtures("embedded_folder")
+def test_an_engine_that_fails() -> None:
+    message = last_line(serve("--port", "0", "--kv-cache-gib", "0.001"))
+    assert message.startswith("error: The engine did not start: a KV cache of 1.0 MiB")
+
+
+@pytest.mark.embedded
+@pytest.mark.usefixtures("embedded_folder")
+def test_keys_that_cannot_be_read() -> None:
+    assert (
+        last_line(serve("--port", "0", "--api-keys-file", "none.txt")) == "error: none.txt: No such file or directory"
+    )
