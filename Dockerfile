@@ -29,7 +29,7 @@ RUN python -c "from rich.console import Console; from model_runner.models.reposi
 print(resolve_model(None, Console()))"
 
 FROM python:3.11-slim-bookworm
-RUN useradd --system --uid 10001 --create-home samewise
+RUN useradd --uid 10001 --create-home samewise
 COPY --from=build /opt/samewise/venv /opt/samewise/venv
 COPY --from=build --chown=10001:10001 /opt/samewise/cache /opt/samewise/cache
 ENV PATH=/opt/samewise/venv/bin:$PATH SAMEWISE_CACHE=/opt/samewise/cache HF_HOME=/opt/samewise/cache/hub PYTHONUNBUFFERED=1
