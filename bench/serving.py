@@ -40,7 +40,7 @@ async def measure(
 
 def table(results: list[BenchResult]) -> Table:
     """One line for each concurrency."""
-    lines = Table("clients", "output tok/s", "total tok/s", "TTFT p50", "p99", "between tokens p50", "p99", "failed")
+    lines = Table("clients", "output tok/s", "total tok/s", "TTFT ms p50", "p99", "next token ms p50", "p99", "failed")
     for column in lines.columns:
         column.justify = "right"
     for result in results:
@@ -50,8 +50,8 @@ def table(results: list[BenchResult]) -> Table:
             str(result.concurrency),
             f"{report.output_tokens_per_s:.1f}",
             f"{report.total_tokens_per_s:.1f}",
-            *(f"{value:.0f} ms" for value in ((first.p50, first.p99) if first else ())),
-            *(f"{value:.1f} ms" for value in ((gap.p50, gap.p99) if gap else ())),
+            *(f"{value:.0f}" for value in ((first.p50, first.p99) if first else ())),
+            *(f"{value:.1f}" for value in ((gap.p50, gap.p99) if gap else ())),
             str(report.num_requests - report.num_completed),
         )
     return lines

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,10 @@ class RunnerInfo:
     block_size: int
     device: str
     dtype: str
+    weights_s: float = 0.0
+    """Seconds that reading and packing the weights took."""
+    first_step_s: float = 0.0
+    """Seconds that the warm-up took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,9 @@ class ModelRunner:
         for line in plan.lines():
             logger.info(line)
 
+        start = time.perf_counter()
         target = HFTargetModel(load_model(config.model, hf_config, dtype, device))
+        weights_s = time.perf_counter() - start
         kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, dtype, device)
         sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
         runner = cls(
@@ -109,9 +115,12 @@ class ModelRunner:
                 block_size=config.block_size,
                 device=plan.device,
                 dtype=plan.dtype,
+                weights_s=weights_s,
             ),
         )
+        start = time.perf_counter()
         runner.warm_up()
+        runner.info = replace(runner.info, first_step_s=time.perf_counter() - start)
         return runner
 
     @property
@@ -151,14 +160,12 @@ class ModelRunner:
         Raises:
             UnsupportedModelError: if the model uses its weights in a way that cannot be served.
         """
-        start = time.perf_counter()
         admitted = AdmittedRequest("warm-up", (0,), 1, 0, (0,), SamplingParams(temperature=0.0))
         try:
             self.execute(StepPlan((), (), (admitted,), (ScheduledRequest("warm-up", 1, ()),)))
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         self._state.apply(StepPlan(("warm-up",), (), (), ()))
-        logger.info("first step in %.2f s", time.perf_counter() - start)
 
 
 def _results(

@@ -38,13 +38,16 @@ class Milestones:
     model_found: float
     http_ready: float
     engine_ready: float
+    of_engine: tuple[tuple[str, float], ...]
+    """What of the engine's time went where."""
 
     def __str__(self) -> str:
         http = self.http_ready - self.model_found
         engine = self.engine_ready - self.model_found
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.of_engine)
         return (
             f"{self.engine_ready:.1f} s (model found in {self.model_found:.1f} s; then, side by side, "
-            f"HTTP and tokenizer in {http:.1f} s, engine in {engine:.1f} s)"
+            f"HTTP and tokenizer in {http:.1f} s, engine in {engine:.1f} s: {parts})"
         )
 
 
@@ -118,7 +121,7 @@ class _Life:
             if engine.state is EngineState.FAILED:
                 raise StartError(str(error)) from None
             return
-        self._announce_ready(engine, Milestones(self._model_found, http_ready, self._elapsed()))
+        self._announce_ready(engine, Milestones(self._model_found, http_ready, self._elapsed(), engine.info.started_in))
         while engine.state is not EngineState.FAILED:  # noqa: ASYNC110  (the engine's interface has no such event)
             await asyncio.sleep(FAILURE_CHECK_S)
         server.should_exit = True

@@ -1,7 +1,5 @@
 """From a folder to a model that is ready to run."""
 
-import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +15,6 @@ from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_exp
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.models.packed import pack_weights
-
-logger = logging.getLogger("samewise.model")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -70,7 +66,7 @@ def load_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype, devic
     """
     register_attention()
     register_experts()
-    with _timed("weights read"), _quiet():
+    with _quiet():
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -98,16 +94,7 @@ def prepare(model: nn.Module, device: torch.device) -> None:
         pack_experts(model)
     except ValueError as error:
         raise UnsupportedModelError(str(error)) from error
-    with _timed("weights packed"):
-        pack_weights(model)
-
-
-@contextmanager
-def _timed(what: str) -> Iterator[None]:
-    """Log how long the block took."""
-    start = time.perf_counter()
-    yield
-    logger.info("%s in %.2f s", what, time.perf_counter() - start)
+    pack_weights(model)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ class EngineInfo:
     max_num_seqs: int
     device: str
     dtype: str
+    started_in: tuple[tuple[str, float], ...] = ()
+    """What took time at the start, with the seconds that it took."""
 
 
 class EngineUnavailableError(Exception):

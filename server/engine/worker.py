@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -31,11 +32,13 @@ Factory = Callable[[EngineConfig], LoadedEngine]
 
 def load_engine(config: EngineConfig) -> LoadedEngine:
     """The real engine. Raises ValueError or OSError, in words for the user, if the model cannot be served."""
+    start = time.perf_counter()
     from model_runner.runner import ModelRunner  # noqa: PLC0415  (brings torch)
     from scheduler.config import SchedulerConfig  # noqa: PLC0415
     from scheduler.engine import Engine  # noqa: PLC0415
     from scheduler.scheduler import Scheduler  # noqa: PLC0415
 
+    imports_s = time.perf_counter() - start
     runner = ModelRunner.load(config.runner)
     scheduler_config = SchedulerConfig(
         block_size=runner.info.block_size,
@@ -53,6 +56,11 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_num_seqs=config.runner.max_num_seqs,
         device=runner.info.device,
         dtype=runner.info.dtype,
+        started_in=(
+            ("imports", imports_s),
+            ("weights", runner.info.weights_s),
+            ("first step", runner.info.first_step_s),
+        ),
     )
     return LoadedEngine(Engine(Scheduler(scheduler_config, runner.info.num_blocks), runner), info)
 
