@@ -47,6 +47,22 @@ def test_probe_finds_the_rows_that_agree() -> None:
         probe_row_range(always_odd, 5)
 
 
+@pytest.mark.parametrize("row_range", [RowRange(1), RowRange(4), RowRange(16, 16)])
+def test_few_distinct_row_counts_reach_the_product(row_range: RowRange) -> None:
+    met: set[int] = set()
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        met.add(len(rows))
+        return rows * 2
+
+    for count in range(700):
+        rows = torch.arange(count, dtype=torch.float32).view(-1, 1)
+        assert torch.equal(row_range.apply(product, rows), rows * 2)
+    assert len(met) <= 28
+    assert min(met) == row_range.smallest
+    assert max(met) == row_range.largest
+
+
 def test_packed_weight_can_do_nothing_else() -> None:
     packed = PackedWeight(random(4, 4))
     assert packed.shape == (4, 4)
