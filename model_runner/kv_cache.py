@@ -52,15 +52,17 @@ class KVCache:
         for tensor in (*self.keys, *self.values):
             tensor[destination] = tensor[source]
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        """Set to zero what is not finite in these blocks, in all layers.
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero blocks that are handed out anew.
 
         Masked positions are multiplied with a weight of zero, which hides any number but NaN and infinity: without
         this, a computation that went wrong for one request would reach the next one to hold its blocks.
         """
+        if not blocks:
+            return
         index = torch.tensor(blocks, dtype=torch.int64, device=self.keys[0].device)
         for tensor in (*self.keys, *self.values):
-            tensor[index] = tensor[index].nan_to_num_(0.0, 0.0, 0.0)
+            tensor[index] = 0
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -53,6 +53,7 @@ def plan_memory(shape: ModelShape, config: RunnerConfig, dtype: torch.dtype, dev
 
     Raises:
         DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
+        ValueError: if the asked-for length is beyond the model's own.
     """
     free = free_memory(device)
     packed_head = shape.num_shared if device.type == "cpu" else 0  # reordered for oneDNN beside the embedding
@@ -63,7 +64,10 @@ def plan_memory(shape: ModelShape, config: RunnerConfig, dtype: torch.dtype, dev
         raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {device}")
 
     wanted = config.max_model_len or shape.max_model_len
-    cache = _cache_bytes(free - weights, per_token * wanted * config.max_num_seqs, config, device)
+    if wanted > shape.max_model_len:
+        raise ValueError(f"max_model_len {wanted:,} is more than the model's own limit of {shape.max_model_len:,}")
+    useful = -(-wanted // config.block_size) * per_block * config.max_num_seqs
+    cache = _cache_bytes(free - weights, useful, config, device)
     num_blocks = cache // per_block
     fitting = num_blocks * config.block_size
     if fitting < 1 or (config.max_model_len is not None and fitting < config.max_model_len):

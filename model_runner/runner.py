@@ -95,7 +95,7 @@ class ModelRunner:
             logger.info(line)
 
         start = time.perf_counter()
-        target = HFTargetModel(load_model(config.model, hf_config, dtype, device))
+        target = HFTargetModel(load_model(config.model, hf_config, dtype, device), device)
         weights_s = time.perf_counter() - start
         kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, dtype, device)
         sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
@@ -120,6 +120,7 @@ class ModelRunner:
         )
         start = time.perf_counter()
         runner.warm_up()
+        target.settle()
         runner.info = replace(runner.info, first_step_s=time.perf_counter() - start)
         return runner
 
@@ -130,6 +131,7 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass over all scheduled tokens and commit what it samples."""
+        self._kv_cache.clear(_new_blocks(plan, self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
         batch = self._state.gather(choices, plan.scheduled)
@@ -139,8 +141,6 @@ class ModelRunner:
         results = _results(plan, batch, picks, self._prompt_logprobs(logits, batch, [c.sampling for c in choices]))
         for choice, entry, result in zip(choices, plan.scheduled, results, strict=True):
             self._state.commit(choice, entry.num_tokens, result.tokens)
-            if result.error is not None:
-                self._kv_cache.scrub(choice.blocks)
         return StepResult(tuple(results))
 
     def _prompt_logprobs(
@@ -166,6 +166,14 @@ class ModelRunner:
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         self._state.apply(StepPlan(("warm-up",), (), (), ()))
+
+
+def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:
+    """Blocks whose content is nobody's: all that the plan hands out but shared ones and the targets of copies."""
+    fresh = [block for entry in plan.scheduled for block in entry.new_blocks]
+    for admitted in plan.admitted:
+        fresh += admitted.blocks[-(-admitted.num_computed // block_size) :]
+    return fresh
 
 
 def _results(

@@ -3,7 +3,7 @@
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from model_runner.contract import SamplingParams
@@ -84,15 +84,17 @@ class Planner:
         self._check_priority(fields.priority)
         seed_drawn = fields.seed is None
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
+        sampling = self._sampling(fields, wanted)
         requests = []
         for index, tokens in enumerate(prompts):
+            self._check_prompt(tokens, wanted.prompt_param)
             prompt = self._truncate(tokens, fields.truncate_prompt_tokens, wanted)
             max_tokens = self._max_tokens(len(prompt), wanted)
             requests.append(
                 EngineRequest(
                     request_id=f"{id}-{index}",
                     prompt=tuple(prompt),
-                    sampling=self._sampling(fields, seed + index if seed_drawn else seed, wanted),
+                    sampling=replace(sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1)),
                     max_tokens=max_tokens,
                     choices=tuple(ChoiceState(choice) for choice in range(n)),
                     priority=fields.priority or 0,
@@ -114,6 +116,19 @@ class Planner:
             index = next(i for i, token in enumerate(tokens) if token >= self._info.vocab_size)
             raise self._no_such_token(tokens[index], f"{path}[{index}]")
 
+    def _check_prompt(self, tokens: Sequence[int], noun: str) -> None:
+        """Refuses a text whose spelling has a token that the tokenizer knows and the model does not."""
+        strange = next((token for token in tokens if token >= self._info.vocab_size), None)
+        if strange is not None:
+            name = self._tokenizer.token_text(strange)
+            message = f"Invalid '{noun}': it contains the token {name!r}, which the model does not have."
+            raise InvalidRequestError(message, param=noun, code="invalid_value")
+
+    @property
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        """The model's own, less those that it cannot generate."""
+        return tuple(token for token in self._model.defaults.eos_token_ids if token < self._info.vocab_size)
+
     @property
     def _capacity(self) -> int:
         """Tokens that one choice may have, prompt and output together."""
@@ -125,12 +140,13 @@ class Planner:
             include_stop=bool(fields.include_stop_str_in_output),
             min_tokens=fields.min_tokens or 0,
             skip_special_tokens=fields.skip_special_tokens is not False,
-            eos_token_ids=() if fields.ignore_eos else self._model.defaults.eos_token_ids,
+            eos_token_ids=() if fields.ignore_eos else self._eos_token_ids,
         )
 
-    def _sampling(self, fields: SamplingFields, seed: int, wanted: Wanted) -> SamplingParams:
+    def _sampling(self, fields: SamplingFields, wanted: Wanted) -> SamplingParams:
+        """All but the seed, which differs between prompts."""
         defaults = self._model.defaults
-        eos = () if fields.ignore_eos else defaults.eos_token_ids
+        eos = () if fields.ignore_eos else self._eos_token_ids
         self.check_tokens(fields.stop_token_ids or (), "stop_token_ids")
         stop_ids = tuple(dict.fromkeys([*(fields.stop_token_ids or ()), *eos]))
         bad_words = self._bad_words(fields.bad_words or ())
@@ -150,7 +166,6 @@ class Planner:
             top_k=max(0, _first(fields.top_k, defaults.top_k, 0)),
             top_p=_first(fields.top_p, defaults.top_p, 1.0),
             min_p=_first(fields.min_p, defaults.min_p, 0.0),
-            seed=seed & (2**64 - 1),
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
         )
@@ -208,7 +223,7 @@ class Planner:
                 message = f"Invalid 'bad_words[{index}]': it has no tokens."
                 raise InvalidRequestError(message, param=f"bad_words[{index}]", code="invalid_value")
             spellings.update(dict.fromkeys(variants))
-        return tuple(spellings)
+        return tuple(word for word in spellings if max(word) < self._info.vocab_size)  # others cannot be generated
 
     def _allowed(
         self, fields: SamplingFields, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]

@@ -15,6 +15,7 @@ from transformers import (
     MixtralConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -48,6 +49,13 @@ def tiny_config(family: str) -> PretrainedConfig:
         "mixtral": lambda: MixtralConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2),
         "qwen3_moe": lambda: Qwen3MoeConfig(
             **_COMMON, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=36
+        ),
+        "qwen2_moe": lambda: Qwen2MoeConfig(
+            **_COMMON,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=36,
+            shared_expert_intermediate_size=44,
         ),
         "gemma2": lambda: Gemma2Config(
             **_COMMON, head_dim=16, query_pre_attn_scalar=16, sliding_window=40, attn_logit_softcapping=5.0

@@ -8,9 +8,12 @@ and divide are exact, so the formulas below are built from those.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import activations as hf
 
 
@@ -68,6 +71,44 @@ class ExactActivation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Elementwise; x is left alone."""
         return self._function(x)
+
+
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    return gelu(x) if approximate == "none" else gelu_tanh(x)
+
+
+_EXACT_FUNCTIONS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
+    F.silu: lambda x, inplace=False: silu(x),
+    F.gelu: _gelu,
+    F.sigmoid: sigmoid,
+    torch.sigmoid: sigmoid,
+    Tensor.sigmoid: sigmoid,
+}
+_INEXACT_FUNCTIONS = frozenset({F.softplus, F.mish, F.logsigmoid, torch.exp2, Tensor.exp2, Tensor.sigmoid_})
+
+
+class ExactFunctions(TorchFunctionMode):
+    """While active, model code that calls an activation as a function gets the exact one.
+
+    Raises NotImplementedError for a function that has no exact counterpart here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_needed = False
+        """Whether any such function was called so far."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the exact counterpart of `func`, if it has one."""
+        if func in _INEXACT_FUNCTIONS:
+            raise NotImplementedError(f"{func.__name__} is not supported on CPU")
+        exact = _EXACT_FUNCTIONS.get(func)
+        if exact is None:
+            return func(*args, **(kwargs or {}))
+        self.was_needed = True
+        return exact(*args, **(kwargs or {}))
 
 
 def replace_activations(model: nn.Module) -> None:

@@ -75,6 +75,8 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     unknown = sorted(name for name, argument in extra.items() if argument is not None and name not in _HARMLESS)
     if unknown or attention_mask is not None or dropout:
         raise ValueError(f"the model's attention asks for {', '.join(unknown) or 'a mask or dropout'}: not supported")
+    if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise ValueError("the model's attention is not causal: it cannot generate token by token")
     options = AttentionOptions(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap)
     output = attention(
         module.layer_idx,  # type: ignore[arg-type]

@@ -12,6 +12,8 @@ from model_runner.batch import Batch
 from model_runner.kv_cache import KVShape
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 
+_POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
 
 class UnsupportedModelError(ValueError):
     """The model's architecture cannot be served."""
@@ -50,6 +52,13 @@ class _RecordingAttention(AttentionBackend[None]):
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
+def _rope_types(text: Any) -> set[str]:
+    """The types of rotary scaling that a text configuration names, for all layers or for each kind of layer."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return {str(kind["rope_type"]) for kind in kinds if "rope_type" in kind}
+
+
 def inspect_model(config: PretrainedConfig) -> ModelShape:
     """Run one token through the model on torch's meta device, which computes shapes only.
 
@@ -65,6 +74,12 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise UnsupportedModelError(f"{config.model_type} has layers of kind {', '.join(sorted(kinds))}: not supported")
+    scaling = _rope_types(text) & _POSITION_DEPENDENT_ROPE
+    if scaling:
+        raise UnsupportedModelError(
+            f"{config.model_type} uses rotary scaling of type {', '.join(sorted(scaling))}, whose frequencies "
+            "depend on the longest request in the batch: the same request would get different answers"
+        )
     recorder = _RecordingAttention()
     try:
         with torch.device("meta"):
@@ -76,7 +91,7 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
                 output = model(
                     input_ids=token, position_ids=token, use_cache=False, attention=StepAttention(recorder, None)
                 )
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, RuntimeError, AttributeError, ImportError) as error:
         raise UnsupportedModelError(f"{config.model_type} cannot run with paged attention: {error}") from error
     layers = text.num_hidden_layers
     if recorder.calls != layers or set(recorder.shapes) != set(range(layers)):

@@ -101,5 +101,7 @@ def prepare(model: nn.Module, device: torch.device) -> None:
 def _quiet() -> Iterator[None]:
     """Without transformers' own progress bars."""
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    yield
-    hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
 """The model that answers: flat tokens in, logits out."""
 
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from model_runner.batch import Batch
+from model_runner.models.activations import ExactFunctions
 from model_runner.models.hf_attention import StepAttention
 
 
@@ -25,18 +27,28 @@ class HFTargetModel:
     scaled logits) is done.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self._model = model
+        self._functions = ExactFunctions() if device.type == "cpu" else None
+
+    def settle(self) -> None:
+        """Called after a first step: no longer watch for activation functions, if the model called none.
+
+        Watching costs some time at every operation.
+        """
+        if self._functions is not None and not self._functions.was_needed:
+            self._functions = None
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: StepAttention) -> Tensor:
         """See TargetModel.forward."""
-        output: Any = self._model(
-            input_ids=batch.tokens.unsqueeze(0),
-            position_ids=batch.positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=batch.logits_index,
-            attention=attention,
-        )
+        with self._functions or nullcontext():
+            output: Any = self._model(
+                input_ids=batch.tokens.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=batch.logits_index,
+                attention=attention,
+            )
         logits: Tensor = output.logits[0].float()
         return logits

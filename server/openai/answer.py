@@ -55,7 +55,8 @@ def start_run(services: Services, request: Request, plan: Plan) -> Run:
 
 
 async def encode(services: Services, text: str, *, add_special_tokens: bool) -> list[int]:
-    """The text's tokens; a long text does not block the event loop."""
+    """The text's tokens; neither a long text nor many short ones keep the event loop from other requests."""
+    await asyncio.sleep(0)
     if len(text) < ENCODE_IN_THREAD:
         return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(services.tokenizer.encode, text, add_special_tokens=add_special_tokens)

@@ -70,7 +70,8 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
     if body.stream:
         chunks = answer.chunks()
         return await event_stream(request, chunks, services.settings, record_of(request).request_id)
-    return json_response(answer.whole(await unless_gone(request, collect(answer.run))))
+    choices = await unless_gone(request, collect(answer.run))
+    return json_response(await asyncio.to_thread(answer.whole, choices))  # many logprobs take a while
 
 
 def _wanted(body: ChatCompletionRequest) -> Wanted:

@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -56,7 +57,8 @@ async def create_completion(body: CompletionRequest, request: Request, services:
     if body.stream:
         chunks = answer.chunks()
         return await event_stream(request, chunks, services.settings, record_of(request).request_id)
-    return json_response(answer.whole(await unless_gone(request, collect(run))))
+    choices = await unless_gone(request, collect(run))
+    return json_response(await asyncio.to_thread(answer.whole, choices))  # logprobs of a long prompt take a while
 
 
 async def _tokens(services: Services, planner: Planner, body: CompletionRequest, index: int) -> Sequence[int]:

@@ -27,8 +27,8 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> ChatLo
     return ChatLogprobs(content=content, refusal=None)
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken], shift: int = 0) -> CompletionLogprobs:
-    """`choices[].logprobs` of completions: parallel lists; `shift` is added to the offsets.
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> CompletionLogprobs:
+    """`choices[].logprobs` of completions: parallel lists.
 
     A token without logprobs (the first of a prompt) has null. The token itself is always among the alternatives, which
     are therefore up to one more than were asked for.
@@ -46,7 +46,7 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken], shi
         tokens=[tokenizer.token_text(token.id) for token in tokens],
         token_logprobs=[None if token.logprobs is None else _finite(token.logprobs.logprob) for token in tokens],
         top_logprobs=alternatives,
-        text_offset=[token.offset + shift for token in tokens],
+        text_offset=[token.offset for token in tokens],
     )
 
 

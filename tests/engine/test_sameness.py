@@ -14,6 +14,7 @@ MODELS = [
     "llama",
     "qwen2",
     "mixtral",
+    "qwen2_moe",
     "gemma3",
     pytest.param("embedded", marks=pytest.mark.embedded),
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, MambaConfig, T5Config
+from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, PretrainedConfig, T5Config
 
 from model_runner import memory
 from model_runner.config import RunnerConfig
@@ -32,11 +32,23 @@ def test_inspection_agrees_with_the_configuration(family: str) -> None:
     assert shape.num_shared == (config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0)
 
 
+def scaled_llama(kind: str) -> LlamaConfig:
+    config = tiny_config("llama")
+    config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    return config
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
-    [(T5Config(), "encoder-decoder"), (MambaConfig(num_hidden_layers=2, hidden_size=32), "mamba")],
+    [
+        (T5Config(), "encoder-decoder"),
+        (MambaConfig(num_hidden_layers=2, hidden_size=32), "mamba"),
+        (BertConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2), "not causal"),
+        (scaled_llama("dynamic"), "dynamic"),
+        (scaled_llama("longrope"), "longrope"),
+    ],
 )
-def test_inspection_refuses_what_cannot_run(config: T5Config | MambaConfig, reason: str) -> None:
+def test_inspection_refuses_what_cannot_run(config: PretrainedConfig, reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         inspect_model(config)
 
@@ -110,6 +122,15 @@ def test_plan_refuses_with_the_numbers(
 ) -> None:
     with pytest.raises(DoesNotFitError, match=message):
         plan(monkeypatch, free, **settings)
+
+
+def test_plan_has_whole_blocks_for_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan(monkeypatch, 64 * GIB, max_model_len=100, max_num_seqs=2).num_blocks == 2 * 4
+
+
+def test_length_beyond_the_models_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="2,000 is more than the model's own limit of 1,024"):
+        plan(monkeypatch, 64 * GIB, max_model_len=2000)
 
 
 def test_free_memory_is_some_of_this_machine() -> None:

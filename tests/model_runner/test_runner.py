@@ -123,7 +123,8 @@ def test_one_choice_fails_alone_and_leaves_no_trace_in_its_blocks() -> None:
     assert bad.error is not None
     assert "not finite" in bad.error
     assert good.tokens == (7,)
-    heir = step(runner, ("heir", 1), released=("bad",), admitted=(admit("heir", [5], 0),)).choices[0]
+    step(runner, ("part", 2), released=("bad",), admitted=(admit("part", [POISON, 4, 4], 2),))  # ends before it fails
+    heir = step(runner, ("heir", 1), released=("part",), admitted=(admit("heir", [5], 2),)).choices[0]
     assert heir.error is None
     assert heir.tokens == (6,)
 

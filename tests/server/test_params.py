@@ -1,6 +1,7 @@
 """What the engine is asked for: request, then the model's defaults, then the API's."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,13 @@ async def test_token_ids(client: httpx.AsyncClient, engine: FakeEngine):
     assert answer["prompt_token_ids"] == list(engine.requests[-1].prompt)
     assert bytes(answer["choices"][0]["token_ids"]).decode() == answer["choices"][0]["message"]["content"]
     assert "prompt_token_ids" not in (await client.post(CHAT, json=chat())).text
+
+
+async def test_a_token_that_the_model_does_not_have(client: httpx.AsyncClient, engine: FakeEngine):
+    """The tokenizer may know more tokens than the model: they never reach the engine."""
+    engine.info_ = replace(engine.info_, vocab_size=5)
+    refused = await client.post(COMPLETIONS, json=completion(prompt="hello"))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "prompt"
+    assert "which the model does not have" in refused.json()["error"]["message"]
+    assert engine.requests == []
