@@ -31,6 +31,8 @@ and output), frequency_penalty and presence_penalty (output only); then greedy c
 temperature, typical_p, top_k (keeps ties), top_p, min_p, and a draw. The noise of the draw depends on seed, choice,
 position and token alone. Logprobs are of the raw distribution unless the server runs with `--logprobs processed`.
 
+Special tokens written out in a prompt or a message are read as such, as in other servers of this kind.
+
 ## Errors
 
 Always `{"error": {"message", "type", "param", "code"}}`; every answer carries `x-request-id`.
@@ -43,7 +45,7 @@ Always `{"error": {"message", "type", "param", "code"}}`; every answer carries `
 | 413 | body larger than `max_body_mib` |
 | 429 | queue full; `Retry-After`, `retry-after-ms` and `x-should-retry: true` say when to come back |
 | 500 | a fault of the server; the message names the request id, the log has the rest |
-| 503 | starting, restarting or draining; `Retry-After` and `x-should-retry: true` |
+| 503 | starting or draining; `Retry-After` and `x-should-retry: true`. While an engine is replaced, requests wait |
 
 An error before the first token is a real status, also for a stream; after it, the stream ends with
 `data: {"error": ...}` and `data: [DONE]`.

@@ -11,6 +11,8 @@ from typing import ClassVar
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from server.request_id import new_request_id
+
 MAX_HEAD_BYTES = 64 * 1024
 
 
@@ -121,6 +123,9 @@ class LimitedConnection(HttpToolsProtocol):
         """Answer what never became a request, and close."""
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         body = msgspec.json.encode({"error": error})
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
+        head = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+            f"x-request-id: {new_request_id()}\r\n\r\n"
+        )
+        self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import InternalError
 from server.metrics import Metrics
+from server.request_id import new_request_id
 from server.responses import error_response
 
 CLIENT_CLOSED = 499
@@ -111,4 +111,4 @@ class RequestMiddleware:
 def _request_id(scope: Scope) -> str:
     """The client's own id where it sent one that can stand in a header and a log line, otherwise a new one."""
     sent = Headers(scope=scope).get("x-request-id", "")
-    return sent if _ID_PATTERN.fullmatch(sent) else f"req_{secrets.token_hex(16)}"
+    return sent if _ID_PATTERN.fullmatch(sent) else new_request_id()

@@ -1,6 +1,7 @@
 """The model that the server speaks for: its name, its defaults, and the fingerprint of what determines its answers."""
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,14 @@ from server.engine.client import EngineInfo
 from server.tokenization import Tokenizer, read_json
 
 _HEAD_BYTES = 1 << 16
+_UNUSED_DEFAULTS = (
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "penalty_alpha", "epsilon_cutoff"),
+    *("eta_cutoff", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id"),
+    *("forced_eos_token_id", "sequence_bias", "guidance_scale", "top_h", "exponential_decay_length_penalty"),
+)
+"""Settings that would change answers and are not defaults of any field here."""
+
+logger = logging.getLogger("samewise.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,9 @@ def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
     Raises ValueError if a value is not a number.
     """
     generation = read_json(folder / "generation_config.json")
+    unused = sorted(key for key in _UNUSED_DEFAULTS if generation.get(key))
+    if unused:
+        logger.warning("generation_config.json sets %s, which this server does not take from there", ", ".join(unused))
     config = read_json(folder / "config.json")
     eos = _token_ids(generation.get("eos_token_id")) or _token_ids(config.get("eos_token_id"))
     if not eos:

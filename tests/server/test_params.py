@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from model_runner.contract import SamplingParams
 from server.params import Planner
+from server.served_model import load_defaults
 from server.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
@@ -177,3 +178,12 @@ async def test_a_token_that_the_model_does_not_have(client: httpx.AsyncClient, e
     assert refused.json()["error"]["param"] == "prompt"
     assert "which the model does not have" in refused.json()["error"]["message"]
     assert engine.requests == []
+
+
+def test_defaults_of_the_model_that_are_not_taken_are_named(
+    tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+):
+    folder = write_folder(tmp_path)
+    (folder / "generation_config.json").write_text('{"suppress_tokens": [1], "temperature": 0.5}')
+    assert load_defaults(folder, tokenizer).temperature == 0.5
+    assert "sets suppress_tokens, which" in caplog.text
