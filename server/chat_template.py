@@ -73,9 +73,12 @@ class ChatTemplate:
             raise ChatTemplateError("it does not show the final message as it is, so that it cannot be continued")
         return head
 
-    def ignores(self, key: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
-        """Whether the prompt would be the same without this key of the messages."""
-        without = [{name: value for name, value in message.items() if name != key} for message in messages]
+    def ignores(self, key: str, role: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
+        """Whether the prompt would be the same without this key of the role's messages."""
+        without = [
+            {name: value for name, value in message.items() if name != key or message["role"] != role}
+            for message in messages
+        ]
         try:
             bare = self.render(without, add_generation_prompt=False, variables=variables)
         except ChatTemplateError:

@@ -7,7 +7,7 @@ from server.chat_template import ChatTemplate, ChatTemplateError
 from server.errors import InvalidRequestError, shorten
 from server.openai.protocol.chat import Message
 
-_MUST_SHOW = ("name", "tool_calls", "refusal")
+_MUST_SHOW = frozenset({"name", "tool_calls", "refusal"})
 """Parts of a message that may not be lost in silence: the template shows them, or the request is refused."""
 
 
@@ -56,9 +56,13 @@ def _dump(message: Message) -> dict[str, Any]:
 
 
 def _check_shown(template: ChatTemplate, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> None:
-    for key in _MUST_SHOW:
-        index = next((i for i, message in enumerate(messages) if key in message), None)
-        if index is not None and template.ignores(key, messages, variables=variables):
+    """Checks each role by itself, since templates treat roles differently."""
+    first: dict[tuple[str, str], int] = {}
+    for index, message in enumerate(messages):
+        for key in message.keys() & _MUST_SHOW:
+            first.setdefault((key, message["role"]), index)
+    for (key, role), index in first.items():
+        if template.ignores(key, role, messages, variables=variables):
             path = f"messages[{index}].{key}"
             message = f"Unsupported parameter: '{path}' is not supported by this model's chat template."
             raise InvalidRequestError(message, param=path, code="unsupported_parameter")

@@ -93,6 +93,15 @@ def test_variables_with_a_default():
 def test_notices_what_it_does_not_show():
     template = ChatTemplate(TEMPLATE, SPECIAL)
     named = [{**CONVERSATION[1], "name": "Ann"}]
-    assert template.ignores("name", named, variables={})
-    assert not template.ignores("content", named, variables={})
-    assert not ChatTemplate("{{ messages[0].name }}", {}).ignores("name", named, variables={})
+    role = named[0]["role"]
+    assert template.ignores("name", role, named, variables={})
+    assert not template.ignores("content", role, named, variables={})
+    assert not ChatTemplate("{{ messages[0].name }}", {}).ignores("name", role, named, variables={})
+
+
+def test_a_role_whose_name_is_shown_does_not_hide_one_whose_name_is_not():
+    source = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name }}{% endif %}{{ m.content }}{% endfor %}"
+    messages = [{"role": "user", "content": "a", "name": "Bob"}, {"role": "tool", "content": "b", "name": "f"}]
+    template = ChatTemplate(source, {})
+    assert template.ignores("name", "user", messages, variables={})
+    assert not template.ignores("name", "tool", messages, variables={})
