@@ -64,5 +64,5 @@ def _check_shown(template: ChatTemplate, messages: list[dict[str, Any]], variabl
     for (key, role), index in first.items():
         if template.ignores(key, role, messages, variables=variables):
             path = f"messages[{index}].{key}"
-            message = f"Unsupported parameter: '{path}' is not supported by this model's chat template."
-            raise InvalidRequestError(message, param=path, code="unsupported_parameter")
+            problem = f"Unsupported parameter: '{path}' is not supported by this model's chat template."
+            raise InvalidRequestError(problem, param=path, code="unsupported_parameter")
