@@ -59,14 +59,8 @@ def _rope_types(text: Any) -> set[str]:
     return {str(kind["rope_type"]) for kind in kinds if "rope_type" in kind}
 
 
-def inspect_model(config: PretrainedConfig) -> ModelShape:
-    """Run one token through the model on torch's meta device, which computes shapes only.
-
-    Raises:
-        UnsupportedModelError: if the architecture does not send every layer's attention through our interface.
-    """
-    register_attention()
-    text: Any = config.get_text_config()
+def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
+    """Raise UnsupportedModelError for what the configuration alone rules out."""
     if config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{config.model_type} is an encoder-decoder model; only decoder-only models are served"
@@ -80,6 +74,17 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
             f"{config.model_type} uses rotary scaling of type {', '.join(sorted(scaling))}, whose frequencies "
             "depend on the longest request in the batch: the same request would get different answers"
         )
+
+
+def inspect_model(config: PretrainedConfig) -> ModelShape:
+    """Run one token through the model on torch's meta device, which computes shapes only.
+
+    Raises:
+        UnsupportedModelError: if the architecture does not send every layer's attention through our interface.
+    """
+    register_attention()
+    text: Any = config.get_text_config()
+    _refuse_unsupported(config, text)
     recorder = _RecordingAttention()
     try:
         with torch.device("meta"):
