@@ -7,6 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 IntArray = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,21 @@ class PromptRows:
     """Rows of the step's logits."""
     targets: Tensor  # [n] int64
     """The prompt token after each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreePaths:
+    """Where branches of draft trees have their keys and values.
+
+    Siblings share a position, so only one of them can have the place of its position. A token t sees the positions
+    below `start[t]` at their own places, and those from there to its own at `places[first[t] : first[t + 1]]`. A place
+    counts tokens from the start of the choice's block table. A token outside any tree has `start[t]` one after its
+    position, and no places.
+    """
+
+    start: IntArray  # [T]
+    first: IntArray  # [T + 1]
+    places: IntArray  # [first[T]] each ancestor's within the tree, at last the token's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +52,12 @@ class Batch:
     sample_rows: Tensor  # [S] rows of the logits from which a token is drawn
     sampled: list[int]  # [S] index of the choice that each such row belongs to
     prompt_rows: list[PromptRows]
+    paths: TreePaths | None = None
+    """None when the batch has no draft tree."""
+
+    def block_table(self) -> Int32Array:
+        """[C, width] the blocks of each choice, filled up with zeros."""
+        table = np.zeros((len(self.block_tables), max(map(len, self.block_tables), default=0)), dtype=np.int32)
+        for row, blocks in zip(table, self.block_tables, strict=True):
+            row[: len(blocks)] = blocks
+        return table

@@ -6,6 +6,8 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["auto", "int8", "none"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
 
 
@@ -18,10 +20,14 @@ class RunnerConfig:
     device: Device = "auto"
     dtype: DType = "auto"
     """auto: float32 on CPU, the checkpoint's own on CUDA."""
+    quantization: Quantization = "auto"
+    """auto: int8 on CPU if the native kernels can be built, none elsewhere."""
     max_model_len: int | None = None
     """None takes the model's own limit."""
     block_size: int = 32
     """Tokens in a KV block; also the tile of the attention."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """auto: bfloat16 where products run in int8 on CPU, elsewhere what the model computes in."""
     kv_cache_gib: float | None = None
     """Memory for the KV cache; None takes a share of what is free after the weights."""
     max_num_seqs: int = 64

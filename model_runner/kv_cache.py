@@ -1,11 +1,17 @@
 """The paged KV cache: fixed blocks of keys and values for every layer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from model_runner.config import KVCacheDType
+from model_runner.kernels.arena import huge_pages
+
+_SMALLEST = 1e-30
+"""A vector without a larger number is stored as zeros in int8: 127 / x must be finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +23,35 @@ class KVShape:
     key_dim: int
     value_dim: int
 
-    @property
-    def elements(self) -> int:
-        """Numbers stored for each token."""
-        return self.num_heads * (self.key_dim + self.value_dim)
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Memory for each token, with int8 including one scale for each head's key and value."""
+        scales = 2 * torch.float32.itemsize if dtype == torch.int8 else 0
+        return self.num_heads * ((self.key_dim + self.value_dim) * dtype.itemsize + scales)
+
+
+def resolve_kv_dtype(
+    asked: KVCacheDType, dtype: torch.dtype, device: torch.device, *, int8_weights: bool
+) -> torch.dtype:
+    """What keys and values are stored as; `dtype` is what the model computes in.
+
+    Raises:
+        ValueError: for a type that the device's attention cannot read.
+    """
+    if asked == "auto":
+        return torch.bfloat16 if device.type == "cpu" and int8_weights else dtype
+    wanted: torch.dtype = getattr(torch, asked)
+    if device.type != "cpu" and wanted != dtype:
+        name = str(dtype).removeprefix("torch.")
+        raise ValueError(f"kv_cache_dtype {asked} is not supported on {device.type}; use auto, which is {name} here")
+    return wanted
 
 
 class KVCache:
-    """Keys and values as [num_blocks, kv_heads, block_size, dim] tensors, one pair for each layer.
+    """Keys and values of every layer in blocks of `block_size` consecutive positions of one choice.
 
-    A block holds `block_size` consecutive positions of one choice, the first at a multiple of `block_size`. The heads
-    stand outside the positions so that a gathered block is a matrix for each head without another copy.
+    The first position of a block is a multiple of `block_size`. Within a block the heads stand outside, so that a block
+    is a matrix for each head; keys are transposed, so that a query meets a row of neighbouring positions at a time.
+    In int8, each head's key and value has a scale of its own: its largest magnitude / 127.
     """
 
     def __init__(
@@ -35,13 +59,46 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [_zeros((num_blocks, s.num_heads, block_size, s.key_dim), dtype, device) for s in shapes]
-        self.values = [_zeros((num_blocks, s.num_heads, block_size, s.value_dim), dtype, device) for s in shapes]
+        self.dtype = dtype
+        self.keys: list[Tensor] = []  # each [num_blocks, kv_heads, key_dim, block_size]
+        self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim]
+        self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries unless int8
+        self.value_scales: list[Tensor] = []
+        for shape in shapes:
+            heads = (num_blocks, shape.num_heads)
+            self.keys.append(_zeros((*heads, shape.key_dim, block_size), dtype, device))
+            self.values.append(_zeros((*heads, block_size, shape.value_dim), dtype, device))
+            if dtype == torch.int8:
+                self.key_scales.append(_zeros((*heads, block_size), torch.float32, device))
+                self.value_scales.append(_zeros((*heads, block_size), torch.float32, device))
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:
         """Store key and value [tokens, kv_heads, dim] of each token at its block and offset."""
-        self.keys[layer][block_of, :, offset_of] = key
-        self.values[layer][block_of, :, offset_of] = value
+        if self.dtype == torch.int8:
+            key, self.key_scales[layer][block_of, :, offset_of] = _to_int8(key)
+            value, self.value_scales[layer][block_of, :, offset_of] = _to_int8(value)
+        self.keys[layer][block_of, :, :, offset_of] = key.to(self.dtype)
+        self.values[layer][block_of, :, offset_of] = value.to(self.dtype)
+
+    def read_blocks(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [n, kv_heads, key_dim, block_size] and values [n, kv_heads, block_size, value_dim] of n blocks.
+
+        They are of the stored type, but float32 if that is int8.
+        """
+        keys, values = self.keys[layer].index_select(0, blocks), self.values[layer].index_select(0, blocks)
+        if self.dtype == torch.int8:
+            keys = keys * self.key_scales[layer].index_select(0, blocks).unsqueeze(2)
+            values = values * self.value_scales[layer].index_select(0, blocks).unsqueeze(3)
+        return keys, values
+
+    def read_places(self, layer: int, blocks: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """The same where every position [n, block_size] is named by its block and offset."""
+        keys = self.keys[layer][blocks, :, :, offsets]  # [n, block_size, kv_heads, key_dim]
+        values = self.values[layer][blocks, :, offsets]
+        if self.dtype == torch.int8:
+            keys = keys * self.key_scales[layer][blocks, :, offsets].unsqueeze(3)
+            values = values * self.value_scales[layer][blocks, :, offsets].unsqueeze(3)
+        return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination), in all layers. No destination is also a source."""
@@ -49,24 +106,40 @@ class KVCache:
             return
         pairs = torch.tensor(copies, dtype=torch.int64, device=self.keys[0].device)
         source, destination = pairs[:, 0], pairs[:, 1]
-        for tensor in (*self.keys, *self.values):
+        for tensor in self._tensors():
             tensor[destination] = tensor[source]
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that are handed out anew.
 
-        Masked positions are multiplied with a weight of zero, which hides any number but NaN and infinity: without
-        this, a computation that went wrong for one request would reach the next one to hold its blocks.
+        The reference attention multiplies masked positions with a weight of zero, which hides any number but NaN and
+        infinity: without this, a computation that went wrong for one request would reach the next one to hold its
+        blocks.
         """
         if not blocks:
             return
         index = torch.tensor(blocks, dtype=torch.int64, device=self.keys[0].device)
-        for tensor in (*self.keys, *self.values):
+        for tensor in self._tensors():
             tensor[index] = 0
+
+    def _tensors(self) -> list[Tensor]:
+        return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
+
+
+def _to_int8(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors [..., dim] as integers, to nearest and halves to even, and their scales [...].
+
+    A vector with a number that is not finite gets the scale NaN, so that nothing that went wrong is hidden.
+    """
+    highest = vectors.float().abs().amax(-1)
+    usable = highest.isfinite() & (highest >= _SMALLEST)
+    scales = torch.where(usable, highest / 127, torch.where(highest < _SMALLEST, 0.0, math.nan))
+    factor = torch.where(usable, 127 / highest, 0.0)
+    return (vectors * factor.unsqueeze(-1)).nan_to_num(0.0).round().to(torch.int8), scales
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on CPU from the system's zero pages, which take memory and time only as they are written."""
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros(shape, dtype=np.dtype(str(dtype).removeprefix("torch."))))
+        return huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -21,6 +21,18 @@ class DoesNotFitError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class StorageTypes:
+    """What the model's numbers are stored as."""
+
+    compute: torch.dtype
+    """What the model computes in; embeddings and norms."""
+    weights: torch.dtype
+    """Weights of linears, experts and the head."""
+    kv: torch.dtype
+    """Keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """What will be allocated."""
 
@@ -31,6 +43,8 @@ class MemoryPlan:
     max_model_len: int
     device: str
     dtype: str
+    """Of the weights in products."""
+    kv_dtype: str
 
     @property
     def num_tokens(self) -> int:
@@ -42,13 +56,13 @@ class MemoryPlan:
         cache = self.num_tokens * self.kv_bytes_per_token
         return [
             f"weights    {_size(self.weight_bytes)} as {self.dtype} on {self.device}",
-            f"KV cache   {_size(cache)} at {_size(self.kv_bytes_per_token)} per token",
+            f"KV cache   {_size(cache)} as {self.kv_dtype} at {_size(self.kv_bytes_per_token)} per token",
             f"           = {self.num_tokens:,} tokens = {self.num_tokens / self.max_model_len:.1f} full requests "
             f"of {self.max_model_len:,} tokens",
         ]
 
 
-def plan_memory(shape: ModelShape, config: RunnerConfig, dtype: torch.dtype, device: torch.device) -> MemoryPlan:
+def plan_memory(shape: ModelShape, config: RunnerConfig, types: StorageTypes, device: torch.device) -> MemoryPlan:
     """Size the KV cache from free memory, or from the configuration.
 
     Raises:
@@ -56,12 +70,14 @@ def plan_memory(shape: ModelShape, config: RunnerConfig, dtype: torch.dtype, dev
         ValueError: if the asked-for length is beyond the model's own.
     """
     free = free_memory(device)
-    packed_head = shape.num_shared if device.type == "cpu" else 0  # reordered for oneDNN beside the embedding
-    weights = (shape.num_parameters + packed_head) * dtype.itemsize
-    per_token = sum(kv.elements for kv in shape.kv) * dtype.itemsize
+    weights = _weight_bytes(shape, types, device)
+    per_token = sum(kv.num_bytes(types.kv) for kv in shape.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:
         raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {device}")
+    loading = shape.num_parameters * types.compute.itemsize  # before they are packed, one by one
+    if loading > free:
+        raise DoesNotFitError(f"loading the weights takes {_size(loading)} and {_size(free)} are free on {device}")
 
     wanted = config.max_model_len or shape.max_model_len
     if wanted > shape.max_model_len:
@@ -82,8 +98,17 @@ def plan_memory(shape: ModelShape, config: RunnerConfig, dtype: torch.dtype, dev
         num_blocks=num_blocks,
         max_model_len=min(wanted, fitting),
         device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_name(types.weights),
+        kv_dtype=_name(types.kv),
     )
+
+
+def _weight_bytes(shape: ModelShape, types: StorageTypes, device: torch.device) -> int:
+    """On CPU a head that is shared with the embedding is packed for its products beside it."""
+    if device.type != "cpu":
+        return shape.num_parameters * types.compute.itemsize
+    others = shape.num_parameters + shape.num_shared - shape.num_multiplied
+    return others * types.compute.itemsize + shape.num_multiplied * types.weights.itemsize
 
 
 def _cache_bytes(free: int, useful: int, config: RunnerConfig, device: torch.device) -> int:
@@ -108,6 +133,10 @@ def free_memory(device: torch.device) -> int:
     if limit.exists() and (text := limit.read_text().strip()) != "max":
         free = min(free, int(text) - int(used.read_text()))
     return free
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _size(num_bytes: int) -> str:

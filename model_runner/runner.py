@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend
+from model_runner.attention.cpu import NativeAttention, cache_structs
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
@@ -21,11 +22,22 @@ from model_runner.contract import (
     StepResult,
     TokenLogprobs,
 )
-from model_runner.kv_cache import KVCache
-from model_runner.memory import plan_memory
+from model_runner.cores import available_cores
+from model_runner.kernels.build import NoKernelsError, build_kernels
+from model_runner.kernels.library import Kernels
+from model_runner.kv_cache import KVCache, resolve_kv_dtype
+from model_runner.memory import StorageTypes, plan_memory
+from model_runner.models.fused import bind_layers
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.inspection import UnsupportedModelError, inspect_model
-from model_runner.models.loading import load_config, load_model, resolve_device, resolve_dtype
+from model_runner.models.loading import (
+    load_config,
+    load_model,
+    resolve_device,
+    resolve_dtype,
+    resolve_quantization,
+)
+from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.logprobs import prompt_logprobs
 from model_runner.sampling.rows import SamplingState
@@ -45,6 +57,7 @@ class RunnerInfo:
     block_size: int
     device: str
     dtype: str
+    """Of the weights in products."""
     weights_s: float = 0.0
     """Seconds that reading and packing the weights took."""
     first_step_s: float = 0.0
@@ -84,25 +97,30 @@ class ModelRunner:
             UnsupportedModelError: if the architecture cannot be served.
             ValueError: if device or dtype cannot be had.
         """
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        hf_config = load_config(config.model)
         device = resolve_device(config.device)
-        dtype = resolve_dtype(config.dtype, hf_config, device)
+        threads = config.threads or available_cores()
+        torch.set_num_threads(threads)
+        kernels = _load_kernels(threads) if device.type == "cpu" else None
+        hf_config = load_config(config.model)
+        types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
         shape = inspect_model(hf_config)
-        plan = plan_memory(shape, config, dtype, device)
+        plan = plan_memory(shape, config, types, device)
         for line in plan.lines():
             logger.info(line)
 
         start = time.perf_counter()
-        target = HFTargetModel(load_model(config.model, hf_config, dtype, device), device)
+        int8 = kernels if types.weights == torch.int8 else None
+        model = load_model(config.model, hf_config, types.compute, device, int8)
         weights_s = time.perf_counter() - start
-        kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, dtype, device)
+        target = HFTargetModel(model, device)
+        kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, types.kv, device)
+        if int8 is not None:
+            bind_layers(model, cache_structs(kv_cache))
         sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
         runner = cls(
             RunnerParts(
                 target=target,
-                attention=ReferenceAttention(kv_cache),
+                attention=ReferenceAttention(kv_cache) if kernels is None else NativeAttention(kernels, kv_cache),
                 kv_cache=kv_cache,
                 state=RunnerState(config.max_num_seqs, config.block_size, sampling, device),
                 sampling=sampling,
@@ -131,7 +149,8 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass over all scheduled tokens and commit what it samples."""
-        self._kv_cache.clear(_new_blocks(plan, self.info.block_size))
+        if self._attention.needs_clean_blocks:
+            self._kv_cache.clear(_new_blocks(plan, self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
         batch = self._state.gather(choices, plan.scheduled)
@@ -166,6 +185,23 @@ class ModelRunner:
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         self._state.apply(StepPlan(("warm-up",), (), (), ()))
+
+
+def _load_kernels(threads: int) -> Kernels | None:
+    """The native kernels; None, with a warning, where they cannot be built."""
+    try:
+        return Kernels(build_kernels(cache_folder()), threads)
+    except NoKernelsError as error:
+        logger.warning("no native kernels, so the server runs several times slower, in float32: %s", error)
+        return None
+
+
+def _resolve_types(
+    config: RunnerConfig, compute: torch.dtype, device: torch.device, kernels: Kernels | None
+) -> StorageTypes:
+    int8 = resolve_quantization(config.quantization, device, kernels)
+    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, int8_weights=int8)
+    return StorageTypes(compute, torch.int8 if int8 else compute, kv)
 
 
 def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:

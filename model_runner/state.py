@@ -61,36 +61,29 @@ class RunnerState:
 
     def gather(self, choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> Batch:
         """Lay the step's tokens out flat, choice after choice."""
-        counts = np.array([entry.num_tokens for entry in scheduled])
-        starts = np.array([choice.num_computed for choice in choices])
-        ends = np.cumsum(counts)  # first flat index after each choice
-        choice_of = np.repeat(np.arange(len(choices)), counts)
-        positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
-        tokens = np.concatenate(
-            [
-                np.array(choice.tokens[start : start + count], dtype=np.int64)
-                for choice, start, count in zip(choices, starts, counts, strict=True)
-            ]
-        )
-        block_of = np.concatenate(
-            [
-                np.array(choice.blocks)[positions[choice_of == index] // self._block_size]
-                for index, choice in enumerate(choices)
-            ]
-        )
+        tokens: list[int] = []
+        positions: list[int] = []
+        choice_of: list[int] = []
+        block_of: list[int] = []
         rows = _LogitsRows()
-        for index, (choice, start, end) in enumerate(zip(choices, ends - counts, ends, strict=True)):
-            rows.add(index, choice, int(start), int(end))
+        for index, (choice, entry) in enumerate(zip(choices, scheduled, strict=True)):
+            span = range(choice.num_computed, choice.num_computed + entry.num_tokens)
+            rows.add(index, choice, len(tokens), len(tokens) + len(span))
+            tokens += choice.tokens[span.start : span.stop]
+            positions += span
+            choice_of += [index] * len(span)
+            block_of += [choice.blocks[position // self._block_size] for position in span]
+        position_of = np.array(positions, dtype=np.int64)
         return Batch(
             tokens=self._tensor(tokens),
             positions=self._tensor(positions),
-            position_of=positions,
-            choice_of=choice_of,
+            position_of=position_of,
+            choice_of=np.array(choice_of, dtype=np.int64),
             block_tables=[choice.blocks for choice in choices],
             block_of=self._tensor(block_of),
-            offset_of=self._tensor(positions % self._block_size),
-            logits_index=self._tensor(np.array(rows.index, dtype=np.int64)),
-            sample_rows=self._tensor(np.array(rows.sample_rows, dtype=np.int64)),
+            offset_of=self._tensor(position_of % self._block_size),
+            logits_index=self._tensor(rows.index),
+            sample_rows=self._tensor(rows.sample_rows),
             sampled=rows.sampled,
             prompt_rows=rows.prompt_rows,
         )
@@ -102,8 +95,8 @@ class RunnerState:
             choice.tokens.extend(tokens)
             self._sampling.commit(choice.slot, tokens)
 
-    def _tensor(self, array: IntArray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+    def _tensor(self, numbers: list[int] | IntArray) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(numbers, dtype=np.int64)).to(self._device)
 
 
 class _LogitsRows:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from model_runner.config import Device, DType, LogprobsMode
+from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization
 from scheduler.config import Policy
 
 
@@ -26,12 +26,16 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
 
     device: Device = Field("auto", description="Where the model runs.")
-    dtype: DType = Field("auto", description="Type of weights and KV cache; auto is float32 on CPU.")
+    dtype: DType = Field("auto", description="Type that the model computes in; auto is float32 on CPU.")
+    quantization: Quantization = Field("auto", description="Type of the weights in products; auto is int8 on CPU.")
     max_model_len: int | None = Field(None, ge=1, description="Prompt and output together; by default the model's.")
     max_num_seqs: int = Field(64, ge=1, description="Choices that run at the same time.")
     max_num_batched_tokens: int = Field(512, ge=1, description="Tokens computed in one step.")
     block_size: Annotated[Literal[16, 32, 64], BeforeValidator(_parse_integer)] = Field(
         32, description="Tokens in a KV block."
+    )
+    kv_cache_dtype: KVCacheDType = Field(
+        "auto", description="Type of the KV cache; auto is bfloat16 beside int8 weights, else dtype."
     )
     kv_cache_gib: float | None = Field(None, gt=0, description="Memory for the KV cache; by default from what is free.")
     prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")

@@ -1,6 +1,7 @@
 """Tiny random models, shared by all tests. Nothing here reaches a network."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from model_runner.models.repository import resolve_model
+from model_runner.kernels.build import build_kernels
+from model_runner.models.repository import cache_folder, resolve_model
 
 VOCAB_SIZE = 320
 _COMMON = {
@@ -36,6 +38,11 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The tests of the native kernels can run on a library that is built in another way."""
+    parser.addoption("--kernels-flags", default="", help="further compiler options for the kernels, as for a sanitizer")
 
 
 def tiny_config(family: str) -> PretrainedConfig:
@@ -89,3 +96,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def embedded_folder() -> Path:
     """The embedded model, converted at first use."""
     return resolve_model(None, Console(stderr=True)).path
+
+
+@pytest.fixture(scope="session")
+def kernels_library(request: pytest.FixtureRequest) -> Path:
+    """The library of CPU kernels, built at first use."""
+    return build_kernels(cache_folder(), shlex.split(request.config.getoption("--kernels-flags")))

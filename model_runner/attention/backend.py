@@ -30,6 +30,9 @@ class AttentionBackend(ABC, Generic[Metadata]):
     positions it sees; never on other rows, on how the prompt was cut into chunks or on which blocks hold it.
     """
 
+    needs_clean_blocks: bool
+    """Whether NaN in a part of a block that nobody wrote since it was handed out would reach a result."""
+
     @abstractmethod
     def prepare(self, batch: Batch) -> Metadata:
         """What all layers of one step share. Called once per step."""

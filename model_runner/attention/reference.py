@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
-from model_runner.batch import Batch, IntArray
+from model_runner.batch import Batch, Int32Array, IntArray, TreePaths
 from model_runner.kv_cache import KVCache
 
 _PAIRS_AT_ONCE = 512
@@ -31,7 +31,8 @@ class RowTiles:
 
     rows: Tensor  # [n] query rows
     pair_row: Tensor  # [pairs] index into rows
-    pair_block: Tensor  # [pairs] physical block
+    pair_block: Tensor  # [pairs] physical block; with trees [pairs, block_size], that of every position
+    pair_offset: Tensor | None  # [pairs, block_size] place of every position in its block; None when in order
     bias: Tensor  # [pairs, 1, 1, block_size] 0 where the row sees the key, -inf elsewhere
     widths: list[int]
 
@@ -46,6 +47,8 @@ class ReferenceMetadata:
 
 class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
     """Attention by gathered blocks."""
+
+    needs_clean_blocks = True
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
@@ -77,14 +80,13 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
 
     def _attend(self, layer: int, query: Tensor, part: RowTiles, options: AttentionOptions) -> Tensor:
         """Output [rows, heads, value_dim] of the rows of `part`."""
-        keys = self._cache.keys[layer].index_select(0, part.pair_block)  # [pairs, kv_heads, block_size, dim]
-        values = self._cache.values[layer].index_select(0, part.pair_block)
-        pairs, kv_heads, block_size, dim = keys.shape
+        keys, values = self._read(layer, part, query.dtype)
+        pairs, kv_heads, dim, block_size = keys.shape
         group = query.shape[1] // kv_heads
-        rows = query.index_select(0, part.rows)
+        rows = query.index_select(0, part.rows).to(keys.dtype)
         queries = rows.index_select(0, part.pair_row).view(pairs * kv_heads, group, dim)
 
-        scores = _batched_product(queries, keys.view(-1, block_size, dim).transpose(1, 2)).float().mul_(options.scale)
+        scores = _batched_product(queries, keys.view(-1, dim, block_size)).float().mul_(options.scale)
         if options.softcap is not None:
             scores.div_(options.softcap).tanh_().mul_(options.softcap)
         scores = scores.view(pairs, kv_heads, group, block_size).add_(part.bias)
@@ -97,6 +99,18 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         )
         summed = _fold(weighted.float().view(pairs, kv_heads, group, -1), part.widths, torch.add)
         return (summed / total.unsqueeze(-1)).flatten(1, 2).to(query.dtype)
+
+    def _read(self, layer: int, part: RowTiles, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys [pairs, kv_heads, dim, block_size] and values [pairs, kv_heads, block_size, dim] that the pairs see.
+
+        They are of the type that products with queries of `dtype` are computed in.
+        """
+        if part.pair_offset is None:
+            keys, values = self._cache.read_blocks(layer, part.pair_block)
+        else:
+            keys, values = self._cache.read_places(layer, part.pair_block, part.pair_offset)
+        dtype = torch.promote_types(dtype, keys.dtype)
+        return keys.to(dtype), values.to(dtype)
 
 
 def _batched_product(left: Tensor, right: Tensor) -> Tensor:
@@ -121,29 +135,39 @@ def _make_tiles(batch: Batch, block_size: int, window: int | None) -> list[RowTi
     first = np.zeros_like(last) if window is None else np.maximum(batch.position_of - window + 1, 0) // block_size
     counts = last - first + 1
     order = np.argsort(-counts, kind="stable")
+    table = batch.block_table()
     parts, start = [], 0
     while start < len(order):
         fitting = max(1, _PAIRS_AT_ONCE // int(counts[order[start]]))
         rows = order[start : start + fitting]
-        parts.append(_make_part(batch, rows, first[rows], counts[rows], block_size, window))
+        parts.append(_make_part(batch, table, rows, first[rows], counts[rows], block_size, window))
         start += fitting
     return parts
 
 
 def _make_part(
-    batch: Batch, rows: IntArray, first: IntArray, counts: IntArray, block_size: int, window: int | None
+    batch: Batch,
+    table: Int32Array,
+    rows: IntArray,
+    first: IntArray,
+    counts: IntArray,
+    block_size: int,
+    window: int | None,
 ) -> RowTiles:
-    """The tiles of `rows`, which are sorted by falling number of blocks."""
+    """The tiles of `rows`, which are sorted by falling number of blocks. `table` is the batch's block table."""
     widths = (counts[None, :] > np.arange(counts[0])[:, None]).sum(axis=1)
     ordinal = np.repeat(np.arange(counts[0]), widths)
     pair_row = np.concatenate([np.arange(width) for width in widths])
     index = first[pair_row] + ordinal  # logical block of each pair
-    tables = batch.block_tables
-    owner = batch.choice_of[rows[pair_row]]
-    block = np.fromiter((tables[o][i] for o, i in zip(owner, index, strict=True)), np.int64, len(index))
-
-    position = batch.position_of[rows[pair_row], None]
+    token = rows[pair_row]
+    position = batch.position_of[token, None]
     key_position = index[:, None] * block_size + np.arange(block_size)
+    owner = batch.choice_of[token]
+    if batch.paths is None:
+        block, offset = table[owner, index], None
+    else:
+        place = _places(batch.paths, token, position, key_position)
+        block, offset = table[owner[:, None], place // block_size], place % block_size
     seen = key_position <= position
     if window is not None:
         seen &= key_position > position - window
@@ -154,6 +178,17 @@ def _make_part(
         rows=torch.from_numpy(rows).to(device),
         pair_row=torch.from_numpy(pair_row).to(device),
         pair_block=torch.from_numpy(block).to(device),
+        pair_offset=None if offset is None else torch.from_numpy(offset).to(device),
         bias=bias,
         widths=widths.tolist(),
     )
+
+
+def _places(paths: TreePaths, token: IntArray, position: IntArray, key_position: IntArray) -> IntArray:
+    """Where the key positions [pairs, block_size] stand that tokens [pairs] at positions [pairs, 1] see."""
+    start = paths.start[token, None]
+    on_path = (key_position >= start) & (key_position <= position)
+    entry = paths.first[token, None] + key_position - start
+    places = key_position.copy()
+    places[on_path] = paths.places[entry[on_path]]
+    return places

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from model_runner.models.packed import PackedWeight, RowRange
+from model_runner.models.packed import PackedWeight, Packer
 
 EXPERTS_NAME = "samewise"
 
@@ -17,10 +17,10 @@ def register_experts() -> None:
 class PackedExperts:
     """The packed weights of all experts of one layer."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, pack: Packer) -> None:
         """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
-        self.gate_up = _pack_each(gate_up)
-        self.down = _pack_each(down)
+        self.gate_up = [PackedWeight(weight, pack) for weight in gate_up]
+        self.down = [PackedWeight(weight, pack) for weight in down]
 
 
 def packed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def packed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k
     return result
 
 
-def pack_experts(model: nn.Module) -> None:
+def pack_experts(model: nn.Module, pack: Packer) -> None:
     """Pack the expert weights of every layer that has them.
 
     Raises:
@@ -58,15 +58,5 @@ def pack_experts(model: nn.Module) -> None:
         unusual = module.is_transposed or module.has_bias or module.has_post_expert_norm
         if unusual or not (module.is_concatenated and module.has_gate):
             raise ValueError(f"the layout of the experts in {name} is not supported on CPU")
-        module.packed = PackedExperts(gate_up.data, down.data)
+        module.packed = PackedExperts(gate_up.data, down.data, pack)
         del module._parameters["gate_up_proj"], module._parameters["down_proj"]
-
-
-def _pack_each(weights: Tensor) -> list[PackedWeight]:
-    """Pack [experts, out, in] one by one; one probe serves all."""
-    packed: list[PackedWeight] = []
-    row_range: RowRange | None = None
-    for weight in weights:
-        packed.append(PackedWeight(weight, row_range))
-        row_range = packed[-1].row_range
-    return packed

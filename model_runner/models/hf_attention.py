@@ -22,11 +22,11 @@ class StepAttention:
 
     def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
         self._backend = backend
-        self._metadata = metadata
+        self.metadata = metadata
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """See AttentionBackend.forward."""
-        return self._backend.forward(layer, query, key, value, options, self._metadata)
+        return self._backend.forward(layer, query, key, value, options, self.metadata)
 
 
 def register_attention() -> None:

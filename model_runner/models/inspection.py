@@ -29,12 +29,17 @@ class ModelShape:
     """Distinct weights; a head shared with the embedding counts once."""
     num_shared: int
     """Parameters of the head, if it is shared with the embedding."""
+    num_multiplied: int
+    """Weights of linears, experts and the head, a shared one included: what every token is multiplied with."""
+    hidden: int
     vocab_size: int
     max_model_len: int
 
 
 class _RecordingAttention(AttentionBackend[None]):
     """Notes the shape of each layer's keys and values, and returns zeros."""
+
+    needs_clean_blocks = False
 
     def __init__(self) -> None:
         self.shapes: dict[int, KVShape] = {}
@@ -104,11 +109,16 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
             f"{config.model_type} sends {len(recorder.shapes)} of its {layers} layers through the attention interface"
         )
     head = model.get_output_embeddings()
-    shared = head is not None and head.weight is model.get_input_embeddings().weight
+    embedding = model.get_input_embeddings().weight
+    shared = head is not None and head.weight is embedding
+    num_shared = embedding.numel() if shared else 0
+    matrices = [weight.numel() for weight in model.parameters() if weight.dim() >= 2 and weight is not embedding]
     return ModelShape(
         kv=tuple(recorder.shapes[layer] for layer in range(layers)),
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        num_shared=head.weight.numel() if shared else 0,
+        num_shared=num_shared,
+        num_multiplied=sum(matrices) + num_shared,
+        hidden=embedding.shape[1],
         vocab_size=output.logits.shape[-1],
         max_model_len=text.max_position_embeddings,
     )

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from model_runner.sampling.rows import Entries, SamplingRows
 
+_SHORT_TAIL = 4096
+"""So many of the less probable tokens usually hold all of the mass that the less probable ones have together."""
+
 
 class LogitsProcessor(Protocol):
     """One step from raw to final logits. A row that does not use it keeps its bits."""
@@ -92,9 +95,8 @@ class Temperature:
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         used = rows.temperature
-        old = logits[used.rows].double()
-        logits[used.rows] = ((old - old.amax(-1, keepdim=True)) / used.values).float()
-        return logits
+        old = used.take(logits).double()
+        return used.put(logits, old.sub_(old.amax(-1, keepdim=True)).div_(used.values).float())
 
 
 class TypicalP:
@@ -109,7 +111,7 @@ class TypicalP:
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         used = rows.typical_p
-        old = logits[used.rows]
+        old = used.take(logits)
         logprobs = torch.log_softmax(old.double(), -1)  # [n, vocab]
         probs = logprobs.exp()
         # Not sum: given a single long row, it splits the row among threads and rounds differently than in a batch.
@@ -123,8 +125,7 @@ class TypicalP:
         near, order = distance.gather(1, tokens).masked_fill(~real, math.inf).sort(dim=-1, stable=True)
         mass = probs.gather(1, tokens).masked_fill(~real, 0).gather(1, order).cumsum(-1)
         last = (mass < used.values).sum(-1, keepdim=True).minimum(real.sum(-1, keepdim=True) - 1)
-        logits[used.rows] = old.masked_fill(distance > near.gather(1, last), -math.inf)
-        return logits
+        return used.put(logits, torch.where(distance > near.gather(1, last), -math.inf, old))
 
 
 class TopK:
@@ -136,10 +137,9 @@ class TopK:
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         used = rows.top_k
         k = used.values.long()  # [n, 1]
-        old = logits[used.rows]
+        old = used.take(logits)
         lowest = old.topk(int(k.max()), -1).values.gather(1, k - 1)
-        logits[used.rows] = old.masked_fill(old < lowest, -math.inf)
-        return logits
+        return used.put(logits, torch.where(old < lowest, -math.inf, old))
 
 
 class TopP:
@@ -154,18 +154,14 @@ class TopP:
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         used = rows.top_p
-        old = logits[used.rows]
-        probs = torch.softmax(old.double(), -1)  # [n, vocab]
-        # All tokens below this have at most half the mass outside the nucleus: no need to sort them.
-        tokens, real = compact(probs >= _tail_probability(used.values, probs.shape[-1]))
-        head, order = probs.gather(1, tokens).masked_fill(~real, 0).sort(dim=-1, descending=True, stable=True)
-        mass_before = torch.nn.functional.pad(head.cumsum(-1)[:, :-1], (1, 0))
-        size = (mass_before < used.values).sum(-1, keepdim=True).minimum(real.sum(-1, keepdim=True)).clamp(min=1)
-        lowest = head.gather(1, size - 1)
-        last_token = tokens.gather(1, order.gather(1, size - 1))
-        beyond = torch.arange(probs.shape[-1], device=probs.device) > last_token
-        logits[used.rows] = old.masked_fill((probs < lowest) | ((probs == lowest) & beyond), -math.inf)
-        return logits
+        old = used.take(logits)
+        tokens, probs = _head(torch.softmax(old.double(), -1), used.values)
+        probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        tokens = tokens.gather(1, order)
+        kept = (probs.cumsum(-1)[:, :-1] < used.values) & (probs[:, 1:] > 0)
+        first, others = tokens[:, :1], tokens[:, 1:]
+        tokens = torch.cat([first, others.where(kept, first)], -1)  # the first always stays, and may be named twice
+        return used.put(logits, torch.full_like(old, -math.inf).scatter_(1, tokens, old.gather(1, tokens)))
 
 
 class MinP:
@@ -176,10 +172,9 @@ class MinP:
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         used = rows.min_p
-        old = logits[used.rows]
+        old = used.take(logits)
         lowest = old.amax(-1, keepdim=True).double() + used.values.log()
-        logits[used.rows] = old.masked_fill(old < lowest, -math.inf)
-        return logits
+        return used.put(logits, torch.where(old < lowest, -math.inf, old))
 
 
 CONSTRAINTS: Final[tuple[LogitsProcessor, ...]] = (
@@ -214,11 +209,25 @@ def compact(kept: Tensor) -> tuple[Tensor, Tensor]:
     The width is what the fullest row needs; the others are filled up with column 0.
     """
     row, column = kept.nonzero(as_tuple=True)
-    counts = kept.sum(-1)
+    counts = row.bincount(minlength=len(kept))
     place = torch.arange(len(row), device=kept.device) - (counts.cumsum(0) - counts)[row]
     columns = torch.zeros(len(kept), int(counts.max()), dtype=torch.int64, device=kept.device)
     columns[row, place] = column
     return columns, torch.arange(columns.shape[1], device=kept.device) < counts.unsqueeze(1)
+
+
+def _head(probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable tokens of each row, in ascending order, [n, width], and their probabilities.
+
+    They have the mass [n, 1] and half of the rest: what is summed up over them needs no others, whatever the rounding.
+    Places that a row does not need have probability 0.
+    """
+    for num_tail in (_SHORT_TAIL, probs.shape[-1]):  # most rows need no more than the first
+        tokens, real = compact(probs >= _tail_probability(mass, num_tail))
+        head = probs.gather(1, tokens).masked_fill(~real, 0)
+        if (head.sum(-1, keepdim=True) >= (1 + mass) / 2).all():
+            break
+    return tokens, head
 
 
 def _add(logits: Tensor, entries: Entries) -> Tensor:
@@ -227,6 +236,6 @@ def _add(logits: Tensor, entries: Entries) -> Tensor:
     return logits
 
 
-def _tail_probability(mass: Tensor, vocab_size: int) -> Tensor:
-    """So low that all tokens below it together have at most half of 1 - mass."""
-    return (1 - mass) / (2 * vocab_size)
+def _tail_probability(mass: Tensor, num_tokens: int) -> Tensor:
+    """So low that as many tokens below it have at most half of 1 - mass together."""
+    return (1 - mass) / (2 * num_tokens)

@@ -41,6 +41,14 @@ class Setting:
     def __bool__(self) -> bool:
         return len(self.rows) > 0
 
+    def take(self, logits: Tensor) -> Tensor:
+        """The rows that use the setting, [n, vocab]; not a copy if all do."""
+        return logits if len(self.rows) == len(logits) else logits.index_select(0, self.rows)
+
+    def put(self, logits: Tensor, changed: Tensor) -> Tensor:
+        """The logits with these rows in their places; may write to them."""
+        return changed if len(self.rows) == len(logits) else logits.index_copy_(0, self.rows, changed)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
@@ -134,6 +142,7 @@ class SamplingState:
         self._device = device
         none = torch.empty(0, dtype=torch.int64, device=device)
         self._no_entries = Entries(none, none, none.double())
+        self._no_setting = Setting(none, none.double().unsqueeze(1))
 
     def admit(self, slot: int, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
         """Fill a free slot. With `output` the request goes on as if these tokens had been committed one by one.
@@ -197,6 +206,8 @@ class SamplingState:
 
     def _setting(self, name: str, states: Sequence[_Slot]) -> Setting:
         used = [(row, state.settings[name]) for row, state in enumerate(states) if name in state.settings]
+        if not used:
+            return self._no_setting
         rows = torch.tensor([row for row, _ in used], dtype=torch.int64, device=self._device)
         values = torch.tensor([[value] for _, value in used], dtype=torch.float64, device=self._device)
         return Setting(rows, values)

@@ -1,6 +1,7 @@
 """From logits to tokens, for all rows of a step."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,13 +59,13 @@ class Sampler:
         """The token of each row."""
         tokens: dict[int, int] = {}
         if rows.greedy:
-            tokens.update(zip(rows.greedy, _argmax(scores[list(rows.greedy)]), strict=True))
+            tokens.update(zip(rows.greedy, _argmax(_take(scores, rows.greedy)), strict=True))
         if rows.whole:
             keys = [rows.keys[row] for row in rows.whole]
-            tokens.update(zip(rows.whole, self._noise(scores[list(rows.whole)], keys), strict=True))
+            tokens.update(zip(rows.whole, self._noise(_take(scores, rows.whole), keys), strict=True))
         if rows.truncated:
             keys = [rows.keys[row] for row in rows.truncated]
-            left = scores[list(rows.truncated)]
+            left = _take(scores, rows.truncated)
             columns, real = compact(left > -math.inf)
             left = left.gather(1, columns).masked_fill(~real, -math.inf)
             tokens.update(zip(rows.truncated, self._noise(left, keys, columns), strict=True))
@@ -78,17 +79,21 @@ class Sampler:
         }
         if not asked:
             return {}
-        logprobs = torch.log_softmax(scores[list(asked)], -1)
+        logprobs = torch.log_softmax(_take(scores, tuple(asked)), -1)
         reports = describe(logprobs, [tokens[row] for row in asked], list(asked.values()))
         return dict(zip(asked, reports, strict=True))
 
 
+def _take(scores: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows, in ascending order; not a copy if they are all."""
+    return scores if len(rows) == len(scores) else scores.index_select(0, torch.tensor(rows, device=scores.device))
+
+
 def _argmax(scores: Tensor) -> list[int]:
-    """The column of each row's highest entry, the first among equals, which torch.argmax does not promise."""
-    width = scores.shape[-1]
-    columns = torch.arange(width, device=scores.device, dtype=torch.int32)
-    highest = scores.amax(-1, keepdim=True)
-    return torch.where(scores == highest, columns, width).amin(-1).tolist()
+    """The column of each row's highest entry, the first among equals: torch and numpy, much faster, both promise it."""
+    best = scores.numpy().argmax(-1) if scores.device.type == "cpu" else scores.argmax(-1)
+    columns: list[int] = best.tolist()
+    return columns
 
 
 def _unusable(logits: Tensor) -> list[int]:

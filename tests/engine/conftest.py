@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model_runner.config import RunnerConfig
+from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams, StepPlan, StepResult, TokenLogprobs
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
@@ -90,15 +90,20 @@ class Harness:
 
 
 @pytest.fixture(scope="session")
-def load(tiny_model: Callable[[str], Path], embedded_folder: Path) -> Callable[[str], Harness]:
-    """Returns a function from a family's name, or "embedded", to a harness with its model."""
-    made: dict[str, Harness] = {}
+def load(tiny_model: Callable[[str], Path], embedded_folder: Path) -> Callable[..., Harness]:
+    """Returns a function from a family's name, or "embedded", and a quantization to a harness with its model."""
+    made: dict[tuple[str, Quantization], Harness] = {}
 
-    def make(family: str) -> Harness:
-        if family not in made:
-            folder = embedded_folder if family == "embedded" else tiny_model(family)
-            config = RunnerConfig(model=folder, kv_cache_gib=0.9 if family == "embedded" else 0.02, max_num_seqs=34)
-            made[family] = Harness(ModelRunner.load(config))
-        return made[family]
+    def make(family: str, quantization: Quantization = "auto") -> Harness:
+        key = (family, quantization)
+        if key not in made:
+            config = RunnerConfig(
+                model=embedded_folder if family == "embedded" else tiny_model(family),
+                quantization=quantization,
+                kv_cache_gib=0.9 if family == "embedded" else 0.02,
+                max_num_seqs=34,
+            )
+            made[key] = Harness(ModelRunner.load(config))
+        return made[key]
 
     return make

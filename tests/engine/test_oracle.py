@@ -36,22 +36,22 @@ def check(harness: Harness, folder: Path, requests: list[EngineRequest]) -> None
 @pytest.mark.parametrize("count", [1, 5, 32])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tiny_models_answer_as_generate_does(
-    family: str, count: int, load: Callable[[str], Harness], tiny_model: Callable[[str], Path]
+    family: str, count: int, load: Callable[..., Harness], tiny_model: Callable[[str], Path]
 ) -> None:
     requests = [
         EngineRequest(f"{index}", prompt, GREEDY, max_tokens=3 + index % 20)
         for index, prompt in enumerate(prompts(count, 320, (1, 700), seed=count))
     ]
-    check(load(family), tiny_model(family), requests)
+    check(load(family, "none"), tiny_model(family), requests)
 
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("count", [1, 32])
 def test_the_embedded_model_answers_as_generate_does(
-    count: int, load: Callable[[str], Harness], embedded_folder: Path
+    count: int, load: Callable[..., Harness], embedded_folder: Path
 ) -> None:
     requests = [
         EngineRequest(f"{index}", prompt, GREEDY, max_tokens=4 + index % 9)
         for index, prompt in enumerate(prompts(count, 49152, (1, 700), seed=count))
     ]
-    check(load("embedded"), embedded_folder, requests)
+    check(load("embedded", "none"), embedded_folder, requests)

@@ -11,13 +11,11 @@ from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import GREEDY, Answer, Harness
 
 MODELS = [
-    "llama",
-    "qwen2",
-    "mixtral",
-    "qwen2_moe",
-    "gemma3",
-    pytest.param("embedded", marks=pytest.mark.embedded),
+    *((family, "int8") for family in ("llama", "qwen2", "mixtral", "qwen2_moe", "gemma3")),
+    *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
+    pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
 ]
+"""Families, and how their weights are multiplied."""
 SETTINGS = [
     SamplingParams(seed=1, logprobs=2),
     GREEDY,
@@ -56,9 +54,9 @@ def same(answers: dict[tuple[str, int], Answer], expected: dict[tuple[str, int],
     )
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def case(request: pytest.FixtureRequest, load: Callable[[str], Harness]) -> "Case":
-    harness = load(request.param)
+@pytest.fixture(scope="module", params=MODELS, ids=lambda param: "-".join(param))
+def case(request: pytest.FixtureRequest, load: Callable[..., Harness]) -> "Case":
+    harness = load(*request.param)
     small = request.param == "embedded"
     requests = make_requests(harness, 6 if small else 12, 10 if small else 24, 90 if small else 300)
     return Case(harness, requests)

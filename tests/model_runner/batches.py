@@ -6,33 +6,63 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from model_runner.batch import Batch
+from model_runner.batch import Batch, TreePaths
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive tokens of one choice, the first at position `start`."""
+    """Tokens of one choice, the first at position `start`: consecutive ones, or a tree."""
 
     tokens: Sequence[int]
     start: int
     blocks: list[int]
+    parents: Sequence[int] | None = None
+    """Of a tree: each token's parent among the tokens, before it; -1 for the choice's last token before the tree."""
+
+    def paths(self) -> list[list[int]]:
+        """For each token, those of the tree from its root to itself; nothing where there is no tree."""
+        paths: list[list[int]] = []
+        for token, parent in enumerate(self.parents or ()):
+            paths.append([*(paths[parent] if parent >= 0 else ()), token])
+        return paths or [[] for _ in self.tokens]
+
+    def positions(self) -> list[int]:
+        """A token of a tree follows its parent."""
+        if self.parents is None:
+            return list(range(self.start, self.start + len(self.tokens)))
+        return [self.start + len(path) - 1 for path in self.paths()]
+
+    def places(self) -> range:
+        """Where keys and values are stored: one after the other in any case."""
+        return range(self.start, self.start + len(self.tokens))
 
 
 def make_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
     """A batch of the chunks with logits for every token."""
-    positions = np.concatenate([np.arange(c.start, c.start + len(c.tokens)) for c in chunks])
-    choice_of = np.repeat(np.arange(len(chunks)), [len(c.tokens) for c in chunks])
-    blocks = [chunks[c].blocks[p // block_size] for c, p in zip(choice_of, positions, strict=True)]
+    positions = np.array([p for c in chunks for p in c.positions()], dtype=np.int64)
+    places = np.array([p for c in chunks for p in c.places()], dtype=np.int64)
+    blocks = [c.blocks[place // block_size] for c in chunks for place in c.places()]
     return Batch(
         tokens=torch.tensor([token for c in chunks for token in c.tokens]),
         positions=torch.from_numpy(positions),
         position_of=positions,
-        choice_of=choice_of,
+        choice_of=np.repeat(np.arange(len(chunks)), [len(c.tokens) for c in chunks]),
         block_tables=[c.blocks for c in chunks],
-        block_of=torch.tensor(blocks),
-        offset_of=torch.from_numpy(positions % block_size),
+        block_of=torch.tensor(blocks, dtype=torch.int64),
+        offset_of=torch.from_numpy(places % block_size),
         logits_index=torch.arange(len(positions)),
         sample_rows=torch.tensor([], dtype=torch.int64),
         sampled=[],
         prompt_rows=[],
+        paths=_tree_paths(chunks, positions) if any(c.parents is not None for c in chunks) else None,
+    )
+
+
+def _tree_paths(chunks: Sequence[Chunk], positions: np.ndarray) -> TreePaths:
+    paths = [[c.start + token for token in path] for c in chunks for path in c.paths()]
+    lengths = np.array([len(path) for path in paths])
+    return TreePaths(
+        start=positions + 1 - lengths,
+        first=np.concatenate([[0], np.cumsum(lengths)]),
+        places=np.array([place for path in paths for place in path], dtype=np.int64),
     )

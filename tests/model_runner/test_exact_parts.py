@@ -10,7 +10,8 @@ from transformers import activations as hf
 
 from model_runner.models.activations import ExactActivation, replace_activations
 from model_runner.models.experts import PackedExperts, packed_experts
-from model_runner.models.packed import ExactnessError, PackedWeight, RowRange, pack_weights, probe_row_range
+from model_runner.models.onednn import ExactnessError, OneDNNPacker, RowRange, probe_row_range
+from model_runner.models.packed import PackedWeight, pack_weights
 
 SHAPES = [(64, 48), (100, 37), (13, 7), (576, 1536), (512, 4096), (1, 64)]
 
@@ -22,7 +23,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(("out", "width"), SHAPES)
 def test_packed_product_is_the_product_and_independent_of_other_rows(out: int, width: int) -> None:
     weight, bias, rows = random(out, width), random(out, seed=1), random(300, width, seed=2)
-    packed = PackedWeight(weight)
+    packed = PackedWeight(weight, OneDNNPacker())
     whole = F.linear(rows, packed, bias)
     torch.testing.assert_close(whole, F.linear(rows, weight, bias), rtol=1e-4, atol=1e-4)
     for count in (0, 1, 2, 3, 6, 13, 64, 257):
@@ -64,7 +65,7 @@ def test_few_distinct_row_counts_reach_the_product(row_range: RowRange) -> None:
 
 
 def test_packed_weight_can_do_nothing_else() -> None:
-    packed = PackedWeight(random(4, 4))
+    packed = PackedWeight(random(4, 4), OneDNNPacker())
     assert packed.shape == (4, 4)
     with pytest.raises(NotImplementedError, match="not supported on CPU"):
         packed @ packed
@@ -76,7 +77,7 @@ def test_pack_weights_leaves_a_shared_embedding_alone() -> None:
     rows = random(2, 4)
     with torch.inference_mode():
         expected = model["head"](rows)
-        pack_weights(model)
+        pack_weights(model, OneDNNPacker(), OneDNNPacker())
         torch.testing.assert_close(model["head"](rows), expected)
     assert isinstance(model["head"].weight, PackedWeight)
     assert not isinstance(model["embed"].weight, PackedWeight)

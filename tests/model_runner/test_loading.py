@@ -11,7 +11,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, Pretr
 from model_runner import memory
 from model_runner.config import RunnerConfig
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, plan_memory
+from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, StorageTypes, plan_memory
 from model_runner.models.inspection import ModelShape, UnsupportedModelError, inspect_model
 from model_runner.models.loading import load_config, resolve_device, resolve_dtype
 from model_runner.runner import ModelRunner
@@ -79,14 +79,23 @@ def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) 
 
 
 SHAPE = ModelShape(
-    (KVShape(2, 16, 16),) * 3, num_parameters=1_000_000, num_shared=100_000, vocab_size=9, max_model_len=1024
+    (KVShape(2, 16, 16),) * 3,
+    num_parameters=1_000_000,
+    num_shared=100_000,
+    num_multiplied=900_000,
+    hidden=100,
+    vocab_size=9,
+    max_model_len=1024,
 )
+FLOAT32 = StorageTypes(torch.float32, torch.float32, torch.float32)
 PER_TOKEN = 3 * 2 * 32 * 4
 
 
-def plan(monkeypatch: pytest.MonkeyPatch, free: int, **settings: float | None) -> MemoryPlan:
+def plan(
+    monkeypatch: pytest.MonkeyPatch, free: int, types: StorageTypes = FLOAT32, **settings: float | None
+) -> MemoryPlan:
     monkeypatch.setattr(memory, "free_memory", lambda device: free)
-    return plan_memory(SHAPE, RunnerConfig(model=Path(), **settings), torch.float32, CPU)
+    return plan_memory(SHAPE, RunnerConfig(model=Path(), **settings), types, CPU)
 
 
 def test_plan_counts_weights_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +104,18 @@ def test_plan_counts_weights_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.kv_bytes_per_token == PER_TOKEN
     assert made.num_tokens == 3 * 1024  # no more than three full requests can use
     assert "3,072 tokens = 3.0 full requests of 1,024 tokens" in made.lines()[-1]
+
+
+def test_plan_counts_what_is_stored_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(monkeypatch, 64 * GIB, StorageTypes(torch.float32, torch.int8, torch.bfloat16))
+    assert made.weight_bytes == 900_000 + 4 * 200_000
+    assert made.kv_bytes_per_token == PER_TOKEN // 2
+    assert made.lines()[0].endswith("as int8 on cpu")
+
+
+def test_plan_counts_what_loading_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DoesNotFitError, match=r"loading the weights takes 3\.8 MiB and 2\.9 MiB are free"):
+        plan(monkeypatch, 3_000_000, StorageTypes(torch.float32, torch.int8, torch.int8))
 
 
 def test_plan_leaves_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +163,11 @@ def test_cache_copies_whole_blocks_in_all_layers() -> None:
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         keys.copy_(torch.randn(keys.shape))
         values.copy_(torch.randn(values.shape))
-        key, value = torch.ones(1, *keys[0, :, 0].shape), torch.ones(1, *values[0, :, 0].shape)
+        key, value = torch.ones(1, *keys.shape[1:3]), torch.ones(1, values.shape[1], values.shape[3])
         cache.write(layer, key, value, torch.tensor([1]), torch.tensor([3]))
     before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
     cache.copy_blocks([(1, 2), (0, 3)])
     for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
         assert torch.equal(new, old[[0, 1, 1, 0]])
-        assert torch.all(new[1, :, 3] == 1)
+    assert all(torch.all(keys[1, :, :, 3] == 1) for keys in cache.keys)
+    assert all(torch.all(values[1, :, 3] == 1) for values in cache.values)

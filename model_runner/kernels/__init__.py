@@ -1,0 +1,1 @@
+"""Native kernels: their sources, how they are built, and how Python calls them."""

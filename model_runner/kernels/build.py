@@ -1,0 +1,132 @@
+"""Builds the CPU kernels with the system's C++ compiler, once, into a cache folder.
+
+Every instruction set is compiled into the one library, which picks at run time: it can be copied to another machine of
+the same architecture, and a cached library needs no compiler.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger("samewise.runner")
+
+_SOURCES = Path(__file__).parent / "cpu"
+_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+]
+_X86_FLAGS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512vnni": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"],
+}
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+class NoKernelsError(RuntimeError):
+    """The kernels cannot be built on this machine; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One source file, compiled in one way."""
+
+    source: Path
+    name: str
+    flags: Sequence[str]
+
+
+def build_kernels(
+    folder: Path,
+    extra_flags: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+    sources: Path = _SOURCES,
+) -> Path:
+    """The library, from the folder if it was built there before. Several builds at the same time do no harm.
+
+    Args:
+        folder: where libraries are kept; made if missing.
+        extra_flags: further options for compiler and linker.
+        environment: CXX in it names the compiler.
+        sources: folder of the C++ files.
+
+    Raises:
+        NoKernelsError: if there is no compiler, it fails, or the folder cannot be written.
+    """
+    units = _units(sources)
+    library = folder / f"kernels-{_digest(units, extra_flags, sources)}.so"
+    if library.exists():
+        return library
+    compiler = _find_compiler(environment)
+    logger.info("building the CPU kernels with %s, once", compiler)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            built = _compile(compiler, units, extra_flags, Path(temporary))
+            built.replace(library)
+    except OSError as error:
+        raise NoKernelsError(f"the CPU kernels cannot be built in {folder}: {error}") from error
+    return library
+
+
+def _units(sources: Path) -> list[_Unit]:
+    units = [_Unit(sources / name, Path(name).stem, ()) for name in ("samewise.cpp", "threads.cpp")]
+    kinds: dict[str, list[str]] = {"portable": []}
+    if platform.machine() in ("x86_64", "AMD64"):
+        kinds |= _X86_FLAGS
+    return units + [_Unit(sources / "kernels.cpp", isa, [f"-DSW_ISA={isa}", *flags]) for isa, flags in kinds.items()]
+
+
+def _digest(units: Sequence[_Unit], extra_flags: Sequence[str], sources: Path) -> str:
+    """Names sources and options, so that a change of either builds anew."""
+    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, list(extra_flags))).encode())
+    for unit in units:
+        digest.update(repr((unit.name, list(unit.flags))).encode())
+    for source in sorted([*sources.glob("*.cpp"), *sources.glob("*.h")]):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _find_compiler(environment: Mapping[str, str]) -> str:
+    named, path = environment.get("CXX"), environment.get("PATH")
+    for candidate in (named,) if named else _COMPILERS:
+        if found := shutil.which(candidate, path=path):
+            return found
+    if named:
+        raise NoKernelsError(f"the C++ compiler that CXX names was not found: {named}")
+    raise NoKernelsError(f"no C++ compiler was found (looked for {', '.join(_COMPILERS)})")
+
+
+def _compile(compiler: str, units: Sequence[_Unit], extra_flags: Sequence[str], folder: Path) -> Path:
+    """Compile the units side by side and link them into a library in the folder."""
+    jobs = []
+    for unit in units:
+        command = [compiler, *_FLAGS, *unit.flags, *extra_flags, "-c", str(unit.source), "-o", f"{unit.name}.o"]
+        jobs.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [job.communicate()[0] for job in jobs]
+    for job, output in zip(jobs, outputs, strict=True):
+        _require_success(job.returncode, job.args, output)
+    objects = [f"{unit.name}.o" for unit in units]
+    link = [compiler, "-shared", "-pthread", *extra_flags, *objects, "-o", "kernels.so"]
+    linked = subprocess.run(link, cwd=folder, capture_output=True, text=True, check=False)
+    _require_success(linked.returncode, link, linked.stdout + linked.stderr)
+    return folder / "kernels.so"
+
+
+def _require_success(code: int, command: object, output: str) -> None:
+    if code != 0:
+        text = " ".join(command) if isinstance(command, list) else str(command)
+        raise NoKernelsError(f"the C++ compiler failed with exit code {code}: {text}\n{output[-2000:]}")

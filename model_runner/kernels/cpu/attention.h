@@ -1,0 +1,271 @@
+// Attention over the paged KV cache.
+//
+// What comes out for a query row depends, bit for bit, only on its query and on the keys and values at the positions
+// that it sees. Tiles are the blocks of the cache, which begin at multiples of the block size in absolute positions. A
+// row takes those that it sees in the order of the positions, each with the same arithmetic (attention_tile.h) whatever
+// rows are beside it. Where a branch of a tree of drafts has positions at other places, the tile is put together first.
+#pragma once
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "attention_tile.h"
+#include "attention_units.h"
+#include "kv_cache.h"
+#include "samewise.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace SW_ISA {
+
+constexpr int kPairsOfUnit = 24;  // their queries and outputs stay in the first-level cache beside a tile
+
+// Memory of one thread that stays for the next call.
+class ThreadMemory {
+ public:
+  ThreadMemory() = default;
+  ~ThreadMemory() { std::free(memory_); }
+  ThreadMemory(const ThreadMemory &) = delete;
+  ThreadMemory &operator=(const ThreadMemory &) = delete;
+
+  char *reserve(int64_t bytes) {
+    if (bytes > size_) {
+      std::free(memory_);
+      size_ = round_up(bytes, 64);
+      memory_ = static_cast<char *>(std::aligned_alloc(64, size_));
+      if (!memory_) std::abort();  // some dozens of kilobytes, once
+      std::memset(memory_, 0, size_);  // places that no row sees are read too
+    }
+    return memory_;
+  }
+
+ private:
+  char *memory_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// A thread's scratch memory for one unit.
+struct UnitMemory {
+  Row *rows;         // [rows at once]
+  Pair *pairs;       // [rows at once, group]
+  Pair **seeing;     // pairs that see the tile at hand
+  float *queries;    // [pairs, key_dim]
+  float *totals;     // [pairs, kWidth]
+  float *outputs;    // [pairs, value_dim]
+  float *scores;     // [kPairsAtOnce, block_size]
+  Tile<float> tile;  // converted or put together
+
+  // Lays it out in `memory` and returns how many bytes it takes.
+  int64_t lay_out(const SwKvCache &cache, int64_t rows_at_once, int64_t num_pairs, char *memory) {
+    int64_t used = 0;
+    const auto take = [&](auto *&to, int64_t count) {
+      to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(memory + used);
+      used += round_up(count * static_cast<int64_t>(sizeof *to), 64);
+    };
+    take(rows, rows_at_once);
+    take(pairs, num_pairs);
+    take(seeing, num_pairs);
+    take(queries, num_pairs * cache.key_dim);
+    take(totals, num_pairs * kWidth);
+    take(outputs, num_pairs * cache.value_dim);
+    take(scores, int64_t{kPairsAtOnce} * cache.block_size);
+    take(tile.keys, int64_t{cache.key_dim} * cache.block_size);
+    take(tile.values, int64_t{cache.block_size} * cache.value_dim);
+    take(tile.key_scales, cache.block_size);
+    take(tile.value_scales, cache.block_size);
+    if (cache.type != SW_KV_INT8) tile.key_scales = tile.value_scales = nullptr;
+    return used;
+  }
+};
+
+// y = x * factor.
+inline void scale(const float *x, float factor, int64_t n, float *y) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, load(x + i) * factor);
+  for (; i < n; ++i) y[i] = x[i] * factor;
+}
+
+template <typename T>
+inline void convert(const T *x, int64_t n, float *y) {  // n is a multiple of kWidth
+  for (int64_t i = 0; i < n; i += kWidth) store(y + i, load(x + i));
+}
+
+// Attends for the units that one thread is given. T is what the cache stores.
+template <typename T>
+class Attender {
+ public:
+  Attender(const SwKvCache &cache, const SwStep &step, const SwAttention &options, int rows_at_once)
+      : cache_(cache), step_(step), options_(options), group_(options.heads / cache.kv_heads),
+        shape_{cache.block_size, cache.key_dim, cache.value_dim, options.softcap} {
+    thread_local ThreadMemory memory;
+    const int64_t pairs = int64_t{rows_at_once} * group_;
+    memory_.lay_out(cache, rows_at_once, pairs, memory.reserve(memory_.lay_out(cache, rows_at_once, pairs, nullptr)));
+  }
+
+  // query and output point to the rows of the unit, and there to its first head.
+  void run(const Unit &unit, const float *query, int64_t query_stride, float *output, int64_t output_stride) {
+    unit_ = unit;
+    for (int row = 0; row < unit.num_rows; ++row) begin_row(row, query + row * query_stride);
+    attend_own_tiles();
+    for (int row = 0; row < unit.num_rows; ++row) {
+      attend_branch(row);
+      finish_row(row, output + row * output_stride);
+    }
+  }
+
+ private:
+  Pair *pairs_of(int row) { return memory_.pairs + row * group_; }
+  int64_t block_at(int position) const {
+    return step_.block_table[int64_t{unit_.choice} * step_.table_width + position / shape_.block_size];
+  }
+
+  void begin_row(int row, const float *query) {
+    memory_.rows[row] = row_of(step_, options_, unit_.first_token + row);
+    for (int64_t head = 0, pair = row * group_; head < group_; ++head, ++pair) {
+      Pair &p = memory_.pairs[pair];
+      p = {memory_.queries + pair * shape_.key_dim, memory_.totals + pair * kWidth,
+           memory_.outputs + pair * shape_.value_dim, kLowest, 0, 0};
+      scale(query + head * shape_.key_dim, options_.scale, shape_.key_dim, p.query);
+      std::fill_n(p.totals, kWidth, 0.0f);
+      std::fill_n(p.output, shape_.value_dim, 0.0f);
+    }
+  }
+
+  // Adds the pairs of a row to those that see the tile from this position on; returns their new number.
+  int add_seeing(int row, int start, int count) {
+    const Row &r = memory_.rows[row];
+    for (int head = 0; head < group_; ++head) {
+      Pair &pair = pairs_of(row)[head];
+      pair.low = std::max(0, r.first - start);
+      pair.high = std::min(shape_.block_size, r.last + 1 - start);
+      memory_.seeing[count++] = &pair;
+    }
+    return count;
+  }
+
+  void attend_own_tiles() {
+    int first = memory_.rows[0].first, last = memory_.rows[0].last;
+    for (int row = 1; row < unit_.num_rows; ++row) {
+      first = std::min(first, memory_.rows[row].first);
+      last = std::max(last, memory_.rows[row].last);
+    }
+    for (int start = first - first % shape_.block_size; start <= last; start += shape_.block_size) {
+      int count = 0;
+      for (int row = 0; row < unit_.num_rows; ++row) {
+        const Row &r = memory_.rows[row];
+        if (start <= r.last && start + shape_.block_size > r.first && r.owns_tile(start, shape_.block_size))
+          count = add_seeing(row, start, count);
+      }
+      if (count) attend_tile(tile_of<T>(cache_, block_at(start), unit_.kv_head), count);
+    }
+  }
+
+  // The tiles at the end of what a row sees that hold positions of a branch.
+  void attend_branch(int row) {
+    const Row &r = memory_.rows[row];
+    if (r.own_end > r.last) return;
+    const int from = std::max(r.first, r.own_end);
+    for (int start = from - from % shape_.block_size; start <= r.last; start += shape_.block_size) {
+      gather(r, start);
+      attend_with(memory_.tile, add_seeing(row, start, 0));
+    }
+  }
+
+  // Puts together what the row sees of the tile from this position on.
+  void gather(const Row &row, int start) {
+    if (row.own_end > start) expand(tile_of<T>(cache_, block_at(start), unit_.kv_head));
+    const int32_t *places = step_.path_places + step_.path_first[row.token];
+    const int end = std::min(row.last + 1, start + shape_.block_size);
+    for (int position = std::max({row.own_end, row.first, start}); position < end; ++position) {
+      const int place = places[position - step_.path_start[row.token]];
+      copy_place(tile_of<T>(cache_, block_at(place), unit_.kv_head), place % shape_.block_size, position - start);
+    }
+  }
+
+  void copy_place(const Tile<T> &from, int64_t place, int64_t to) {
+    const int64_t size = shape_.block_size;
+    for (int64_t d = 0; d < shape_.key_dim; ++d)
+      memory_.tile.keys[d * size + to] = to_float(from.keys[d * size + place]);
+    for (int64_t d = 0; d < shape_.value_dim; ++d)
+      memory_.tile.values[to * shape_.value_dim + d] = to_float(from.values[place * shape_.value_dim + d]);
+    if (!from.key_scales) return;
+    memory_.tile.key_scales[to] = from.key_scales[place];
+    memory_.tile.value_scales[to] = from.value_scales[place];
+  }
+
+  void expand(const Tile<T> &from) {
+    convert(from.keys, int64_t{shape_.key_dim} * shape_.block_size, memory_.tile.keys);
+    convert(from.values, int64_t{shape_.value_dim} * shape_.block_size, memory_.tile.values);
+    if (!from.key_scales) return;
+    convert(from.key_scales, shape_.block_size, memory_.tile.key_scales);
+    convert(from.value_scales, shape_.block_size, memory_.tile.value_scales);
+  }
+
+  // Converting the tile first is worth it when it is read more than once; the numbers are the same.
+  void attend_tile(const Tile<T> &tile, int count) {
+    if constexpr (!std::is_same_v<T, float>) {
+      if (count > kPairsAtOnce) {
+        expand(tile);
+        return attend_with(memory_.tile, count);
+      }
+    }
+    attend_with(tile, count);
+  }
+
+  template <typename S>
+  void attend_with(const Tile<S> &tile, int count) {
+    static constexpr void (*kAttend[])(const Tile<S> &, const TileShape &, Pair *const *, float *) = {
+        attend_pairs<1, S>, attend_pairs<2, S>, attend_pairs<3, S>,
+        attend_pairs<4, S>, attend_pairs<5, S>, attend_pairs<6, S>};
+    static_assert(sizeof kAttend / sizeof *kAttend == kPairsAtOnce);
+    Pair **pairs = memory_.seeing;
+    for (int rounds = (count + kPairsAtOnce - 1) / kPairsAtOnce; rounds; --rounds) {
+      const int taken = (count + rounds - 1) / rounds;  // even shares: a single pair left over would be slow
+      kAttend[taken - 1](tile, shape_, pairs, memory_.scores);
+      pairs += taken;
+      count -= taken;
+    }
+  }
+
+  void finish_row(int row, float *output) {
+    for (int64_t head = 0; head < group_; ++head) {
+      const Pair &pair = pairs_of(row)[head];
+      scale(pair.output, 1.0f / sum(load(pair.totals)), shape_.value_dim, output + head * shape_.value_dim);
+    }
+  }
+
+  const SwKvCache &cache_;
+  const SwStep &step_;
+  const SwAttention &options_;
+  const int group_;
+  const TileShape shape_;
+  UnitMemory memory_;
+  Unit unit_{};
+};
+
+template <typename T>
+void attend_as(samewise::Team &team, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
+               const float *query, int64_t query_stride, float *output, int64_t output_stride) {
+  const int group = options.heads / cache.kv_heads;
+  const int rows_at_once = std::max(1, kPairsOfUnit / group);
+  Units units(step, cache.kv_heads, rows_at_once);
+  Attender<T> attender(cache, step, options, rows_at_once);
+  team.for_each(units.count(), [&](int64_t place) {
+    const Unit unit = units.at(place);
+    const int64_t token = unit.first_token, head = int64_t{unit.kv_head} * group;
+    attender.run(unit, query + token * query_stride + head * cache.key_dim, query_stride,
+                 output + token * output_stride + head * cache.value_dim, output_stride);
+  });
+}
+
+// Attends with the query rows of a step, [heads, key_dim] each, to what the cache holds for their choices, their own
+// keys and values included. Outputs are [heads, value_dim]. Called by all threads of a team.
+inline void attend(samewise::Team &team, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
+                   const float *query, int64_t query_stride, float *output, int64_t output_stride) {
+  const auto attend_type = cache.type == SW_KV_FLOAT32    ? attend_as<float>
+                           : cache.type == SW_KV_BFLOAT16 ? attend_as<Bfloat16>
+                                                          : attend_as<int8_t>;
+  attend_type(team, cache, step, options, query, query_stride, output, output_stride);
+}
+
+}  // namespace SW_ISA

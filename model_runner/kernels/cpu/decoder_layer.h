@@ -1,0 +1,204 @@
+// One decoder layer on all rows of a step: see SwDecoderLayer.
+//
+// The work is cut into phases, rows or units of outputs within each, after which the threads meet. A row's arithmetic is
+// the same whoever does it and whatever the other rows are.
+#pragma once
+#include <cmath>
+
+#include "attention.h"
+#include "int8_linear.h"
+#include "samewise.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace SW_ISA {
+
+// x / rms(x) * weight (Zhang and Sennrich, arXiv:1910.07467). In place if y is x.
+inline void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *y) {
+  Vec squares{};
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) squares = fma(load(x + i), load(x + i), squares);
+  float total = sum(squares);
+  for (; i < n; ++i) total = fma(x[i], x[i], total);
+  const float factor = 1.0f / std::sqrt(total / static_cast<float>(n) + eps);
+  for (i = 0; i + kWidth <= n; i += kWidth) store(y + i, load(x + i) * factor * load(weight + i));
+  for (; i < n; ++i) y[i] = x[i] * factor * weight[i];
+}
+
+// Rotary positions on the leading `dim` numbers of a head, the first half paired with the second (Su et al.,
+// arXiv:2104.09864).
+inline void rotate(float *head, const float *cos, const float *sin, int64_t dim) {
+  const int64_t half = dim / 2;
+  int64_t i = 0;
+  for (; i + kWidth <= half; i += kWidth) {
+    const Vec a = load(head + i), b = load(head + half + i);
+    store(head + i, fma(a, load(cos + i), -b * load(sin + i)));
+    store(head + half + i, fma(b, load(cos + half + i), a * load(sin + half + i)));
+  }
+  for (; i < half; ++i) {
+    const float a = head[i], b = head[half + i];
+    head[i] = fma(a, cos[i], -b * sin[i]);
+    head[half + i] = fma(b, cos[half + i], a * sin[half + i]);
+  }
+}
+
+inline Vec silu(Vec x) { return x / (exp(-x) + 1.0f); }
+
+inline Vec gelu_tanh(Vec x) {
+  const Vec inner = 0.7978845608f * fma(x * x * x, broadcast(0.044715f), x);
+  return 0.5f * x * (tanh(inner) + 1.0f);
+}
+
+// gate[i] = activation(gate[i]) * up[i].
+template <Vec (*Activation)(Vec)>
+inline void gated(float *gate, const float *up, int64_t n) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(gate + i, Activation(load(gate + i)) * load(up + i));
+  if (i == n) return;
+  float g[kWidth] = {}, u[kWidth] = {};
+  std::memcpy(g, gate + i, (n - i) * sizeof(float));
+  std::memcpy(u, up + i, (n - i) * sizeof(float));
+  store(g, Activation(load(g)) * load(u));
+  std::memcpy(gate + i, g, (n - i) * sizeof(float));
+}
+
+// y = x + scale * added.
+inline void add_scaled(const float *x, const float *added, float scale, int64_t n, float *y) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, fma(load(added + i), broadcast(scale), load(x + i)));
+  for (; i < n; ++i) y[i] = fma(added[i], scale, x[i]);
+}
+
+// The scratch memory of a layer for a number of rows; what is not alive at the same time shares a place.
+struct Scratch {
+  float *wide;      // [rows, wide_stride] queries, keys and values; later gate and up
+  float *narrow;    // [rows, narrow_stride] normed rows; the attention's output; what a post-norm is applied to
+  Int8Rows rows;    // the input of each linear
+  int64_t wide_stride;
+  int64_t narrow_stride;
+
+  static int64_t lay_out(const SwDecoderLayer &layer, int64_t num_rows, char *memory, Scratch *scratch) {
+    const int64_t attended = int64_t{layer.attention.heads} * layer.cache.value_dim;
+    const int64_t widest_input = std::max<int64_t>({layer.hidden, attended, layer.intermediate});
+    Scratch s{};
+    s.wide_stride = round_up(std::max(layer.qkv.outputs, layer.gate_up.outputs), 16);
+    s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, attended), 16);
+    s.rows.stride = row_bytes(widest_input);
+    int64_t used = 0;
+    const auto take = [&](int64_t bytes) {
+      char *place = memory + used;
+      used += round_up(bytes, 64);
+      return place;
+    };
+    s.wide = reinterpret_cast<float *>(take(num_rows * s.wide_stride * 4));
+    s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
+    s.rows.data = reinterpret_cast<int8_t *>(take(num_rows * s.rows.stride));
+    s.rows.scales = reinterpret_cast<float *>(take(num_rows * 4));
+    s.rows.sums = reinterpret_cast<int32_t *>(take(num_rows * 4));
+    if (scratch) *scratch = s;
+    return used;
+  }
+};
+
+// Runs one layer as a member of a team.
+class LayerRun {
+ public:
+  LayerRun(samewise::Team &team, const SwDecoderLayer &layer, const SwStep &step, Scratch scratch)
+      : team_(team), layer_(layer), step_(step), scratch_(scratch) {}
+
+  void run(const float *cos, const float *sin, const float *input, float *output) {
+    quantize_normed(input, layer_.attention_norm);
+    multiply(layer_.qkv, scratch_.wide, scratch_.wide_stride);
+    place_keys(cos, sin);
+    attend(team_, layer_.cache, step_, layer_.attention, scratch_.wide, scratch_.wide_stride, scratch_.narrow,
+           scratch_.narrow_stride);
+    each_row([&](int64_t row) { quantize(narrow(row), layer_.attention_output.inputs, row); });
+    add_linear(layer_.attention_output, layer_.attention_post_norm, input, output);
+
+    quantize_normed(output, layer_.mlp_norm);
+    multiply(layer_.gate_up, scratch_.wide, scratch_.wide_stride);
+    each_row([&](int64_t row) { quantize_gated(row); });
+    add_linear(layer_.down, layer_.mlp_post_norm, output, output);
+  }
+
+ private:
+  float *wide(int64_t row) const { return scratch_.wide + row * scratch_.wide_stride; }
+  float *narrow(int64_t row) const { return scratch_.narrow + row * scratch_.narrow_stride; }
+  void quantize(const float *x, int64_t n, int64_t row) const { quantize_row(x, n, scratch_.rows, row); }
+
+  template <typename Work>
+  void each_row(const Work &work) {
+    const int64_t rows = step_.num_tokens;
+    const int64_t at_once = rows / (8 * team_.size()) + 1;
+    team_.for_each((rows + at_once - 1) / at_once, [&](int64_t unit) {
+      for (int64_t row = unit * at_once; row < std::min(rows, (unit + 1) * at_once); ++row) work(row);
+    });
+  }
+
+  void quantize_normed(const float *x, const float *norm) {
+    each_row([&](int64_t row) {
+      const float *from = x + row * layer_.hidden;
+      if (norm) {
+        rms_norm(from, norm, layer_.norm_eps, layer_.hidden, narrow(row));
+        from = narrow(row);
+      }
+      quantize(from, layer_.hidden, row);
+    });
+  }
+
+  void multiply(const SwInt8Weight &weight, float *to, int64_t stride) {
+    multiply_rows(team_, weight, scratch_.rows, step_.num_tokens,
+                  [=](int64_t row, int64_t first, int64_t count, const float *results) {
+                    std::memcpy(to + row * stride + first, results, count * sizeof(float));
+                  });
+  }
+
+  // to = from + residual_scale * post_norm(linear); from may be to.
+  void add_linear(const SwInt8Weight &weight, const float *post_norm, const float *from, float *to) {
+    const int64_t hidden = layer_.hidden;
+    const float scale = layer_.residual_scale;
+    if (!post_norm) {
+      multiply_rows(team_, weight, scratch_.rows, step_.num_tokens,
+                    [=](int64_t row, int64_t first, int64_t count, const float *results) {
+                      add_scaled(from + row * hidden + first, results, scale, count, to + row * hidden + first);
+                    });
+      return;
+    }
+    multiply(weight, scratch_.narrow, scratch_.narrow_stride);
+    each_row([&](int64_t row) {
+      rms_norm(narrow(row), post_norm, layer_.norm_eps, hidden, narrow(row));
+      add_scaled(from + row * hidden, narrow(row), scale, hidden, to + row * hidden);
+    });
+  }
+
+  void place_keys(const float *cos, const float *sin) {
+    const SwKvCache &cache = layer_.cache;
+    const int64_t heads = layer_.attention.heads, dim = cache.key_dim;
+    each_row([&](int64_t row) {
+      float *qkv = wide(row);
+      for (int64_t head = 0; head < heads + cache.kv_heads; ++head) {
+        float *x = qkv + head * dim;
+        const float *norm = head < heads ? layer_.query_norm : layer_.key_norm;
+        if (norm) rms_norm(x, norm, layer_.norm_eps, dim, x);
+        rotate(x, cos + row * layer_.rotary_dim, sin + row * layer_.rotary_dim, layer_.rotary_dim);
+      }
+      write_kv(cache, step_, row, qkv + heads * dim, qkv + (heads + cache.kv_heads) * dim);
+    });
+  }
+
+  void quantize_gated(int64_t row) const {
+    float *gate = wide(row);
+    if (layer_.activation == SW_SILU)
+      gated<silu>(gate, gate + layer_.intermediate, layer_.intermediate);
+    else
+      gated<gelu_tanh>(gate, gate + layer_.intermediate, layer_.intermediate);
+    quantize(gate, layer_.intermediate, row);
+  }
+
+  samewise::Team &team_;
+  const SwDecoderLayer &layer_;
+  const SwStep &step_;
+  const Scratch scratch_;
+};
+
+}  // namespace SW_ISA

@@ -1,0 +1,70 @@
+// The kernels for the instruction set SW_ISA, which the compiler's options name and allow.
+#include <algorithm>
+
+#include "decoder_layer.h"
+#include "isa.h"
+
+namespace SW_ISA {
+namespace {
+
+using samewise::Team;
+
+void pack(Team &team, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed, float *scales) {
+  const int64_t panels = round_up(outputs, kPanel) / kPanel;
+  team.for_each(panels, [&](int64_t panel) { pack_panel(weight, outputs, inputs, panel, packed, scales); });
+}
+
+Int8Rows lay_out_rows(int64_t inputs, int64_t rows, char *memory) {
+  const int64_t stride = row_bytes(inputs);
+  char *scales = memory + rows * stride;
+  return {reinterpret_cast<int8_t *>(memory), reinterpret_cast<float *>(scales),
+          reinterpret_cast<int32_t *>(scales + rows * 4), stride};
+}
+
+int64_t linear_scratch(const SwInt8Weight &weight, int32_t rows) {
+  return rows * (row_bytes(weight.inputs) + 8);
+}
+
+void linear(Team &team, const SwInt8Weight &weight, const float *x, int32_t num_rows, float *y, char *scratch) {
+  const Int8Rows rows = lay_out_rows(weight.inputs, num_rows, scratch);
+  team.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * weight.inputs, weight.inputs, rows, row); });
+  multiply_rows(team, weight, rows, num_rows, [&](int64_t row, int64_t first, int64_t count, const float *results) {
+    std::memcpy(y + row * weight.outputs + first, results, count * sizeof(float));
+  });
+}
+
+void attention(Team &team, const SwKvCache &cache, const SwStep &step, const SwAttention &options, const float *query,
+               const float *key, const float *value, float *output) {
+  const int64_t kv_heads = cache.kv_heads, key_dim = cache.key_dim, value_dim = cache.value_dim;
+  team.for_each(step.num_tokens, [&](int64_t token) {
+    write_kv(cache, step, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
+  });
+  attend(team, cache, step, options, query, options.heads * key_dim, output, options.heads * value_dim);
+}
+
+int64_t layer_scratch(const SwDecoderLayer &layer, int32_t rows) {
+  return Scratch::lay_out(layer, rows, nullptr, nullptr);
+}
+
+void layer(Team &team, const SwDecoderLayer &layer, const SwStep &step, const float *cos, const float *sin,
+           const float *input, float *output, char *memory) {
+  Scratch scratch;
+  Scratch::lay_out(layer, step.num_tokens, memory, &scratch);
+  LayerRun(team, layer, step, scratch).run(cos, sin, input, output);
+}
+
+}  // namespace
+}  // namespace SW_ISA
+
+#define SW_TEXT_OF(name) #name
+#define SW_TEXT(name) SW_TEXT_OF(name)
+#define SW_JOIN_OF(a, b) a##b
+#define SW_JOIN(a, b) SW_JOIN_OF(a, b)
+
+namespace samewise {
+
+extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
+    SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
+    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer};
+
+}  // namespace samewise

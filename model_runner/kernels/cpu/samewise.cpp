@@ -1,0 +1,117 @@
+// The C interface: picks the instruction set, owns threads and scratch memory.
+#include "samewise.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <system_error>
+
+#include "isa.h"
+#include "threads.h"
+
+namespace {
+
+using samewise::Kernels;
+using samewise::Team;
+
+struct Free {
+  void operator()(char *memory) const { std::free(memory); }
+};
+
+bool supports(const Kernels &kernels) {
+#if defined(__x86_64__)
+  if (&kernels == &samewise::avx512vnni_kernels)
+    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (&kernels == &samewise::avx2_kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+  return &kernels == &samewise::portable_kernels;
+}
+
+const Kernels *find_kernels(const char *isa) {
+  const Kernels *best_first[] = {
+#if defined(__x86_64__)
+      &samewise::avx512vnni_kernels, &samewise::avx2_kernels,
+#endif
+      &samewise::portable_kernels};
+  for (const Kernels *kernels : best_first)
+    if ((!std::strcmp(isa, "auto") || !std::strcmp(isa, kernels->isa)) && supports(*kernels)) return kernels;
+  return nullptr;
+}
+
+}  // namespace
+
+struct SwContext {
+  SwContext(const Kernels &kernels, int threads) : kernels(kernels), pool(threads) {}
+
+  // Scratch memory that stays for the next call; null when memory ran out.
+  char *reserve(int64_t bytes) {
+    if (bytes > size) {
+      scratch.reset();
+      const int64_t rounded = (bytes + 4095) / 4096 * 4096;
+      scratch.reset(static_cast<char *>(std::aligned_alloc(64, rounded)));
+      size = scratch ? rounded : 0;
+    }
+    return scratch.get();
+  }
+
+  const Kernels &kernels;
+  samewise::ThreadPool pool;
+  std::unique_ptr<char, Free> scratch;
+  int64_t size = 0;
+};
+
+SwContext *sw_create(int32_t threads, const char *isa) {
+  const Kernels *kernels = find_kernels(isa);
+  if (!kernels) return nullptr;
+  try {
+    return new SwContext(*kernels, threads);
+  } catch (const std::bad_alloc &) {
+    return nullptr;
+  } catch (const std::system_error &) {
+    return nullptr;
+  }
+}
+
+void sw_destroy(SwContext *context) { delete context; }
+
+const char *sw_isa(const SwContext *context) { return context->kernels.isa; }
+
+int64_t sw_packed_size(int32_t outputs, int32_t inputs) {
+  return (int64_t{outputs} + 15) / 16 * 16 * ((int64_t{inputs} + 3) / 4 * 4);
+}
+
+int32_t sw_pack_int8(SwContext *context, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
+                     float *scales) {
+  context->pool.run([&](Team &team) { context->kernels.pack(team, weight, outputs, inputs, packed, scales); });
+  return 0;
+}
+
+int32_t sw_linear_int8(SwContext *context, const SwInt8Weight *weight, const float *x, int32_t rows, float *y) {
+  if (rows == 0) return 0;
+  char *scratch = context->reserve(context->kernels.linear_scratch(*weight, rows));
+  if (!scratch) return 1;
+  context->pool.run([&](Team &team) { context->kernels.linear(team, *weight, x, rows, y, scratch); });
+  return 0;
+}
+
+int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
+                     const float *query, const float *key, const float *value, float *output) {
+  if (step->num_tokens == 0) return 0;
+  context->pool.run([&](Team &team) {
+    context->kernels.attention(team, *cache, *step, *attention, query, key, value, output);
+  });
+  return 0;
+}
+
+int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
+                         const float *sin, const float *input, float *output) {
+  if (step->num_tokens == 0) return 0;
+  char *scratch = context->reserve(context->kernels.layer_scratch(*layer, step->num_tokens));
+  if (!scratch) return 1;
+  context->pool.run([&](Team &team) {
+    context->kernels.layer(team, *layer, *step, cos, sin, input, output, scratch);
+  });
+  return 0;
+}

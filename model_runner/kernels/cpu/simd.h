@@ -1,0 +1,112 @@
+// Vectors of floats, of the width of the instruction set that a file is compiled for, and functions on them.
+//
+// Nothing here may depend on where in a row a number stands or on how many rows are at work: products and sums are
+// fused only where `fma` says so (the compiler is told not to contract), and sums have one fixed order.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace SW_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8;
+#else
+constexpr int kWidth = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kWidth * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kWidth * 4)));
+
+inline Vec load(const float *from) {
+  Vec v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline void store(float *to, Vec v) { std::memcpy(to, &v, sizeof v); }
+
+inline Vec broadcast(float x) { return x - Vec{}; }  // which changes no number, not even -0
+
+inline IntVec bits(Vec v) {
+  IntVec b;
+  std::memcpy(&b, &v, sizeof b);
+  return b;
+}
+
+inline Vec from_bits(IntVec b) {
+  Vec v;
+  std::memcpy(&v, &b, sizeof v);
+  return v;
+}
+
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The scalar twin of `fma`: the same rounding, for what is left over at the end of a row.
+inline float fma(float a, float b, float c) {
+#if defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float sum(Vec v) {  // pairwise, the upper half onto the lower
+  float x[kWidth];
+  store(x, v);
+  for (int half = kWidth / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) x[i] += x[i + half];
+  return x[0];
+}
+
+inline float max(Vec v) {
+  float x[kWidth];
+  store(x, v);
+  float highest = x[0];
+  for (int i = 1; i < kWidth; ++i) highest = x[i] > highest ? x[i] : highest;
+  return highest;
+}
+
+// e^x to about one unit in the last place; 0 below -87.3, infinite above 88.7, NaN for NaN. Range reduction and
+// polynomial after Cephes' expf.
+inline Vec exp(Vec x) {
+  const Vec low = broadcast(-87.33654f), high = broadcast(88.72284f);
+  Vec clamped = x < low ? low : (x > high ? high : x);
+  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  Vec shifted = fma(clamped, broadcast(1.44269504f), magic);
+  Vec n = shifted - magic;
+  Vec r = fma(n, broadcast(-0.693359375f), clamped);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  Vec p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = fma(p, r * r, r) + 1.0f;
+  // 2^n in two factors, for n reaches 128.
+  IntVec exponent = bits(shifted) - bits(magic);
+  IntVec half = exponent >> 1;
+  Vec result = p * from_bits((half + 127) << 23) * from_bits((exponent - half + 127) << 23);
+  result = x < low ? Vec{} : result;
+  result = x > high ? broadcast(__builtin_inff()) : result;
+  return x == x ? result : x;
+}
+
+inline Vec tanh(Vec x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
+
+}  // namespace SW_ISA

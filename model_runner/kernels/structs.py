@@ -1,0 +1,81 @@
+"""The C interface of cpu/samewise.h in ctypes; the comments are there. Pointers are addresses as integers."""
+
+import ctypes
+from ctypes import c_float, c_int32, c_void_p
+
+
+class KVCacheStruct(ctypes.Structure):
+    """SwKvCache."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("type", c_int32),
+        ("block_size", c_int32),
+        ("kv_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    """SwStep."""
+
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_choices", c_int32),
+        ("table_width", c_int32),
+        ("first_token", c_void_p),
+        ("positions", c_void_p),
+        ("block_of", c_void_p),
+        ("offset_of", c_void_p),
+        ("block_table", c_void_p),
+        ("path_start", c_void_p),
+        ("path_first", c_void_p),
+        ("path_places", c_void_p),
+    )
+
+
+class AttentionStruct(ctypes.Structure):
+    """SwAttention."""
+
+    _fields_ = (("heads", c_int32), ("window", c_int32), ("scale", c_float), ("softcap", c_float))
+
+
+class Int8WeightStruct(ctypes.Structure):
+    """SwInt8Weight."""
+
+    _fields_ = (
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class DecoderLayerStruct(ctypes.Structure):
+    """SwDecoderLayer."""
+
+    _fields_ = (
+        ("hidden", c_int32),
+        ("intermediate", c_int32),
+        ("rotary_dim", c_int32),
+        ("activation", c_int32),
+        ("norm_eps", c_float),
+        ("residual_scale", c_float),
+        ("attention", AttentionStruct),
+        ("cache", KVCacheStruct),
+        ("qkv", Int8WeightStruct),
+        ("attention_output", Int8WeightStruct),
+        ("gate_up", Int8WeightStruct),
+        ("down", Int8WeightStruct),
+        ("attention_norm", c_void_p),
+        ("attention_post_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_post_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+    )

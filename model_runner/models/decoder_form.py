@@ -1,0 +1,175 @@
+"""A decoder layer of the common family as plain data, for one native operator to run."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import activations as hf
+
+from model_runner.attention.backend import AttentionOptions
+from model_runner.models.decoder_families import FAMILIES, Family
+
+Activation = Literal["silu", "gelu_tanh"]
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.SiLU: "silu",
+    hf.SiLUActivation: "silu",
+    hf.GELUTanh: "gelu_tanh",
+    hf.NewGELUActivation: "gelu_tanh",
+    hf.FastGELUActivation: "gelu_tanh",
+    hf.AccurateGELUActivation: "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer."""
+
+    weight: Tensor  # [outputs, inputs]
+    bias: Tensor | None  # [outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The factors of a layer's RMS norms: x becomes x / sqrt(mean(x²) + eps) * factor. None where there is no norm."""
+
+    eps: float
+    attention: Tensor | None  # [hidden], on the attention's input
+    attention_post: Tensor | None  # [hidden], on the attention's output
+    mlp: Tensor | None  # [hidden], on the MLP's input
+    mlp_post: Tensor | None  # [hidden], on the MLP's output
+    query: Tensor | None  # [head_dim], on each head before the rotation
+    key: Tensor | None  # [head_dim], likewise
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderForm:
+    """A decoder layer: norm, attention with rotary positions, norm, gated MLP, each of the two with its residual.
+
+        x = x + residual_scale * post_norm(attention(norm(x)))
+        x = x + residual_scale * post_norm(down(activation(gate(norm(x))) * up(norm(x))))
+
+    The tensors share their memory with the module that was read, but for what was merged or added to.
+    """
+
+    heads: int
+    kv_heads: int
+    qkv: Linear  # outputs: heads of queries, of keys, of values
+    attention_output: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+    norms: Norms
+    activation: Activation
+    attention: AttentionOptions
+    uses_rotary: bool
+    """Queries and keys are rotated by their position, in the leading dimensions that cos and sin cover.
+
+    Where False, the model may pass None for cos and sin.
+    """
+    residual_scale: float
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+        return self.qkv.weight.shape[1]
+
+    @property
+    def intermediate(self) -> int:
+        """Width between the MLP's linears."""
+        return self.gate.weight.shape[0]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a query, key or value."""
+        return self.qkv.weight.shape[0] // (self.heads + 2 * self.kv_heads)
+
+
+def recognise(layer: nn.Module) -> DecoderForm | None:
+    """Read a decoder layer.
+
+    Args:
+        layer: as transformers loads it, in evaluation mode, its weights and activations not yet replaced.
+
+    Returns:
+        What the layer computes, or None if it is not exactly a layer of the common family: of a class that is not in
+        the table, with experts, in training mode, not causal, with linears or an activation of another kind.
+    """
+    family = FAMILIES.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
+    if family is None or layer.training or not _attends_plainly(layer, family):
+        return None
+    activation = _ACTIVATIONS.get(type(layer.get_submodule(family.activation)))
+    linears = [*family.qkv, family.attention_output, *family.gate_up, family.down]
+    # Quantised checkpoints come with linears of other classes.
+    if activation is None or any(type(layer.get_submodule(name)) is not nn.Linear for name in linears):
+        return None
+    return _read(layer, family, activation)
+
+
+def _attends_plainly(layer: Any, family: Family) -> bool:
+    return family.is_dense(layer) and layer.self_attn.is_causal
+
+
+def _read(layer: Any, family: Family, activation: Activation) -> DecoderForm:
+    """The form of a layer that is known to be of the family."""
+    attention = layer.self_attn
+    gate, up = _gate_and_up([layer.get_submodule(name) for name in family.gate_up])
+    return DecoderForm(
+        heads=attention.config.num_attention_heads,
+        kv_heads=attention.config.num_key_value_heads,
+        qkv=_merge([layer.get_submodule(name) for name in family.qkv]),
+        attention_output=_linear(layer.get_submodule(family.attention_output)),
+        gate=gate,
+        up=up,
+        down=_linear(layer.get_submodule(family.down)),
+        norms=_norms(layer, family),
+        activation=activation,
+        attention=AttentionOptions(attention.scaling, family.window(layer), family.softcap(layer)),
+        uses_rotary=family.uses_rotary(layer),
+        residual_scale=family.residual_scale(layer),
+    )
+
+
+def _norms(layer: Any, family: Family) -> Norms:
+    def factor(name: str | None) -> Tensor | None:
+        norm = nn.Identity() if name is None else layer.get_submodule(name)
+        if isinstance(norm, nn.Identity):
+            return None
+        weight: Tensor = norm.weight.detach()
+        return 1 + weight if family.norm_adds_one else weight
+
+    names = family.norms
+    return Norms(
+        eps=layer.self_attn.config.rms_norm_eps,
+        attention=factor(names.attention),
+        attention_post=factor(names.attention_post),
+        mlp=factor(names.mlp),
+        mlp_post=factor(names.mlp_post),
+        query=factor(names.query),
+        key=factor(names.key),
+    )
+
+
+def _linear(module: Any) -> Linear:
+    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+def _merge(modules: list[Any]) -> Linear:
+    """All outputs, one module's after the other's."""
+    linears = [_linear(module) for module in modules]
+    if len(linears) == 1:
+        return linears[0]
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return Linear(torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None)
+
+
+def _gate_and_up(modules: list[Any]) -> tuple[Linear, Linear]:
+    """Gate and up, which may be the halves of one module."""
+    linears = [_linear(module) for module in modules]
+    if len(linears) == 1:
+        weights = linears[0].weight.chunk(2)
+        biases = (None, None) if linears[0].bias is None else linears[0].bias.chunk(2)
+        linears = [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    gate, up = linears
+    return gate, up

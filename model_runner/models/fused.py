@@ -1,0 +1,113 @@
+"""Decoder layers of the common family as one native operator each."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_runner.kernels.library import Int8Weight, Kernels
+from model_runner.kernels.structs import AttentionStruct, DecoderLayerStruct, KVCacheStruct
+from model_runner.models.decoder_form import DecoderForm, Linear, recognise
+from model_runner.models.hf_attention import StepAttention
+
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class FusedDecoderLayer(nn.Module):
+    """Stands in for a transformers decoder layer: int8 linears, everything else in float32, all rows at once."""
+
+    def __init__(self, index: int, form: DecoderForm, kernels: Kernels) -> None:
+        super().__init__()
+        self.index = index
+        self._kernels = kernels
+        self._uses_rotary = form.uses_rotary
+        gate_up = Linear(torch.cat([form.gate.weight, form.up.weight]), _joined_bias(form.gate, form.up))
+        self._weights = {
+            name: kernels.pack_int8(linear.weight.float().contiguous(), linear.bias)
+            for name, linear in (
+                ("qkv", form.qkv),
+                ("attention_output", form.attention_output),
+                ("gate_up", gate_up),
+                ("down", form.down),
+            )
+        }
+        norms = form.norms
+        self._norms = {
+            name: factor.float().contiguous()
+            for name, factor in (
+                ("attention_norm", norms.attention),
+                ("attention_post_norm", norms.attention_post),
+                ("mlp_norm", norms.mlp),
+                ("mlp_post_norm", norms.mlp_post),
+                ("query_norm", norms.query),
+                ("key_norm", norms.key),
+            )
+            if factor is not None
+        }
+        self._struct = _layer_struct(form, self._weights, self._norms)
+
+    def bind(self, cache: KVCacheStruct) -> None:
+        """Say where the layer's keys and values are kept; before the first forward."""
+        self._struct.cache = cache
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention: StepAttention,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Hidden states [1, T, hidden] -> the same shape. What a layer of transformers takes beside is not needed."""
+        cos, sin = self._rotation(position_embeddings)
+        self._struct.rotary_dim = cos.shape[-1]
+        output = self._kernels.decoder_layer(self._struct, attention.metadata.struct, cos, sin, hidden_states[0])
+        return output.unsqueeze(0)
+
+    def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Cos and sin [T, rotary_dim]; of width 0 for a layer that does not rotate."""
+        if not self._uses_rotary:
+            return torch.empty(0), torch.empty(0)
+        assert position_embeddings is not None, "the model has rotary positions"
+        cos, sin = position_embeddings  # each [1, T, rotary_dim]
+        return cos[0].contiguous(), sin[0].contiguous()
+
+
+def fuse_layers(model: nn.Module, kernels: Kernels) -> int:
+    """Replace every decoder layer that is recognised; returns how many were."""
+    fused = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if (form := recognise(child)) is not None:
+                setattr(parent, name, FusedDecoderLayer(child.self_attn.layer_idx, form, kernels))  # type: ignore[arg-type, union-attr]
+                fused += 1
+    return fused
+
+
+def bind_layers(model: nn.Module, caches: Sequence[KVCacheStruct]) -> None:
+    """Give each fused layer its cache."""
+    for module in model.modules():
+        if isinstance(module, FusedDecoderLayer):
+            module.bind(caches[module.index])
+
+
+def _joined_bias(first: Linear, second: Linear) -> Tensor | None:
+    if first.bias is None or second.bias is None:
+        return None
+    return torch.cat([first.bias, second.bias])
+
+
+def _layer_struct(form: DecoderForm, weights: dict[str, Int8Weight], norms: dict[str, Tensor]) -> DecoderLayerStruct:
+    options = form.attention
+    return DecoderLayerStruct(
+        hidden=form.hidden,
+        intermediate=form.intermediate,
+        activation=_ACTIVATIONS[form.activation],
+        norm_eps=form.norms.eps,
+        residual_scale=form.residual_scale,
+        attention=AttentionStruct(form.heads, options.window or 0, options.scale, options.softcap or 0.0),
+        **{name: weight.struct for name, weight in weights.items()},
+        **{name: ctypes.c_void_p(norm.data_ptr()) for name, norm in norms.items()},
+    )

@@ -1,0 +1,147 @@
+"""Tiny random models of the families whose decoder layers are recognised, and what their layers saw and answered."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+_SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 84,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 20,  # not hidden_size / heads
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 0.03,  # so large that a wrong one shows
+    "attention_dropout": 0.1,
+    "pad_token_id": 0,
+}
+_ALTERNATING = ["sliding_attention", "full_attention"] * 2
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_BIASES = {"attention_bias": True, "mlp_bias": True}
+_GEMMA = {"query_pre_attn_scalar": 50, "sliding_window": 16, "layer_types": _ALTERNATING, "attention_bias": True}
+_GRANITE = {"attention_multiplier": 0.4, "residual_multiplier": 0.3, "attention_bias": True}
+_GRANITE_HYBRID = {
+    **_GRANITE,
+    "shared_intermediate_size": 84,
+    "layer_types": ["full_attention"] * 4,
+    "num_local_experts": 0,
+    "position_embedding_type": "rope",
+    "mamba_n_heads": 8,
+}
+
+_TINY_EYES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "crop_size": 28,
+}
+_TINY_EARS = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_blocks": 1,
+    "num_attention_heads": 2,
+    "ext_pw_out_channel": 16,
+    "nemo_conv_channels": 16,
+    "depthwise_separable_out_channel": 16,
+}
+
+# From a case's name, which begins with the type of the model, to what its configuration has beside the sizes.
+CASES: dict[str, dict[str, Any]] = {
+    "cwm": {"layer_types": _ALTERNATING, "sliding_window": 16, "rope_parameters": _LLAMA3_ROPE},
+    "emu3": {"text_config": {**_SIZES, "attention_bias": True, "bos_token_id": 1, "eos_token_id": 2}},
+    "exaone4": {"layer_types": _ALTERNATING, "sliding_window": 16},
+    "exaone4 without windows": {"layer_types": ["full_attention"] * 4, "sliding_window": None},
+    "gemma": {"hidden_act": "gelu_pytorch_tanh", "attention_bias": True},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**_GEMMA, "attn_logit_softcapping": 2.0},
+    "granite": {**_GRANITE, "mlp_bias": True},
+    "granitemoehybrid": _GRANITE_HYBRID,
+    "granitemoehybrid without positions": {**_GRANITE_HYBRID, "position_embedding_type": None},
+    "hyperclovax": {**_GRANITE, "use_post_norm": True},
+    "hyperclovax without post norms": {**_GRANITE, "use_post_norm": False},
+    "llama": {"rope_parameters": _LLAMA3_ROPE},
+    "llama with biases": {**_BIASES, "rope_parameters": _YARN_ROPE},
+    "ministral": {"layer_types": _ALTERNATING, "sliding_window": 16},
+    "mistral": {"sliding_window": 16},
+    "mistral without windows": {"sliding_window": None, "hidden_act": "gelu_new"},
+    "phi3": {"rope_parameters": _PARTIAL_ROPE, "resid_pdrop": 0.1},
+    "phi3 with windows": {"sliding_window": 16},
+    "phi4_multimodal": {
+        "rope_parameters": _PARTIAL_ROPE,
+        "vision_config": _TINY_EYES,
+        "audio_config": _TINY_EARS,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "qwen2": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2, "hidden_act": "swish"},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2, "attention_bias": True},
+    "seed_oss": {**_BIASES, "attention_out_bias": True, "residual_dropout": 0.1},
+    "smollm3": {
+        "no_rope_layers": [1, 1, 0, 0],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "layer_types": _ALTERNATING,
+        **_BIASES,
+    },
+    "vaultgemma": {**_GEMMA, "attn_logit_softcapping": 2.0},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """One decoder layer, and one call of it."""
+
+    layer: nn.Module
+    hidden: Tensor  # [tokens, hidden]
+    cos_sin: tuple[Tensor, Tensor] | None  # each [tokens, rotary_dim]
+    answer: Tensor  # [tokens, hidden]
+
+
+def tiny_model(case: str, **changes: Any) -> PreTrainedModel:
+    """A model in evaluation mode, every parameter of it random, norms and biases included."""
+    config = AutoConfig.for_model(case.split(maxsplit=1)[0], **{**_SIZES, **CASES.get(case, {}), **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
+            parameter.normal_(std=scale, generator=generator)
+    return model
+
+
+def layer_runs(model: PreTrainedModel, num_tokens: int) -> list[LayerRun]:
+    """What each decoder layer saw and answered when the model read random tokens."""
+    runs: list[LayerRun] = []
+
+    def note(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Tensor) -> None:
+        embeddings = kwargs["position_embeddings"]
+        cos_sin = None if embeddings is None else (embeddings[0][0], embeddings[1][0])
+        runs.append(LayerRun(layer, args[0][0], cos_sin, answer[0]))
+
+    for layer in model.model.layers:
+        layer.register_forward_hook(note, with_kwargs=True)
+    tokens = torch.randint(3, 300, (1, num_tokens), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model(tokens, use_cache=False)
+    return runs

@@ -1,0 +1,59 @@
+"""What a DecoderForm says, in plain torch and float64."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_runner.models.decoder_form import DecoderForm, Linear
+
+
+def _norm(x: Tensor, factor: Tensor | None, eps: float) -> Tensor:
+    if factor is None:
+        return x
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * factor.double()
+
+
+def _linear(linear: Linear, x: Tensor) -> Tensor:
+    y = x @ linear.weight.double().T
+    return y if linear.bias is None else y + linear.bias.double()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [heads, tokens, head_dim]: the two halves of the leading rotary_dim dimensions are pairs."""
+    width = cos.shape[-1]
+    first, second = x[..., :width].chunk(2, dim=-1)
+    rotated = torch.cat([-second, first], dim=-1)
+    return torch.cat([x[..., :width] * cos + rotated * sin, x[..., width:]], dim=-1)
+
+
+def _attention(form: DecoderForm, x: Tensor, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
+    heads = _linear(form.qkv, x).unflatten(-1, (-1, form.head_dim)).transpose(0, 1)  # [heads, tokens, head_dim]
+    query, key, value = heads.split([form.heads, form.kv_heads, form.kv_heads])
+    query = _norm(query, form.norms.query, form.norms.eps)
+    key = _norm(key, form.norms.key, form.norms.eps)
+    if form.uses_rotary:
+        assert cos_sin is not None
+        cos, sin = cos_sin[0].double(), cos_sin[1].double()
+        query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+    group = form.heads // form.kv_heads
+    scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) * form.attention.scale  # [heads, tokens, tokens]
+    if form.attention.softcap is not None:
+        scores = form.attention.softcap * (scores / form.attention.softcap).tanh()
+    distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
+    seen = (distance >= 0) & (distance < (form.attention.window or len(x)))
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    mixed = weights @ value.repeat_interleave(group, 0)
+    return _linear(form.attention_output, mixed.transpose(0, 1).flatten(1))
+
+
+def run_form(form: DecoderForm, hidden: Tensor, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The layer's answer [tokens, hidden] in float64 to one whole sequence; cos and sin are [tokens, rotary_dim]."""
+    activation = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}[form.activation]
+    norms, x = form.norms, hidden.double()
+    added = _attention(form, _norm(x, norms.attention, norms.eps), cos_sin)
+    x = x + form.residual_scale * _norm(added, norms.attention_post, norms.eps)
+    inner = _norm(x, norms.mlp, norms.eps)
+    added = _linear(form.down, activation(_linear(form.gate, inner)) * _linear(form.up, inner))
+    return x + form.residual_scale * _norm(added, norms.mlp_post, norms.eps)

@@ -1,0 +1,129 @@
+"""Runs of tiny models on native attention: fused layers against transformers' own, and whole models."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.batch import Batch
+from model_runner.kernels.library import Kernels
+from model_runner.kv_cache import KVCache, KVShape
+from model_runner.models.activations import replace_activations
+from model_runner.models.decoder_form import DecoderForm, recognise
+from model_runner.models.fused import FusedDecoderLayer, bind_layers
+from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.int8 import Int8Product
+from model_runner.models.loading import prepare
+from model_runner.models.onednn import OneDNNPacker
+from model_runner.models.packed import pack_weights
+from model_runner.models.target import HFTargetModel
+from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.decoder_models import tiny_model
+
+BLOCK = 16
+NUM_BLOCKS = 16
+CPU = torch.device("cpu")
+LENGTHS = [70, 40, 5]  # the first is beyond the windows, and beyond the original length of scaled rotary positions
+
+Step = Sequence[tuple[int, int, int]]  # (sequence, start, end)
+Change = Callable[[DecoderForm], DecoderForm]
+
+
+def step_batch(step: Step, seed: int = 0) -> Batch:
+    """Random tokens of the sequences, whose blocks are dealt out in an order that depends on the seed."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = [torch.randint(3, 300, (length,), generator=generator).tolist() for length in LENGTHS]
+    free = np.random.default_rng(seed).permutation(NUM_BLOCKS).tolist()
+    tables = [[free.pop() for _ in range(-(-length // BLOCK))] for length in LENGTHS]
+    return make_batch([Chunk(tokens[s][start:end], start, tables[s]) for s, start, end in step], BLOCK)
+
+
+def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype = torch.float32) -> KVCache:
+    """A cache for layers of these forms."""
+    shapes = [KVShape(form.kv_heads, form.head_dim, form.head_dim) for form in forms]
+    return KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, CPU)
+
+
+def forms_of(model: PreTrainedModel) -> list[DecoderForm]:
+    """What the layers compute. None of them may be unknown."""
+    forms = [recognise(layer) for layer in model.model.layers]
+    assert None not in forms
+    return [form for form in forms if form is not None]
+
+
+def served_model(case: str) -> PreTrainedModel:
+    """A tiny model whose attention is ours."""
+    register_attention()
+    model = tiny_model(case)
+    model.set_attn_implementation(ATTENTION_NAME)
+    return model
+
+
+def layer_errors(
+    case: str, kernels: Kernels, change: Change = lambda form: form, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """How far fused layers are from transformers' layers with int8 weights and native attention.
+
+    Each fused layer sees what transformers' layer saw, so errors do not add up.
+
+    Args:
+        case: the tiny model.
+        kernels: what multiplies and attends in both.
+        change: what is done to the forms before they are fused.
+        dtype: of both caches.
+
+    Returns:
+        [layers, tokens] the size of the difference as a share of what the layer adds to its input.
+    """
+    model = served_model(case)
+    forms = forms_of(model)
+    fused = [FusedDecoderLayer(index, change(form), kernels) for index, form in enumerate(forms)]
+    fused_cache, cache = make_cache(forms, dtype), make_cache(forms, dtype)
+    for layer, struct in zip(fused, cache_structs(fused_cache), strict=True):
+        layer.bind(struct)
+    replace_activations(model)
+    pack_weights(model, partial(Int8Product, kernels=kernels), OneDNNPacker())
+    errors = []
+
+    def compare(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Tensor) -> None:
+        result = fused[layer.self_attn.layer_idx](args[0], **kwargs)
+        errors.append((result - answer).norm(dim=-1)[0] / (answer - args[0]).norm(dim=-1)[0])
+
+    for layer in model.model.layers:
+        layer.register_forward_hook(compare, with_kwargs=True)
+    attention = NativeAttention(kernels, cache)
+    batch = step_batch([(sequence, 0, length) for sequence, length in enumerate(LENGTHS)])
+    HFTargetModel(model, CPU).forward(batch, StepAttention(attention, attention.prepare(batch)))
+    return torch.stack(errors)
+
+
+class FusedModel:
+    """A tiny model, prepared as the server does it."""
+
+    def __init__(self, case: str, kernels: Kernels) -> None:
+        self.model = served_model(case)
+        self._kernels = kernels
+        self._forms = forms_of(self.model)
+        prepare(self.model, CPU, kernels)
+        assert all(isinstance(layer, FusedDecoderLayer) for layer in self.model.model.layers)
+
+    def logits(self, steps: Sequence[Step], seed: int = 0) -> list[Tensor]:
+        """Logits [length, vocabulary] of each sequence after the steps; NaN for tokens that none computes."""
+        cache = make_cache(self._forms)
+        bind_layers(self.model, cache_structs(cache))
+        attention = NativeAttention(self._kernels, cache)
+        target = HFTargetModel(self.model, CPU)
+        outputs = [
+            torch.full((length, self.model.config.get_text_config().vocab_size), torch.nan) for length in LENGTHS
+        ]
+        for step in steps:
+            batch = step_batch(step, seed)
+            rows = target.forward(batch, StepAttention(attention, attention.prepare(batch)))
+            for (s, start, end), part in zip(step, rows.split([end - start for _, start, end in step]), strict=True):
+                outputs[s][start:end] = part
+        return outputs

@@ -1,0 +1,161 @@
+"""The native decoder layer: what transformers' layer computes with the same int8 weights, and independent rows."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.kernels.library import Kernels
+from model_runner.models.decoder_form import DecoderForm
+from model_runner.models.fused import FusedDecoderLayer, bind_layers
+from model_runner.models.hf_attention import StepAttention
+from tests.model_runner.decoder_models import CASES
+from tests.model_runner.kernels.decoder_runs import (
+    CPU,
+    LENGTHS,
+    FusedModel,
+    forms_of,
+    layer_errors,
+    make_cache,
+    served_model,
+    step_batch,
+)
+
+WHOLE = [(sequence, 0, length) for sequence, length in enumerate(LENGTHS)]
+CROWD = [
+    [(0, 0, 7), (2, 0, 1)],
+    [(0, 7, 50), (1, 0, 16), (2, 1, 5)],
+    [(1, 16, 40), (0, 50, 51)],
+    *([(0, position, position + 1)] for position in (51, 52)),
+    [(0, 53, 70)],
+]
+
+
+def agree(errors: Tensor) -> bool:
+    """Are layers the same but for rounding?
+
+    Before each linear a row is rounded to 255 steps. Two ways to compute a number that differ in its last bit now and
+    then fall to different sides of a half: one step in one number changes the row's result by the share that this step
+    has in the row, some thousandths here, and a step in a key or value that of all rows after it. Most rows meet none
+    of that, and there the results agree as floats do.
+    """
+    return bool(errors.median() < 2e-6) and bool(errors.max() < 0.02)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_layer_of_transformers(case: str, kernels: Kernels) -> None:
+    assert agree(layer_errors(case, kernels))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("case", ["llama with biases", "gemma2"])
+def test_caches_of_other_types(case: str, dtype: torch.dtype, kernels: Kernels) -> None:
+    assert agree(layer_errors(case, kernels, dtype=dtype))
+
+
+def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
+    return lambda form: replace(form, attention=replace(form.attention, **changes))
+
+
+def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
+    return lambda form: replace(form, norms=replace(form.norms, **changes))
+
+
+def without_bias(name: str) -> Callable[[DecoderForm], DecoderForm]:
+    return lambda form: replace(form, **{name: replace(getattr(form, name), bias=None)})
+
+
+@pytest.mark.parametrize(
+    ("case", "spoil"),
+    [
+        ("mistral", with_attention(window=17)),
+        ("gemma2", with_attention(softcap=None)),
+        ("granite", with_attention(scale=20**-0.5)),
+        ("llama", with_norms(eps=1e-6)),
+        ("gemma2", with_norms(attention_post=None)),
+        ("gemma2", with_norms(mlp_post=None)),
+        ("qwen3", with_norms(query=None)),
+        ("qwen3", with_norms(key=None)),
+        ("granite", lambda form: replace(form, residual_scale=1.0)),
+        ("mistral without windows", lambda form: replace(form, activation="silu")),
+        ("llama", lambda form: replace(form, activation="gelu_tanh")),
+        ("llama", lambda form: replace(form, uses_rotary=False)),
+        ("llama with biases", without_bias("qkv")),
+        ("llama with biases", without_bias("attention_output")),
+        ("llama with biases", without_bias("down")),
+        ("llama", lambda form: replace(form, gate=form.up, up=form.gate)),
+    ],
+)
+def test_a_layer_that_computes_something_else_is_found_out(
+    case: str, spoil: Callable[[DecoderForm], DecoderForm], kernels_library: Path
+) -> None:
+    assert not agree(layer_errors(case, Kernels(kernels_library, threads=1), spoil))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_do_not_depend_on_neighbours_chunks_or_blocks(case: str, kernels: Kernels) -> None:
+    model = FusedModel(case, kernels)
+    crowd = model.logits(CROWD, seed=1)
+    for sequence, length in enumerate(LENGTHS):
+        alone = model.logits([[(sequence, 0, length)]])[sequence]
+        assert alone.isfinite().all()
+        assert torch.equal(alone, crowd[sequence])
+
+
+def test_the_number_of_threads_does_not_matter(kernels: Kernels, kernels_library: Path) -> None:
+    results = []
+    for threads in (1, 2, 3):
+        team = Kernels(kernels_library, threads, kernels.isa)
+        results.append(torch.cat(FusedModel("gemma3_text", team).logits(CROWD)))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+class OneLayer:
+    """The first layer of a tiny model, on its own."""
+
+    def __init__(self, case: str, kernels: Kernels) -> None:
+        form = forms_of(served_model(case))[0]
+        self.width = form.hidden
+        self._rotary_dim = form.head_dim
+        self._cache = make_cache([form])
+        self._attention = NativeAttention(kernels, self._cache)
+        self._layer = FusedDecoderLayer(0, form, kernels)
+        bind_layers(self._layer, cache_structs(self._cache))
+
+    def __call__(self, hidden: Tensor, step: list[tuple[int, int, int]]) -> Tensor:
+        """Hidden [tokens, width] of the step's tokens -> the same shape."""
+        batch = step_batch(step)
+        angles = batch.positions[:, None] * torch.linspace(1, 0.01, self._rotary_dim)  # [tokens, rotary_dim]
+        attention = StepAttention(self._attention, self._attention.prepare(batch))
+        embeddings = (angles.cos()[None], angles.sin()[None])
+        result: Tensor = self._layer(hidden[None], attention=attention, position_embeddings=embeddings)
+        return result[0]
+
+
+def test_no_tokens(kernels: Kernels) -> None:
+    layer = OneLayer("llama", kernels)
+    assert layer(torch.empty(0, layer.width), []).shape == (0, layer.width)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("case", ["llama", "gemma3_text", "exaone4"])
+def test_what_is_not_finite_stays_in_its_sequence(case: str, broken: float, kernels: Kernels) -> None:
+    layer = OneLayer(case, kernels)
+    hidden = torch.randn(sum(LENGTHS), layer.width, generator=torch.Generator().manual_seed(0))
+    whole = layer(hidden, WHOLE)
+    row = LENGTHS[0] + 30  # of the second sequence
+    hidden[row, 3] = broken
+    result = layer(hidden, WHOLE)
+    assert result[row].isnan().all()
+    for rows in (slice(0, row), slice(sum(LENGTHS[:2]), None)):
+        assert torch.equal(result[rows], whole[rows])
+    # What is computed afterwards in the same places is as if nothing had happened.
+    hidden[row, 3] = 1
+    again = layer(hidden, WHOLE)
+    assert again.isfinite().all()

@@ -1,0 +1,161 @@
+"""The native attention against its definition and the reference, and that nothing changes it which must not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.cpu import NativeAttention
+from model_runner.attention.reference import ReferenceAttention
+from model_runner.kernels.library import Kernels
+from model_runner.kv_cache import KVCache, KVShape
+from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.sequences import CPU, CROWD, LENGTHS, OPTIONS, Sequences, Sizes, Storage, check_trees
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+PLAIN, NARROW, ONE_BLOCK, CAPPED = OPTIONS
+CASES = [  # sizes, block size, options
+    (Sizes(1, 1, key_dim=12, value_dim=12), 16, PLAIN),
+    (Sizes(6, 2, key_dim=20, value_dim=100), 16, CAPPED),
+    (Sizes(6, 2, key_dim=24, value_dim=36), 48, NARROW),
+    (Sizes(7, 1, key_dim=96, value_dim=80), 32, ONE_BLOCK),
+    (Sizes(9, 3, key_dim=64, value_dim=64), 32, PLAIN),
+    (Sizes(9, 3, key_dim=64, value_dim=64), 32, CAPPED),
+    (Sizes(31, 1, key_dim=16, value_dim=33), 64, CAPPED),  # more heads than a unit of work usually has
+]
+
+Make = Callable[[KVCache], NativeAttention]
+by_dtype = pytest.mark.parametrize("dtype", DTYPES)
+by_options = pytest.mark.parametrize("options", OPTIONS)
+by_case = pytest.mark.parametrize(("sizes", "block_size", "options"), CASES)
+
+
+@pytest.fixture
+def make(kernels: Kernels) -> Make:
+    return lambda cache: NativeAttention(kernels, cache)
+
+
+@by_dtype
+@by_case
+def test_equals_the_definition(
+    make: Make, sizes: Sizes, block_size: int, options: AttentionOptions, dtype: torch.dtype
+) -> None:
+    sequences = Sequences.random([1, 70, 16], sizes)
+    outputs = sequences.attend([[(0, 0, 1), (1, 0, 70), (2, 0, 16)]], options, make, Storage(dtype, block_size))
+    for index, output in enumerate(outputs):
+        np.testing.assert_allclose(output.numpy(), sequences.definition(index, options, dtype), atol=4e-6)
+
+
+@by_dtype
+@pytest.mark.parametrize("options", [PLAIN, CAPPED])
+def test_equals_the_reference_over_many_steps(make: Make, options: AttentionOptions, dtype: torch.dtype) -> None:
+    sequences = Sequences.random(LENGTHS, Sizes(6, 2))
+    outputs = [sequences.attend(CROWD, options, kind, Storage(dtype)) for kind in (make, ReferenceAttention)]
+    for native, reference in zip(*outputs, strict=True):
+        torch.testing.assert_close(native, reference, atol=4e-6, rtol=0)
+
+
+@by_dtype
+@by_case
+def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
+    make: Make, sizes: Sizes, block_size: int, options: AttentionOptions, dtype: torch.dtype
+) -> None:
+    sequences = Sequences.random(LENGTHS, sizes)
+    alone = sequences.alone(options, make, Storage(dtype, block_size))
+    crowd = sequences.attend(CROWD, options, make, Storage(dtype, block_size, seed=1))
+    for one, other in zip(alone, crowd, strict=True):
+        assert torch.equal(one, other)
+
+
+@by_dtype
+@pytest.mark.parametrize("options", [PLAIN, CAPPED])
+def test_rows_do_not_depend_on_threads(
+    make: Make, kernels: Kernels, kernels_library: Path, options: AttentionOptions, dtype: torch.dtype
+) -> None:
+    single = Kernels(kernels_library, threads=1, isa=kernels.isa)
+    sequences = Sequences.random(LENGTHS, Sizes(9, 3))
+    alone = sequences.alone(options, lambda cache: NativeAttention(single, cache), Storage(dtype))
+    step = [(s, 0, length) for s, length in enumerate(LENGTHS)]
+    for one, other in zip(alone, sequences.attend([step], options, make, Storage(dtype)), strict=True):
+        assert torch.equal(one, other)
+
+
+@by_dtype
+@by_options
+def test_a_branch_of_a_tree_is_a_chain(make: Make, options: AttentionOptions, dtype: torch.dtype) -> None:
+    check_trees(Sequences.random([70, 30, 20], Sizes(6, 2, key_dim=20, value_dim=36)), options, make, dtype)
+
+
+@by_dtype
+@pytest.mark.parametrize("options", [PLAIN, CAPPED])
+def test_what_is_left_in_a_block_does_not_leak(make: Make, options: AttentionOptions, dtype: torch.dtype) -> None:
+    sequences = Sequences.random(LENGTHS, Sizes(6, 2, key_dim=20, value_dim=36))
+    clean = sequences.attend(CROWD, options, make, Storage(dtype))
+    stale = sequences.attend(CROWD, options, make, Storage(dtype, background=torch.nan))
+    for one, other in zip(clean, stale, strict=True):
+        assert torch.equal(one, other)
+    check_trees(Sequences.random([70, 30, 20], Sizes(6, 2)), options, make, dtype, background=torch.nan)
+
+
+@by_dtype
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["key", "value"])
+def test_what_is_not_finite_reaches_the_rows_that_see_it_and_no_others(
+    make: Make, dtype: torch.dtype, bad: float, where: str
+) -> None:
+    options = AttentionOptions(0.25, window=30)
+    sequences = Sequences.random([80, 20], Sizes(2, 2))
+    good = sequences.attend([[(0, 0, 80), (1, 0, 20)]], options, make, Storage(dtype))
+    getattr(sequences, where)[0][25, 1, 3] = bad
+    outputs = sequences.attend([[(0, 0, 80), (1, 0, 20)]], options, make, Storage(dtype))
+    affected = torch.zeros(80, dtype=torch.bool)
+    affected[25:55] = True
+    assert torch.equal(outputs[1], good[1])
+    assert torch.equal(outputs[0][:, 0], good[0][:, 0])
+    assert torch.equal(outputs[0][~affected], good[0][~affected])
+    if (where, bad) != ("key", torch.inf):  # where a score may be minus infinity, which is a weight of zero
+        assert not outputs[0][affected, 1].isfinite().all(-1).any()
+
+
+@by_dtype
+def test_the_cache_gets_what_the_reference_writes(make: Make, dtype: torch.dtype) -> None:
+    sizes = Sizes(2, 2, key_dim=20, value_dim=36)
+    sequences = Sequences.random([9], sizes)
+    for tensors in (sequences.key, sequences.value):
+        rows = tensors[0]
+        rows[0] = 0
+        rows[1] = 1e-31
+        rows[2, 0, 0], rows[2, 1, 1] = torch.nan, torch.inf
+        rows[3] = torch.arange(rows[3].numel()).view(rows[3].shape) / 2 - 5  # ties, once scaled by 127
+        rows[3, :, 0] = 127
+        rows[4] = 1 + 2**-8 * torch.arange(rows[4].numel()).view(rows[4].shape)  # ties of bfloat16
+        rows[5] *= 1e37
+    shape = sequences.shape
+    caches = []
+    for kind in (make, ReferenceAttention):
+        caches.append(KVCache([shape], 2, 16, dtype, CPU))
+        attention = kind(caches[-1])
+        batch = make_batch([Chunk(range(9), 0, [1])], 16)
+        attention.forward(
+            0, sequences.query[0], sequences.key[0], sequences.value[0], OPTIONS[0], attention.prepare(batch)
+        )
+    for name in ("keys", "values", "key_scales", "value_scales"):
+        for native, reference in zip(*(getattr(cache, name) for cache in caches), strict=True):
+            torch.testing.assert_close(native, reference, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_step_without_tokens(make: Make) -> None:
+    sizes = Sizes(4, 2)
+    attention = make(KVCache([KVShape(2, 24, 32)], 2, 16, torch.float32, CPU))
+    batch = make_batch([Chunk([], 0, [1])], 16)
+    empty = Sequences.random([0], sizes)
+    output = attention.forward(0, empty.query[0], empty.key[0], empty.value[0], OPTIONS[0], attention.prepare(batch))
+    assert output.shape == (0, 4, 32)
+
+
+def test_other_types_of_cache_are_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match="float16"):
+        make(KVCache([KVShape(2, 24, 32)], 2, 16, torch.float16, CPU))

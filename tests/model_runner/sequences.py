@@ -1,0 +1,182 @@
+"""Random queries, keys and values of a few sequences, and ways to compute their attention."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.attention.reference import ReferenceAttention
+from model_runner.kv_cache import KVCache, KVShape
+from tests.model_runner.batches import Chunk, make_batch
+
+BLOCK = 16
+NUM_BLOCKS = 24
+CPU = torch.device("cpu")
+
+OPTIONS = [
+    AttentionOptions(0.25),
+    AttentionOptions(0.25, window=5),
+    AttentionOptions(0.25, window=16),
+    AttentionOptions(0.25, window=40, softcap=2.0),
+]
+
+LENGTHS = [83, 40, 1, 17]
+CROWD = [
+    [(0, 0, 7), (3, 0, 1)],
+    [(0, 7, 50), (1, 0, 16), (2, 0, 1)],
+    [(1, 16, 40), (0, 50, 51)],
+    *([(0, p, p + 1)] for p in range(51, 60)),
+    *([(0, p, p + 1), (3, p - 59, p - 58)] for p in range(60, 76)),
+    [(0, 76, 83)],
+]
+"""Steps in which sequences of these lengths are computed in pieces, side by side."""
+
+Step = Sequence[tuple[Any, ...]]
+"""Each (sequence, start, end) or, for a tree, (sequence, start, end, parents)."""
+Make = Callable[[KVCache], AttentionBackend[Any]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the attention of one layer."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int = 24
+    value_dim: int = 32
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where keys and values are kept."""
+
+    dtype: torch.dtype = torch.float32
+    block_size: int = BLOCK
+    seed: int = 0
+    """Blocks are dealt out in an order that depends on this."""
+    background: float = 0.0
+    """What the cache is filled with before."""
+
+    def cache(self, shape: KVShape) -> KVCache:
+        """A cache of one layer."""
+        cache = KVCache([shape], NUM_BLOCKS, self.block_size, self.dtype, CPU)
+        for tensors in (cache.keys, cache.values) if self.dtype != torch.int8 else ():
+            tensors[0].fill_(self.background)
+        for scales in (*cache.key_scales, *cache.value_scales):
+            scales.fill_(self.background)
+        return cache
+
+    def tables(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Blocks for sequences of these lengths."""
+        free = np.random.default_rng(self.seed).permutation(NUM_BLOCKS).tolist()
+        return [[free.pop() for _ in range(-(-n // self.block_size))] for n in lengths]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What the queries, keys and values of some sequences are; with trees in them, as they are stored."""
+
+    query: list[torch.Tensor]  # each [length, heads, key_dim]
+    key: list[torch.Tensor]  # each [length, kv_heads, key_dim]
+    value: list[torch.Tensor]  # each [length, kv_heads, value_dim]
+
+    @classmethod
+    def random(cls, lengths: Sequence[int], sizes: Sizes, seed: int = 0) -> "Sequences":
+        """Normally distributed."""
+        generator = torch.Generator().manual_seed(seed)
+        return cls(
+            [torch.randn(n, sizes.heads, sizes.key_dim, generator=generator) for n in lengths],
+            [torch.randn(n, sizes.kv_heads, sizes.key_dim, generator=generator) for n in lengths],
+            [torch.randn(n, sizes.kv_heads, sizes.value_dim, generator=generator) for n in lengths],
+        )
+
+    @property
+    def shape(self) -> KVShape:
+        """Of keys and values."""
+        return KVShape(self.key[0].shape[1], self.key[0].shape[2], self.value[0].shape[2])
+
+    def branch(self, sequence: int, tokens: Sequence[int]) -> "Sequences":
+        """Only these tokens of one sequence."""
+        return Sequences(*([t[sequence][list(tokens)]] for t in (self.query, self.key, self.value)))
+
+    def attend(
+        self,
+        steps: Sequence[Step],
+        options: AttentionOptions,
+        make: Make = ReferenceAttention,
+        storage: Storage = Storage(),
+    ) -> list[torch.Tensor]:
+        """Outputs of all rows when the steps run one after the other; NaN for those that none computes."""
+        attention = make(storage.cache(self.shape))
+        tables = storage.tables([len(q) for q in self.query])
+        outputs = [torch.full((*q.shape[:2], self.shape.value_dim), torch.nan) for q in self.query]
+        for step in steps:
+            chunks = [Chunk(range(a, b), a, tables[s], *parents) for s, a, b, *parents in step]
+            rows = attention.forward(
+                0,
+                *(torch.cat([t[s][a:b] for s, a, b, *_ in step]) for t in (self.query, self.key, self.value)),
+                options,
+                attention.prepare(make_batch(chunks, storage.block_size)),
+            )
+            for (s, a, b, *_), part in zip(step, rows.split([len(c.tokens) for c in chunks]), strict=True):
+                outputs[s][a:b] = part
+        return outputs
+
+    def alone(self, options: AttentionOptions, make: Make = ReferenceAttention, storage: Storage = Storage()):
+        """Outputs of all rows when each sequence runs by itself and whole."""
+        wholes = [[(s, 0, len(q))] for s, q in enumerate(self.query)]
+        return [self.attend([step], options, make, storage)[s] for s, step in enumerate(wholes)]
+
+    def definition(self, sequence: int, options: AttentionOptions, dtype: torch.dtype = torch.float32) -> np.ndarray:
+        """softmax(cap(scale q k)) v in float64 over the visible positions; keys and values as dtype stores them."""
+        q = self.query[sequence].double().numpy()
+        k, v = (stored_as(t[sequence], dtype) for t in (self.key, self.value))
+        group = q.shape[1] // k.shape[1]
+        result = np.zeros((*q.shape[:2], v.shape[2]))
+        for position in range(len(q)):
+            low = 0 if options.window is None else max(0, position - options.window + 1)
+            for head in range(q.shape[1]):
+                scores = k[low : position + 1, head // group] @ q[position, head] * options.scale
+                if options.softcap is not None:
+                    scores = options.softcap * np.tanh(scores / options.softcap)
+                weights = np.exp(scores - scores.max())
+                result[position, head] = weights @ v[low : position + 1, head // group] / weights.sum()
+        return result
+
+
+def check_trees(
+    sequences: Sequences, options: AttentionOptions, make: Make, dtype: torch.dtype, background: float = 0.0
+) -> None:
+    """Two trees, after 43 and 3 tokens, give each token what it gets at the end of a plain chain.
+
+    A third sequence without a tree is in the same step.
+    """
+    starts = (43, 3)
+    trees = [random_tree(len(sequences.query[s]) - start, seed=s) for s, start in enumerate(starts)]
+    verify = [(s, start, len(sequences.query[s]), trees[s]) for s, start in enumerate(starts)]
+    steps = [[(0, 0, 43), (1, 0, 3)], [verify[0], (2, 0, len(sequences.query[2])), verify[1]]]
+    outputs = sequences.attend(steps, options, make, Storage(dtype, seed=1, background=background))
+    assert torch.equal(outputs[2], sequences.alone(options, make, Storage(dtype))[2])
+    for s, start in enumerate(starts):
+        for path in Chunk(trees[s], start, [], trees[s]).paths():
+            chain = sequences.branch(s, [*range(start), *(start + token for token in path)])
+            assert torch.equal(outputs[s][start + path[-1]], chain.alone(options, make, Storage(dtype))[0][-1])
+
+
+def random_tree(size: int, seed: int) -> list[int]:
+    """Parents of a tree with long branches: most tokens follow one of the last three."""
+    generator = np.random.default_rng(seed)
+    return [max(-1, token - int(generator.choice([1, 1, 2, 3, 9]))) for token in range(size)]
+
+
+def stored_as(vectors: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
+    """What a cache of that type makes of vectors [..., dim], in float64."""
+    if dtype != torch.int8:
+        return vectors.to(dtype).double().numpy()
+    single = vectors.numpy()
+    highest = np.abs(single).max(-1, keepdims=True)
+    numbers = np.rint(single * (np.float32(127) / highest))
+    return numbers.astype(np.float64) * (highest / np.float32(127))

@@ -1,0 +1,128 @@
+"""Decoder layers of transformers against the form they are recognised as."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from model_runner.models.decoder_families import FAMILIES
+from model_runner.models.decoder_form import DecoderForm, recognise
+from tests.model_runner.decoder_models import CASES, layer_runs, tiny_model
+from tests.model_runner.decoder_oracle import run_form
+
+TOKENS = 90  # beyond the windows, and beyond the original length of scaled rotary positions
+
+
+def form_of(layer: nn.Module) -> DecoderForm:
+    form = recognise(layer)
+    assert form is not None
+    return form
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_form_computes_what_the_layer_does(case: str) -> None:
+    runs = layer_runs(tiny_model(case), TOKENS)
+    assert len(runs) == 4
+    for run in runs:
+        answer = run_form(form_of(run.layer), run.hidden, run.cos_sin)
+        torch.testing.assert_close(run.answer, answer.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_every_family_has_a_case() -> None:
+    classes = {type(tiny_model(case).model.layers[0]) for case in CASES}
+    assert {f"{layer.__module__}.{layer.__qualname__}" for layer in classes} == set(FAMILIES)
+
+
+def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
+    return lambda form: replace(form, attention=replace(form.attention, **changes))
+
+
+def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
+    return lambda form: replace(form, norms=replace(form.norms, **changes))
+
+
+@pytest.mark.parametrize(
+    ("case", "layer", "spoil"),
+    [
+        ("gemma2", 0, with_attention(window=None)),
+        ("gemma2", 0, with_attention(window=17)),
+        ("gemma2", 1, with_attention(softcap=None)),
+        ("gemma3_text", 1, with_attention(softcap=2.0)),
+        ("granite", 0, with_attention(scale=20**-0.5)),
+        ("gemma2", 1, with_norms(mlp_post=None)),
+        ("qwen3", 0, with_norms(query=None)),
+        ("llama", 0, with_norms(eps=1e-6)),
+        ("granite", 0, lambda form: replace(form, residual_scale=1.0)),
+        ("mistral without windows", 0, lambda form: replace(form, activation="silu")),
+        ("smollm3", 2, lambda form: replace(form, uses_rotary=True)),
+        ("llama with biases", 0, lambda form: replace(form, down=replace(form.down, bias=None))),
+        ("phi3", 0, lambda form: replace(form, gate=form.up, up=form.gate)),
+    ],
+)
+def test_a_form_that_is_read_wrongly_is_found_out(
+    case: str, layer: int, spoil: Callable[[DecoderForm], DecoderForm]
+) -> None:
+    run = layer_runs(tiny_model(case), TOKENS)[layer]
+    answer = run_form(spoil(form_of(run.layer)), run.hidden, run.cos_sin)
+    assert (run.answer - answer).abs().max() > 1e-3
+
+
+def test_sizes() -> None:
+    form = form_of(tiny_model("phi3").model.layers[0])
+    assert (form.heads, form.kv_heads, form.head_dim, form.hidden, form.intermediate) == (4, 2, 20, 48, 84)
+
+
+@pytest.mark.parametrize("case", ["llama", "phi3"])
+def test_only_what_is_merged_is_copied(case: str) -> None:
+    model = tiny_model(case)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    form = form_of(model.model.layers[0])
+    kept = [form.attention_output.weight, form.gate.weight, form.up.weight, form.down.weight, form.norms.attention]
+    assert all(tensor.untyped_storage().data_ptr() in own for tensor in kept)
+    assert (form.qkv.weight.untyped_storage().data_ptr() in own) == (case == "phi3")
+    assert not any(tensor.requires_grad for tensor in [*kept, form.qkv.weight])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("mixtral", {"num_local_experts": 4}),
+        ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 36}),
+        ("granitemoehybrid", {"num_local_experts": 4}),
+        ("granitemoehybrid", {"layer_types": ["linear_attention"] * 4, "mamba_n_heads": 8, "mamba_d_head": 12}),
+        ("olmo2", {}),  # norms over all heads at once
+        ("glm", {}),  # interleaved rotary positions
+        ("cohere", {}),  # attention and MLP side by side
+        ("hunyuan_v1_dense", {}),  # norms of the heads after the rotation
+        ("ministral3", {}),  # queries scaled by position
+        ("llama", {"hidden_act": "gelu"}),
+        ("gemma", {"hidden_act": "relu"}),
+        ("gemma3_text", {"use_bidirectional_attention": True}),
+    ],
+)
+def test_what_is_different_is_not_recognised(model_type: str, changes: dict[str, Any]) -> None:
+    assert recognise(tiny_model(model_type, **changes).model.layers[0]) is None
+
+
+class OwnLlamaLayer(LlamaDecoderLayer):
+    """Might compute anything."""
+
+
+class OwnLinear(nn.Linear):
+    """Likewise."""
+
+
+def test_a_changed_layer_is_not_recognised() -> None:
+    model = tiny_model("llama")
+    first, second, third, _ = model.model.layers
+    assert recognise(OwnLlamaLayer(model.config, 0).eval()) is None
+    first.mlp.down_proj = OwnLinear(84, 48)
+    assert recognise(first) is None
+    second.mlp.act_fn = nn.Identity()
+    assert recognise(second) is None
+    assert recognise(third) is not None
+    assert recognise(third.train()) is None

@@ -1,0 +1,101 @@
+"""What keys and values are stored as."""
+
+import pytest
+import torch
+
+from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SHAPE = KVShape(2, 4, 6)
+
+
+def written(dtype: torch.dtype, key: torch.Tensor, value: torch.Tensor) -> KVCache:
+    """A cache of four blocks whose block 1 has the key and value [kv_heads, dim] at place 3."""
+    cache = KVCache([SHAPE], 4, 16, dtype, CPU)
+    cache.write(0, key[None], value[None], torch.tensor([1]), torch.tensor([3]))
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("asked", "compute", "device", "int8_weights", "stored"),
+    [
+        ("auto", torch.float32, CPU, False, torch.float32),
+        ("auto", torch.float32, CPU, True, torch.bfloat16),
+        ("auto", torch.float16, CUDA, False, torch.float16),
+        ("float32", torch.float32, CPU, True, torch.float32),
+        ("int8", torch.float32, CPU, False, torch.int8),
+        ("bfloat16", torch.bfloat16, CUDA, False, torch.bfloat16),
+    ],
+)
+def test_type_of_the_cache(
+    asked: str, compute: torch.dtype, device: torch.device, int8_weights: bool, stored: torch.dtype
+) -> None:
+    assert resolve_kv_dtype(asked, compute, device, int8_weights=int8_weights) == stored
+
+
+@pytest.mark.parametrize("asked", ["float32", "int8"])
+def test_type_that_a_device_cannot_read_is_refused(asked: str) -> None:
+    message = f"kv_cache_dtype {asked} is not supported on cuda; use auto, which is bfloat16 here"
+    with pytest.raises(ValueError, match=message):
+        resolve_kv_dtype(asked, torch.bfloat16, CUDA, int8_weights=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "per_token"), [(torch.float32, 2 * 10 * 4), (torch.bfloat16, 2 * 10 * 2), (torch.int8, 2 * (10 + 8))]
+)
+def test_memory_is_counted_with_the_scales(dtype: torch.dtype, per_token: int) -> None:
+    cache = KVCache([SHAPE], 4, 16, dtype, CPU)
+    tensors = (*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales)
+    assert SHAPE.num_bytes(dtype) == per_token
+    assert sum(tensor.nbytes for tensor in tensors) == per_token * 4 * 16
+
+
+def test_int8_keeps_the_largest_magnitude_and_rounds_the_rest() -> None:
+    key = torch.tensor([[127.0, -0.5, 1.5, 0.4], [0.0, 0.0, -2.54, 1.27]])
+    cache = written(torch.int8, key, torch.zeros(2, 6))
+    assert cache.keys[0][1, :, :, 3].tolist() == [[127, 0, 2, 0], [0, 0, -127, 64]]
+    torch.testing.assert_close(cache.key_scales[0][1, :, 3], torch.tensor([1.0, 0.02]))
+    assert cache.value_scales[0][1, :, 3].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_visible(dtype: torch.dtype, bad: float) -> None:
+    key, value = torch.ones(2, 4), torch.ones(2, 6)
+    key[1, 2] = value[0, 5] = bad
+    keys, values = written(dtype, key, value).read_blocks(0, torch.tensor([1]))
+    assert not keys[0, 1, 2, 3].isfinite()
+    assert not values[0, 0, 3, 5].isfinite()
+    assert keys[0, 0, :, 3].tolist() == [1] * 4
+    assert values[0, 1, 3].tolist() == [1] * 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_blocks_are_copied_and_cleared_with_all_that_belongs_to_them(dtype: torch.dtype) -> None:
+    key, value = torch.randn(2, 4), torch.randn(2, 6)
+    cache = written(dtype, key, value)
+    one = torch.tensor([1])
+    before = [tensor.clone() for tensor in cache.read_blocks(0, one)]
+    cache.copy_blocks([(1, 2)])
+    cache.clear([1])
+    for old, copy, cleared in zip(
+        before, cache.read_blocks(0, torch.tensor([2])), cache.read_blocks(0, one), strict=True
+    ):
+        assert old.any()
+        assert torch.equal(copy, old)
+        assert not cleared.any()
+    cache.write(0, key[None] * torch.nan, value[None], one, torch.tensor([3]))
+    cache.clear([1])
+    assert all(not tensor.any() for tensor in cache.read_blocks(0, one))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_places_are_read_as_blocks_are(dtype: torch.dtype) -> None:
+    cache = KVCache([SHAPE], 4, 16, dtype, CPU)
+    tokens = torch.arange(64)
+    cache.write(0, torch.randn(64, 2, 4), torch.randn(64, 2, 6), tokens // 16, tokens % 16)
+    blocks, offsets = torch.tensor([[2] * 16, [0] * 16]), torch.arange(16).expand(2, -1)
+    whole = cache.read_blocks(0, torch.tensor([2, 0]))
+    for one, other in zip(whole, cache.read_places(0, blocks, offsets), strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
