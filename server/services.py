@@ -57,4 +57,9 @@ def services_of(request: Request) -> Services:
     return services
 
 
-ServicesDep = Annotated[Services, Depends(services_of)]
+async def _services(request: Request) -> Services:
+    """A coroutine, because FastAPI runs plain functions in a thread."""
+    return services_of(request)
+
+
+ServicesDep = Annotated[Services, Depends(_services)]

@@ -15,7 +15,7 @@ _ALIGNMENT = 64
 
 def huge_pages(num_bytes: int) -> Tensor:
     """Zeroed int8 memory [num_bytes], in huge pages where the system has them; taken from it as it is written."""
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE)
+    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.int8)

@@ -16,6 +16,18 @@ from server.engine.supervisor import EngineLimits, EngineSupervisor
 from server.engine.worker import DEFAULT_FACTORY
 
 
+ENVIRONMENT = {
+    # After each of torch's operators its threads would wait for the next one in a busy loop, for milliseconds, and take
+    # the cores from the kernels' own threads and from the HTTP process.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Sampling works on tensors of some megabytes. By default malloc returns each to the kernel, and clearing the pages
+    # of the next takes longer than the work itself.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
+"""Of the engine process, where the server's own environment does not say otherwise; read before Python starts."""
+
+
 class EngineProcess(EngineSupervisor):
     """The EngineClient that a server uses."""
 
@@ -53,7 +65,9 @@ class ProcessLink:
         try:
             command = [sys.executable, "-P", "-m", "server.engine.worker"]  # -P: import nothing from the working folder
             options = ["--connect", socket.address, "--parent", str(os.getpid()), "--factory", factory]
-            process = await asyncio.create_subprocess_exec(*command, *options, stdin=asyncio.subprocess.DEVNULL)
+            process = await asyncio.create_subprocess_exec(
+                *command, *options, stdin=asyncio.subprocess.DEVNULL, env=ENVIRONMENT | os.environ
+            )
         except OSError as error:
             socket.close()
             raise OSError(f"{sys.executable} cannot be run: {error}") from error

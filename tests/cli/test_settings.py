@@ -69,6 +69,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_num_batched_tokens": ("64", 64),
     "block_size": ("16", 16),
     "kv_cache_dtype": ("int8", "int8"),
+    "quantization": ("none", "none"),
     "kv_cache_gib": ("0.5", 0.5),
     "prefix_caching": ("false", False),
     "policy": ("priority", "priority"),

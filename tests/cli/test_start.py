@@ -37,8 +37,8 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.embedded
 @pytest.mark.usefixtures("embedded_folder")
 def test_an_engine_that_fails() -> None:
-    message = last_line(serve("--port", "0", "--kv-cache-gib", "0.001"))
-    assert message.startswith("error: The engine did not start: a KV cache of 1.0 MiB")
+    message = last_line(serve("--port", "0", "--kv-cache-gib", "0.0005"))
+    assert message.startswith("error: The engine did not start: a KV cache of 524.3 KiB")
 
 
 @pytest.mark.embedded

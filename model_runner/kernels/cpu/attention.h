@@ -90,7 +90,7 @@ inline void convert(const T *x, int64_t n, float *y) {  // n is a multiple of kW
   for (int64_t i = 0; i < n; i += kWidth) store(y + i, load(x + i));
 }
 
-// Attends for the units that one thread is given. T is what the cache stores.
+// Attends for a unit. T is what the cache stores.
 template <typename T>
 class Attender {
  public:
@@ -156,6 +156,8 @@ class Attender {
         if (start <= r.last && start + shape_.block_size > r.first && r.owns_tile(start, shape_.block_size))
           count = add_seeing(row, start, count);
       }
+      if (start + shape_.block_size <= last)
+        ask_for(cache_, tile_of<T>(cache_, block_at(start + shape_.block_size), unit_.kv_head));
       if (count) attend_tile(tile_of<T>(cache_, block_at(start), unit_.kv_head), count);
     }
   }
@@ -244,14 +246,14 @@ class Attender {
 };
 
 template <typename T>
-void attend_as(samewise::Team &team, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
+void attend_as(samewise::ThreadPool &pool, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
                const float *query, int64_t query_stride, float *output, int64_t output_stride) {
   const int group = options.heads / cache.kv_heads;
   const int rows_at_once = std::max(1, kPairsOfUnit / group);
-  Units units(step, cache.kv_heads, rows_at_once);
-  Attender<T> attender(cache, step, options, rows_at_once);
-  team.for_each(units.count(), [&](int64_t place) {
-    const Unit unit = units.at(place);
+  const Units units(step, cache.kv_heads, rows_at_once);
+  pool.for_each(units.count(), [&](int64_t place) {
+    Attender<T> attender(cache, step, options, rows_at_once);
+    const Unit unit = units.at(static_cast<int>(place));
     const int64_t token = unit.first_token, head = int64_t{unit.kv_head} * group;
     attender.run(unit, query + token * query_stride + head * cache.key_dim, query_stride,
                  output + token * output_stride + head * cache.value_dim, output_stride);
@@ -259,13 +261,13 @@ void attend_as(samewise::Team &team, const SwKvCache &cache, const SwStep &step,
 }
 
 // Attends with the query rows of a step, [heads, key_dim] each, to what the cache holds for their choices, their own
-// keys and values included. Outputs are [heads, value_dim]. Called by all threads of a team.
-inline void attend(samewise::Team &team, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
+// keys and values included. Outputs are [heads, value_dim].
+inline void attend(samewise::ThreadPool &pool, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
                    const float *query, int64_t query_stride, float *output, int64_t output_stride) {
   const auto attend_type = cache.type == SW_KV_FLOAT32    ? attend_as<float>
                            : cache.type == SW_KV_BFLOAT16 ? attend_as<Bfloat16>
                                                           : attend_as<int8_t>;
-  attend_type(team, cache, step, options, query, query_stride, output, output_stride);
+  attend_type(pool, cache, step, options, query, query_stride, output, output_stride);
 }
 
 }  // namespace SW_ISA

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "samewise.h"
 
@@ -20,34 +21,30 @@ struct Unit {
 class Units {
  public:
   Units(const SwStep &step, int kv_heads, int rows_at_once)
-      : step_(step), kv_heads_(kv_heads), rows_at_once_(rows_at_once), choice_(step.num_choices) {
-    for (int choice = 0; choice < step.num_choices; ++choice) count_ += units_of(choice);
-    first_ = count_;
+      : step_(step), kv_heads_(kv_heads), rows_at_once_(rows_at_once), first_(step.num_choices + 1) {
+    for (int choice = 0; choice < step.num_choices; ++choice) {
+      const int rows = step.first_token[choice + 1] - step.first_token[choice];
+      first_[choice + 1] = first_[choice] + kv_heads * ((rows + rows_at_once - 1) / rows_at_once);
+    }
   }
 
-  int64_t count() const { return count_; }
+  int count() const { return first_.back(); }
 
-  // The unit at this place in the order. Places may only rise from call to call.
-  Unit at(int64_t place) {
-    const int64_t index = count_ - 1 - place;
-    while (index < first_) first_ -= units_of(--choice_);
-    const int token = step_.first_token[choice_] + static_cast<int>((index - first_) / kv_heads_) * rows_at_once_;
-    const int end = step_.first_token[choice_ + 1];
-    return {choice_, token, std::min(rows_at_once_, end - token), static_cast<int>((index - first_) % kv_heads_)};
+  // The unit at this place in the order.
+  Unit at(int place) const {
+    const int index = count() - 1 - place;
+    const int choice = static_cast<int>(std::upper_bound(first_.begin(), first_.end(), index) - first_.begin()) - 1;
+    const int of_choice = index - first_[choice];
+    const int token = step_.first_token[choice] + of_choice / kv_heads_ * rows_at_once_;
+    const int end = step_.first_token[choice + 1];
+    return {choice, token, std::min(rows_at_once_, end - token), of_choice % kv_heads_};
   }
 
  private:
-  int64_t units_of(int choice) const {
-    const int rows = step_.first_token[choice + 1] - step_.first_token[choice];
-    return int64_t{kv_heads_} * ((rows + rows_at_once_ - 1) / rows_at_once_);
-  }
-
   const SwStep &step_;
   const int kv_heads_;
   const int rows_at_once_;
-  int64_t count_ = 0;
-  int64_t first_;  // index of the first unit of the choice at hand
-  int choice_;
+  std::vector<int> first_;  // index of the first unit of each choice, then their number
 };
 
 // What a query row sees: positions first to last. Those below own_end stand at their own places.

@@ -92,7 +92,7 @@ struct Scratch {
     };
     s.wide = reinterpret_cast<float *>(take(num_rows * s.wide_stride * 4));
     s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
-    s.rows.data = reinterpret_cast<int8_t *>(take(num_rows * s.rows.stride));
+    s.rows.data = take(num_rows * s.rows.stride);
     s.rows.scales = reinterpret_cast<float *>(take(num_rows * 4));
     s.rows.sums = reinterpret_cast<int32_t *>(take(num_rows * 4));
     if (scratch) *scratch = s;
@@ -100,17 +100,17 @@ struct Scratch {
   }
 };
 
-// Runs one layer as a member of a team.
+// Runs one layer on a step's rows.
 class LayerRun {
  public:
-  LayerRun(samewise::Team &team, const SwDecoderLayer &layer, const SwStep &step, Scratch scratch)
-      : team_(team), layer_(layer), step_(step), scratch_(scratch) {}
+  LayerRun(samewise::ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, Scratch scratch)
+      : pool_(pool), layer_(layer), step_(step), scratch_(scratch) {}
 
   void run(const float *cos, const float *sin, const float *input, float *output) {
     quantize_normed(input, layer_.attention_norm);
     multiply(layer_.qkv, scratch_.wide, scratch_.wide_stride);
     place_keys(cos, sin);
-    attend(team_, layer_.cache, step_, layer_.attention, scratch_.wide, scratch_.wide_stride, scratch_.narrow,
+    attend(pool_, layer_.cache, step_, layer_.attention, scratch_.wide, scratch_.wide_stride, scratch_.narrow,
            scratch_.narrow_stride);
     each_row([&](int64_t row) { quantize(narrow(row), layer_.attention_output.inputs, row); });
     add_linear(layer_.attention_output, layer_.attention_post_norm, input, output);
@@ -129,8 +129,8 @@ class LayerRun {
   template <typename Work>
   void each_row(const Work &work) {
     const int64_t rows = step_.num_tokens;
-    const int64_t at_once = rows / (8 * team_.size()) + 1;
-    team_.for_each((rows + at_once - 1) / at_once, [&](int64_t unit) {
+    const int64_t at_once = rows / (8 * pool_.size()) + 1;
+    pool_.for_each((rows + at_once - 1) / at_once, [&](int64_t unit) {
       for (int64_t row = unit * at_once; row < std::min(rows, (unit + 1) * at_once); ++row) work(row);
     });
   }
@@ -147,7 +147,7 @@ class LayerRun {
   }
 
   void multiply(const SwInt8Weight &weight, float *to, int64_t stride) {
-    multiply_rows(team_, weight, scratch_.rows, step_.num_tokens,
+    multiply_rows(pool_, weight, scratch_.rows, step_.num_tokens,
                   [=](int64_t row, int64_t first, int64_t count, const float *results) {
                     std::memcpy(to + row * stride + first, results, count * sizeof(float));
                   });
@@ -158,7 +158,7 @@ class LayerRun {
     const int64_t hidden = layer_.hidden;
     const float scale = layer_.residual_scale;
     if (!post_norm) {
-      multiply_rows(team_, weight, scratch_.rows, step_.num_tokens,
+      multiply_rows(pool_, weight, scratch_.rows, step_.num_tokens,
                     [=](int64_t row, int64_t first, int64_t count, const float *results) {
                       add_scaled(from + row * hidden + first, results, scale, count, to + row * hidden + first);
                     });
@@ -175,6 +175,7 @@ class LayerRun {
     const SwKvCache &cache = layer_.cache;
     const int64_t heads = layer_.attention.heads, dim = cache.key_dim;
     each_row([&](int64_t row) {
+      ask_for_kv(cache, step_, row);
       float *qkv = wide(row);
       for (int64_t head = 0; head < heads + cache.kv_heads; ++head) {
         float *x = qkv + head * dim;
@@ -195,7 +196,7 @@ class LayerRun {
     quantize(gate, layer_.intermediate, row);
   }
 
-  samewise::Team &team_;
+  samewise::ThreadPool &pool_;
   const SwDecoderLayer &layer_;
   const SwStep &step_;
   const Scratch scratch_;

@@ -3,8 +3,8 @@
 // Products are summed in 32-bit integers, which is exact in any order, so a row's result cannot depend on the other rows.
 // |q| <= 127 on both sides, so a sum of 2^31 / 127^2 = 133,000 products cannot overflow.
 //
-// A packed weight is a sequence of panels of 16 outputs. A panel holds, for each group of four inputs, the 16 outputs'
-// four weights each: 64 bytes, one AVX-512 register. Outputs and inputs are padded with zeros.
+// A packed weight is a sequence of panels of 16 outputs. A panel holds, group after group of kGroup inputs, the weights of
+// the 16 outputs, kGroup each: what one integer instruction multiplies and sums. Outputs and inputs are padded with zeros.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -17,24 +17,39 @@
 namespace SW_ISA {
 
 constexpr int kPanel = 16;  // outputs of a panel
-constexpr int kGroup = 4;   // inputs that one integer instruction sums
+constexpr int kInputStep = 4;  // inputs are padded to a multiple of this
+
+// A quantised number of a row, the inputs of a group, and the rows that are multiplied with a panel at once: as many sums
+// as the registers hold. AVX2 sums products of 8 bits in 16 bits with saturation, so there numbers are widened first.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+typedef int16_t RowNumber;
+constexpr int kGroup = 2;
+constexpr int kTileRows = 6;
+#else
+typedef int8_t RowNumber;
+constexpr int kGroup = 4;
+constexpr int kTileRows = 4;
+#endif
+
 constexpr float kSmallest = 1e-30f;  // rows below this count as zero: 127 / x must be finite
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 inline int64_t num_panels(const SwInt8Weight &weight) { return round_up(weight.outputs, kPanel) / kPanel; }
 
-inline int64_t panel_bytes(int64_t inputs) { return round_up(inputs, kGroup) * kPanel; }
+inline int64_t panel_bytes(int64_t inputs) { return round_up(inputs, kInputStep) * kPanel; }
 
 // Bytes of a quantised row of that many inputs.
-inline int64_t row_bytes(int64_t inputs) { return round_up(inputs, 64); }
+inline int64_t row_bytes(int64_t inputs) { return round_up(inputs * sizeof(RowNumber), 64); }
 
 // Quantised rows. A row with a number that is not finite gets the scale NaN, so that all its results are NaN.
 struct Int8Rows {
-  int8_t *data;    // [rows, stride]
+  char *data;      // [rows, stride] of RowNumber
   float *scales;   // [rows]
   int32_t *sums;   // [rows] the sum of the row's quantised numbers
   int64_t stride;  // row_bytes(inputs)
+
+  RowNumber *row(int64_t index) const { return reinterpret_cast<RowNumber *>(data + index * stride); }
 };
 
 inline float largest_magnitude(const float *x, int64_t n) {  // NaN or infinite if any number is
@@ -64,12 +79,10 @@ inline IntVec rounded(Vec x, Vec factor) {
   return bits(x * factor + magic) - bits(magic);
 }
 
-inline void store_bytes(int8_t *to, IntVec v) {
-#if defined(__AVX512F__)
-  _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)v));
-#else
-  for (int lane = 0; lane < kWidth; ++lane) to[lane] = static_cast<int8_t>(v[lane]);
-#endif
+inline void store_narrow(RowNumber *to, IntVec v) {
+  typedef RowNumber Narrow __attribute__((vector_size(kWidth * sizeof(RowNumber))));
+  const Narrow narrow = __builtin_convertvector(v, Narrow);
+  std::memcpy(to, &narrow, sizeof narrow);
 }
 
 inline int32_t sum(IntVec v) {
@@ -79,7 +92,7 @@ inline int32_t sum(IntVec v) {
 }
 
 inline void quantize_row(const float *x, int64_t n, const Int8Rows &rows, int64_t row) {
-  int8_t *q = rows.data + row * rows.stride;
+  RowNumber *q = rows.row(row);
   const float highest = largest_magnitude(x, n);
   const bool usable = highest >= kSmallest && std::isfinite(highest);
   rows.scales[row] = usable ? highest / 127.0f : (highest < kSmallest ? 0.0f : __builtin_nanf(""));
@@ -93,18 +106,18 @@ inline void quantize_row(const float *x, int64_t n, const Int8Rows &rows, int64_
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {
     const IntVec v = rounded(load(x + i), factor);
-    store_bytes(q + i, v);
+    store_narrow(q + i, v);
     total += v;
   }
   if (i < n) {
     float last[kWidth] = {};
     std::memcpy(last, x + i, (n - i) * sizeof(float));
     const IntVec v = rounded(load(last), factor);
-    for (int lane = 0; i + lane < n; ++lane) q[i + lane] = static_cast<int8_t>(v[lane]);
+    for (int lane = 0; i + lane < n; ++lane) q[i + lane] = static_cast<RowNumber>(v[lane]);
     total += v;
     i = n;
   }
-  std::memset(q + i, 0, rows.stride - i);
+  std::memset(q + i, 0, rows.stride - i * sizeof(RowNumber));
   rows.sums[row] = sum(total);
 }
 
@@ -128,7 +141,7 @@ inline void pack_panel(const float *weight, int64_t outputs, int64_t inputs, int
     const bool usable = highest >= kSmallest && std::isfinite(highest);
     const float factor = usable ? 127.0f / highest : 0.0f;
     scales[output] = usable ? highest / 127.0f : (highest < kSmallest ? 0.0f : __builtin_nanf(""));
-    for (int64_t input = 0; input < round_up(inputs, kGroup); ++input) {
+    for (int64_t input = 0; input < round_up(inputs, kInputStep); ++input) {
       const float scaled = usable && input < inputs ? from[input] * factor : 0.0f;
       to[(input / kGroup * kPanel + lane) * kGroup + input % kGroup] =
           stored(static_cast<int8_t>(std::nearbyintf(scaled)));
@@ -136,79 +149,82 @@ inline void pack_panel(const float *weight, int64_t outputs, int64_t inputs, int
   }
 }
 
-// Rows that are multiplied with a panel at once: as many sums as the registers hold.
-constexpr int kTileRows = 4;
-
-// Sums of the products of Rows rows with a panel, [Rows, 16]. The panel is read from front to end, once.
+// Sums of the products of Rows rows, from `row` on, with a panel, [Rows, 16]. The panel is read from front to end, once. On
+// the way as much is asked of memory from `ahead` on, if that is not null. (Loops are unrolled so that the compiler keeps
+// the sums in registers.)
 template <int Rows>
-inline void multiply(const int8_t *x, int64_t x_stride, const int32_t *x_sums, const int8_t *packed, int64_t groups,
+inline void multiply(const Int8Rows &rows, int64_t row, const int8_t *packed, int64_t groups, const int8_t *ahead,
                      int32_t *sums) {
-  const auto four = [=](int row, int64_t group) {
-    int32_t values;
-    std::memcpy(&values, x + row * x_stride + group * kGroup, 4);
-    return values;
+  const RowNumber *x = rows.row(row);
+  const int64_t stride = rows.stride / sizeof(RowNumber);
+  const auto group_of = [=](int r, int64_t group) {  // its numbers as one word
+    int32_t word;
+    std::memcpy(&word, x + r * stride + group * kGroup, sizeof word);
+    return word;
   };
 #if defined(__AVX512VNNI__)
   constexpr int kChains = 4;  // independent sums, since one product takes several cycles
   __m512i acc[Rows][kChains];
-  for (int r = 0; r < Rows; ++r) {
-    acc[r][0] = _mm512_set1_epi32(-128 * x_sums[r]);  // weights are stored with 128 added
-    for (int c = 1; c < kChains; ++c) acc[r][c] = _mm512_setzero_si512();
-  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c)  // weights are stored with 128 added
+      acc[r][c] = c ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * rows.sums[row + r]);
   const auto add = [&](int chain, int64_t group) {
     const __m512i w = _mm512_load_si512(packed + group * 64);
+    if (ahead) __builtin_prefetch(ahead + group * 64, 0, 2);
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
-      acc[r][chain] = _mm512_dpbusd_epi32(acc[r][chain], w, _mm512_set1_epi32(four(r, group)));
+      acc[r][chain] = _mm512_dpbusd_epi32(acc[r][chain], w, _mm512_set1_epi32(group_of(r, group)));
   };
   int64_t g = 0;
   for (; g + kChains <= groups; g += kChains)
 #pragma GCC unroll 4
     for (int c = 0; c < kChains; ++c) add(c, g + c);
   for (; g < groups; ++g) add(0, g);
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
     _mm512_storeu_si512(sums + r * kPanel, _mm512_add_epi32(_mm512_add_epi32(acc[r][0], acc[r][1]),
                                                             _mm512_add_epi32(acc[r][2], acc[r][3])));
 #elif defined(__AVX2__)
-  static_cast<void>(x_sums);
-  const __m256i ones = _mm256_set1_epi16(1);
   __m256i acc[Rows][2] = {};
   for (int64_t g = 0; g < groups; ++g) {
-    const __m256i *w = reinterpret_cast<const __m256i *>(packed + g * 64);
+    const __m128i *bytes = reinterpret_cast<const __m128i *>(packed + g * 32);
+    const __m256i w[2] = {_mm256_cvtepi8_epi16(_mm_load_si128(bytes)), _mm256_cvtepi8_epi16(_mm_load_si128(bytes + 1))};
+    if (ahead) __builtin_prefetch(ahead + g * 32, 0, 2);
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      const __m256i xs = _mm256_set1_epi32(four(r, g));
-      const __m256i magnitude = _mm256_abs_epi8(xs);
-      // |x| times (w with the sign of x): a pair sums to at most 2 * 127^2 = 32,258, which 16 bits hold.
-      for (int half = 0; half < 2; ++half) {
-        const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(_mm256_load_si256(w + half), xs));
-        acc[r][half] = _mm256_add_epi32(acc[r][half], _mm256_madd_epi16(pairs, ones));
-      }
+      const __m256i xs = _mm256_set1_epi32(group_of(r, g));
+      acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(w[0], xs));
+      acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(w[1], xs));
     }
   }
-  for (int r = 0; r < Rows; ++r)
-    for (int half = 0; half < 2; ++half)
-      _mm256_storeu_si256(reinterpret_cast<__m256i *>(sums + r * kPanel + half * 8), acc[r][half]);
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(sums + r * kPanel), acc[r][0]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(sums + r * kPanel + 8), acc[r][1]);
+  }
 #else
-  static_cast<void>(x_sums);
+  static_cast<void>(group_of), static_cast<void>(ahead);
   for (int r = 0; r < Rows; ++r) {
     int32_t acc[kPanel] = {};
-    for (int64_t g = 0; g < groups; ++g) {
-      int8_t xs[kGroup];
-      std::memcpy(xs, x + r * x_stride + g * kGroup, kGroup);
+    for (int64_t g = 0; g < groups; ++g)
       for (int lane = 0; lane < kPanel; ++lane)
-        for (int k = 0; k < kGroup; ++k) acc[lane] += xs[k] * packed[g * 64 + lane * kGroup + k];
-    }
+        for (int k = 0; k < kGroup; ++k)
+          acc[lane] += x[r * stride + g * kGroup + k] * packed[(g * kPanel + lane) * kGroup + k];
     std::memcpy(sums + r * kPanel, acc, sizeof acc);
   }
-  static_cast<void>(four);
 #endif
 }
 
 // Multiplies Rows rows with a panel; see multiply_rows for emit.
 template <int Rows, typename Emit>
-inline void tile(const SwInt8Weight &weight, const Int8Rows &rows, int64_t row, int64_t panel, const Emit &emit) {
+inline void tile(const SwInt8Weight &weight, const Int8Rows &rows, int64_t row, int64_t panel, bool ask_ahead,
+                 const Emit &emit) {
   alignas(64) int32_t sums[Rows * kPanel];
-  multiply<Rows>(rows.data + row * rows.stride, rows.stride, rows.sums + row,
-                 weight.packed + panel * panel_bytes(weight.inputs), round_up(weight.inputs, kGroup) / kGroup, sums);
+  const int8_t *packed = weight.packed + panel * panel_bytes(weight.inputs);
+  multiply<Rows>(rows, row, packed, round_up(weight.inputs, kInputStep) / kGroup,
+                 ask_ahead ? packed + panel_bytes(weight.inputs) : nullptr, sums);
   const int64_t first = panel * kPanel;
   alignas(64) float results[kPanel];
   for (int r = 0; r < Rows; ++r) {
@@ -227,36 +243,38 @@ inline void tile(const SwInt8Weight &weight, const Int8Rows &rows, int64_t row, 
   }
 }
 
-template <typename Emit>
-inline void tile_rows(int64_t count, const SwInt8Weight &weight, const Int8Rows &rows, int64_t row, int64_t panel,
-                      const Emit &emit) {
-  switch (count) {
-    case 1: return tile<1>(weight, rows, row, panel, emit);
-    case 2: return tile<2>(weight, rows, row, panel, emit);
-    case 3: return tile<3>(weight, rows, row, panel, emit);
-    case 4: return tile<4>(weight, rows, row, panel, emit);
-  }
+// The tile of `count` rows, which are at most Rows.
+template <int Rows, typename Emit>
+inline void tile_of_rows(int64_t count, const SwInt8Weight &weight, const Int8Rows &rows, int64_t row, int64_t panel,
+                         bool ask_ahead, const Emit &emit) {
+  if (count == Rows) return tile<Rows>(weight, rows, row, panel, ask_ahead, emit);
+  if constexpr (Rows > 1) tile_of_rows<Rows - 1>(count, weight, rows, row, panel, ask_ahead, emit);
 }
 
-// All rows times the weight, shared among the team. emit(row, first, count, results) gets `count` results of a row, from
+// All rows times the weight, shared among the threads. emit(row, first, count, results) gets `count` results of a row, from
 // output `first` on.
 template <typename Emit>
-inline void multiply_rows(samewise::Team &team, const SwInt8Weight &weight, const Int8Rows &rows, int64_t num_rows,
+inline void multiply_rows(samewise::ThreadPool &pool, const SwInt8Weight &weight, const Int8Rows &rows, int64_t num_rows,
                           const Emit &emit) {
   constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the second-level cache
-  constexpr int64_t kUnitBytes = 32768;  // of weights
+  constexpr int64_t kUnitBytes = 131072;  // of weights: long stretches are read faster
   const int64_t panels = num_panels(weight);
-  const int64_t unit_panels = kUnitBytes / panel_bytes(weight.inputs) + 1;
+  const int64_t wanted = round_up(panels * panel_bytes(weight.inputs) / kUnitBytes + 1, pool.size());
+  const int64_t unit_panels = (panels + wanted - 1) / wanted;
   const int64_t panel_units = (panels + unit_panels - 1) / unit_panels;
   const int64_t row_units = (num_rows + kUnitRows - 1) / kUnitRows;
-  team.for_each(panel_units * row_units, [&](int64_t unit) {
+  pool.for_each(panel_units * row_units, [&](int64_t unit) {
     const int64_t first_row = unit / panel_units * kUnitRows;
     const int64_t end_row = std::min(first_row + kUnitRows, num_rows);
     const int64_t first_panel = unit % panel_units * unit_panels;
     const int64_t end_panel = std::min(first_panel + unit_panels, panels);
-    for (int64_t panel = first_panel; panel < end_panel; ++panel)
-      for (int64_t row = first_row; row < end_row; row += kTileRows)
-        tile_rows(std::min<int64_t>(kTileRows, end_row - row), weight, rows, row, panel, emit);
+    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+      for (int64_t row = first_row; row < end_row; row += kTileRows) {
+        // The first tile of rows brings the panel into the cache, so memory would be idle during the second.
+        const bool ask_ahead = row == first_row + kTileRows && panel + 1 < end_panel;
+        tile_of_rows<kTileRows>(std::min<int64_t>(kTileRows, end_row - row), weight, rows, row, panel, ask_ahead, emit);
+      }
+    }
   });
 }
 

@@ -7,17 +7,17 @@
 namespace SW_ISA {
 namespace {
 
-using samewise::Team;
+using samewise::ThreadPool;
 
-void pack(Team &team, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed, float *scales) {
+void pack(ThreadPool &pool, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed, float *scales) {
   const int64_t panels = round_up(outputs, kPanel) / kPanel;
-  team.for_each(panels, [&](int64_t panel) { pack_panel(weight, outputs, inputs, panel, packed, scales); });
+  pool.for_each(panels, [&](int64_t panel) { pack_panel(weight, outputs, inputs, panel, packed, scales); });
 }
 
 Int8Rows lay_out_rows(int64_t inputs, int64_t rows, char *memory) {
   const int64_t stride = row_bytes(inputs);
   char *scales = memory + rows * stride;
-  return {reinterpret_cast<int8_t *>(memory), reinterpret_cast<float *>(scales),
+  return {memory, reinterpret_cast<float *>(scales),
           reinterpret_cast<int32_t *>(scales + rows * 4), stride};
 }
 
@@ -25,32 +25,32 @@ int64_t linear_scratch(const SwInt8Weight &weight, int32_t rows) {
   return rows * (row_bytes(weight.inputs) + 8);
 }
 
-void linear(Team &team, const SwInt8Weight &weight, const float *x, int32_t num_rows, float *y, char *scratch) {
+void linear(ThreadPool &pool, const SwInt8Weight &weight, const float *x, int32_t num_rows, float *y, char *scratch) {
   const Int8Rows rows = lay_out_rows(weight.inputs, num_rows, scratch);
-  team.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * weight.inputs, weight.inputs, rows, row); });
-  multiply_rows(team, weight, rows, num_rows, [&](int64_t row, int64_t first, int64_t count, const float *results) {
+  pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * weight.inputs, weight.inputs, rows, row); });
+  multiply_rows(pool, weight, rows, num_rows, [&](int64_t row, int64_t first, int64_t count, const float *results) {
     std::memcpy(y + row * weight.outputs + first, results, count * sizeof(float));
   });
 }
 
-void attention(Team &team, const SwKvCache &cache, const SwStep &step, const SwAttention &options, const float *query,
+void attention(ThreadPool &pool, const SwKvCache &cache, const SwStep &step, const SwAttention &options, const float *query,
                const float *key, const float *value, float *output) {
   const int64_t kv_heads = cache.kv_heads, key_dim = cache.key_dim, value_dim = cache.value_dim;
-  team.for_each(step.num_tokens, [&](int64_t token) {
+  pool.for_each(step.num_tokens, [&](int64_t token) {
     write_kv(cache, step, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
   });
-  attend(team, cache, step, options, query, options.heads * key_dim, output, options.heads * value_dim);
+  attend(pool, cache, step, options, query, options.heads * key_dim, output, options.heads * value_dim);
 }
 
 int64_t layer_scratch(const SwDecoderLayer &layer, int32_t rows) {
   return Scratch::lay_out(layer, rows, nullptr, nullptr);
 }
 
-void layer(Team &team, const SwDecoderLayer &layer, const SwStep &step, const float *cos, const float *sin,
+void layer(ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, const float *cos, const float *sin,
            const float *input, float *output, char *memory) {
   Scratch scratch;
   Scratch::lay_out(layer, step.num_tokens, memory, &scratch);
-  LayerRun(team, layer, step, scratch).run(cos, sin, input, output);
+  LayerRun(pool, layer, step, scratch).run(cos, sin, input, output);
 }
 
 }  // namespace

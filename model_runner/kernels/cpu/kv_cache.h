@@ -67,6 +67,18 @@ inline Tile<T> tile_of(const SwKvCache &cache, int64_t block, int64_t head) {
           cache.value_scales ? cache.value_scales + index * places : nullptr};
 }
 
+inline void ask_for(const void *memory, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char *>(memory) + i);
+}
+
+// Asks for a tile that will be read or written soon: the cache is larger than any processor's, and waiting for one line
+// after the other takes longer than the arithmetic.
+template <typename T>
+inline void ask_for(const SwKvCache &cache, const Tile<T> &tile) {
+  ask_for(tile.keys, int64_t{cache.key_dim} * cache.block_size * sizeof(T));
+  ask_for(tile.values, int64_t{cache.value_dim} * cache.block_size * sizeof(T));
+}
+
 inline void store_rounded(float x, float *to) { *to = x; }
 
 inline void store_rounded(float x, Bfloat16 *to) {  // to nearest, halves to even; NaN stays NaN
@@ -107,6 +119,23 @@ inline void write_token(const SwKvCache &cache, int64_t block, int64_t place, co
       write_vector(value + head * value_dim, value_dim, value_to, 1);
     }
   }
+}
+
+template <typename T>
+inline void ask_for_token(const SwKvCache &cache, int64_t block, int64_t place) {
+  for (int64_t head = 0; head < cache.kv_heads; ++head) {
+    const Tile<T> tile = tile_of<T>(cache, block, head);
+    for (int64_t d = 0; d < cache.key_dim; ++d) __builtin_prefetch(tile.keys + d * cache.block_size + place);
+    ask_for(tile.values + place * cache.value_dim, cache.value_dim * sizeof(T));
+  }
+}
+
+// Asks for the memory that write_kv will write: a token's key is spread over as many lines as it has dimensions.
+inline void ask_for_kv(const SwKvCache &cache, const SwStep &step, int64_t token) {
+  const auto ask = cache.type == SW_KV_FLOAT32    ? ask_for_token<float>
+                   : cache.type == SW_KV_BFLOAT16 ? ask_for_token<Bfloat16>
+                                                  : ask_for_token<int8_t>;
+  ask(cache, step.block_of[token], step.offset_of[token]);
 }
 
 // Stores a token's key [kv_heads, key_dim] and value [kv_heads, value_dim] at its block and offset.

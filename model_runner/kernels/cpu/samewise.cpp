@@ -13,7 +13,6 @@
 namespace {
 
 using samewise::Kernels;
-using samewise::Team;
 
 struct Free {
   void operator()(char *memory) const { std::free(memory); }
@@ -84,7 +83,7 @@ int64_t sw_packed_size(int32_t outputs, int32_t inputs) {
 
 int32_t sw_pack_int8(SwContext *context, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
                      float *scales) {
-  context->pool.run([&](Team &team) { context->kernels.pack(team, weight, outputs, inputs, packed, scales); });
+  context->kernels.pack(context->pool, weight, outputs, inputs, packed, scales);
   return 0;
 }
 
@@ -92,16 +91,14 @@ int32_t sw_linear_int8(SwContext *context, const SwInt8Weight *weight, const flo
   if (rows == 0) return 0;
   char *scratch = context->reserve(context->kernels.linear_scratch(*weight, rows));
   if (!scratch) return 1;
-  context->pool.run([&](Team &team) { context->kernels.linear(team, *weight, x, rows, y, scratch); });
+  context->kernels.linear(context->pool, *weight, x, rows, y, scratch);
   return 0;
 }
 
 int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
                      const float *query, const float *key, const float *value, float *output) {
   if (step->num_tokens == 0) return 0;
-  context->pool.run([&](Team &team) {
-    context->kernels.attention(team, *cache, *step, *attention, query, key, value, output);
-  });
+  context->kernels.attention(context->pool, *cache, *step, *attention, query, key, value, output);
   return 0;
 }
 
@@ -110,8 +107,6 @@ int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const 
   if (step->num_tokens == 0) return 0;
   char *scratch = context->reserve(context->kernels.layer_scratch(*layer, step->num_tokens));
   if (!scratch) return 1;
-  context->pool.run([&](Team &team) {
-    context->kernels.layer(team, *layer, *step, cos, sin, input, output, scratch);
-  });
+  context->kernels.layer(context->pool, *layer, *step, cos, sin, input, output, scratch);
   return 0;
 }

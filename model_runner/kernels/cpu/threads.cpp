@@ -11,63 +11,77 @@ inline void pause() {
 #endif
 }
 
-// The first value of `number` that is not `seen`. Waits awake for a short time, then sleeps: on a machine with few cores
-// the thread that is waited for may need this one.
-uint32_t await_change(const std::atomic<uint32_t> &number, uint32_t seen) {
-  for (int turns = 0; turns < kAwakeTurns; ++turns) {
-    const uint32_t now = number.load(std::memory_order_acquire);
-    if (now != seen) return now;
-    pause();
-  }
-  number.wait(seen, std::memory_order_acquire);
-  return number.load(std::memory_order_acquire);
-}
+inline uint32_t loop_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
+
+inline uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
 
 }  // namespace
 
-void Team::meet() {
-  ++phase_;
-  const uint32_t round = shared_.round.load(std::memory_order_acquire);
-  if (shared_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-    // The counter of the next phase was last used in the one before this, which all have left.
-    shared_.next[phase_ & 1].store(0, std::memory_order_relaxed);
-    shared_.arrived.store(0, std::memory_order_relaxed);
-    shared_.round.store(round + 1, std::memory_order_release);
-    shared_.round.notify_all();
-    return;
-  }
-  await_change(shared_.round, round);
-}
-
 ThreadPool::ThreadPool(int threads) {
-  for (int index = 1; index < threads; ++index) workers_.emplace_back([this, index] { serve(index); });
+  for (int index = 1; index < threads; ++index) workers_.emplace_back([this] { serve(); });
 }
 
 ThreadPool::~ThreadPool() {
-  job_.fetch_or(1);
-  job_.notify_all();
+  ending_.store(true);
+  wake_.fetch_add(1);
+  wake_.notify_all();
   for (std::thread &worker : workers_) worker.join();
 }
 
-void ThreadPool::run(const std::function<void(Team &)> &body) {
-  body_ = &body;
-  shared_.next[0].store(0, std::memory_order_relaxed);
-  shared_.next[1].store(0, std::memory_order_relaxed);
-  if (!workers_.empty()) {
-    job_.fetch_add(2, std::memory_order_release);
-    job_.notify_all();
+void ThreadPool::run(uint32_t count, Call call, const void *context) {
+  call_ = call;
+  context_ = context;
+  count_ = count;
+  done_.store(0, std::memory_order_relaxed);
+  const uint32_t loop = loop_of(ticket_.load(std::memory_order_relaxed)) + 1;
+  ticket_.store(uint64_t{loop} << 32 | count);
+  if (asleep_.load() > 0) {
+    wake_.fetch_add(1);
+    wake_.notify_all();
   }
-  Team team(shared_, 0, size());
-  body(team);
-  team.meet();
+  while (take_unit(loop)) {
+  }
+  uint32_t done;
+  for (int turns = 0; (done = done_.load(std::memory_order_acquire)) != count; ++turns) {
+    if (turns < kAwakeTurns)
+      pause();
+    else
+      done_.wait(done, std::memory_order_acquire);
+  }
 }
 
-void ThreadPool::serve(int index) {
-  for (uint32_t job = 0; ((job = await_change(job_, job)) & 1) == 0;) {
-    Team team(shared_, index, size());
-    (*body_)(team);
-    team.meet();
+bool ThreadPool::take_unit(uint32_t loop) {
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  do {
+    if (loop_of(ticket) != loop || left_of(ticket) == 0) return false;
+  } while (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  const uint32_t count = count_;
+  call_(context_, count - left_of(ticket));
+  if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();
+  return true;
+}
+
+void ThreadPool::serve() {
+  for (uint32_t loop = 0; !ending_.load();) {
+    loop = next_loop(loop);
+    while (take_unit(loop)) {
+    }
   }
+}
+
+// Waits for a loop after the last one, or for the end; awake at first, then asleep, for with few cores whoever else
+// has work needs this one.
+uint32_t ThreadPool::next_loop(uint32_t last) {
+  for (int turns = 0; turns < kAwakeTurns; ++turns) {
+    const uint32_t loop = loop_of(ticket_.load(std::memory_order_acquire));
+    if (loop != last) return loop;
+    pause();
+  }
+  const uint32_t woken = wake_.load();
+  asleep_.fetch_add(1);
+  while (loop_of(ticket_.load()) == last && !ending_.load() && wake_.load() == woken) wake_.wait(woken);
+  asleep_.fetch_sub(1);
+  return loop_of(ticket_.load(std::memory_order_acquire));
 }
 
 }  // namespace samewise

@@ -1,47 +1,15 @@
-// A team of threads that works through one parallel region at a time.
+// Threads that share out the units of one loop after another.
 #pragma once
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <thread>
 #include <vector>
 
 namespace samewise {
 
-// What a thread sees of its team inside a parallel region. All threads run the same code and meet after every for_each.
-class Team {
- public:
-  // Calls work(i) for each i below count, on whichever thread is free first. Returns on every thread when all are done.
-  template <typename Work>
-  void for_each(int64_t count, const Work &work) {
-    std::atomic<int64_t> &next = shared_.next[phase_ & 1];
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
-    meet();
-  }
-
-  int index() const { return index_; }
-  int size() const { return size_; }
-
- private:
-  friend class ThreadPool;
-
-  struct Shared {
-    alignas(64) std::atomic<int64_t> next[2] = {0, 0};
-    alignas(64) std::atomic<int> arrived{0};
-    alignas(64) std::atomic<uint32_t> round{0};
-  };
-
-  Team(Shared &shared, int index, int size) : shared_(shared), index_(index), size_(size) {}
-  void meet();
-
-  Shared &shared_;
-  int index_;
-  int size_;
-  uint32_t phase_ = 0;
-};
-
-// Threads that sleep between regions, after a short time of waiting awake for the next one.
+// The thread that owns the pool runs loops, one at a time; the others take units of the loop that is running. A loop is
+// over when its units are done, not when all threads have come by: one that the system has put aside holds nobody up,
+// unless it is in the middle of a unit.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
@@ -49,17 +17,38 @@ class ThreadPool {
   ThreadPool(const ThreadPool &) = delete;
   ThreadPool &operator=(const ThreadPool &) = delete;
 
-  // Runs body on all threads, the caller's among them.
-  void run(const std::function<void(Team &)> &body);
+  // Calls work(i) for each i below count, which is below 2^32, on whichever thread is free, the caller's among them.
+  template <typename Work>
+  void for_each(int64_t count, const Work &work) {
+    if (count == 1 || workers_.empty()) {
+      for (int64_t i = 0; i < count; ++i) work(i);
+    } else if (count > 0) {
+      run(count, [](const void *context, int64_t i) { (*static_cast<const Work *>(context))(i); }, &work);
+    }
+  }
+
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
  private:
-  void serve(int index);
+  using Call = void (*)(const void *context, int64_t unit);
+
+  void run(uint32_t count, Call call, const void *context);
+  void serve();
+  bool take_unit(uint32_t loop);
+  uint32_t next_loop(uint32_t last);
 
   std::vector<std::thread> workers_;
-  const std::function<void(Team &)> *body_ = nullptr;
-  Team::Shared shared_;
-  std::atomic<uint32_t> job_{0};  // odd after the last one: time to end
+  // Of the loop that is running. Read only by threads that hold a unit of it.
+  Call call_ = nullptr;
+  const void *context_ = nullptr;
+  uint32_t count_ = 0;
+  // The number of the loop in the upper half, how many of its units nobody has taken yet in the lower. Taking a unit
+  // with one exchange of both makes sure that the loop is still the same.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};
+  alignas(64) std::atomic<uint32_t> wake_{0};
+  std::atomic<uint32_t> asleep_{0};
+  std::atomic<bool> ending_{false};
 };
 
 }  // namespace samewise

@@ -3,7 +3,7 @@
 Built with the properties that apply; those that were not set are left out of the JSON, those set to None are null.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,12 +14,18 @@ class ResponseModel(BaseModel):
     """Base of all answers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    _constants: ClassVar[frozenset[str]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        fields = cls.model_fields.items()
+        cls._constants = frozenset(
+            name for name, field in fields if not field.is_required() and field.default is not None
+        )
 
     def model_post_init(self, context: object) -> None:
         """Constants are always part of the JSON; only a default of None means that a property does not apply."""
-        fields = type(self).model_fields
-        constants = (name for name, field in fields.items() if not field.is_required() and field.default is not None)
-        self.__pydantic_fields_set__.update(constants)
+        self.__pydantic_fields_set__.update(self._constants)
 
 
 class PromptTokensDetails(ResponseModel):

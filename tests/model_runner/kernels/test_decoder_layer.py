@@ -16,7 +16,6 @@ from model_runner.models.fused import FusedDecoderLayer, bind_layers
 from model_runner.models.hf_attention import StepAttention
 from tests.model_runner.decoder_models import CASES
 from tests.model_runner.kernels.decoder_runs import (
-    CPU,
     LENGTHS,
     FusedModel,
     forms_of,

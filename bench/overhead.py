@@ -1,0 +1,204 @@
+"""What the server costs around the model: CPU time of its two processes for each streamed token.
+
+Everything is the real thing but the runner, which sleeps as long as a forward pass would take and answers with the
+tokens of a text. So all CPU time of the engine process is overhead. CPU time, unlike the clock, does not depend on what
+else the machine does.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench.local_server import local_server, process_family
+from model_runner.config import RunnerConfig
+from model_runner.contract import ChoiceResult, StepPlan, StepResult
+from model_runner.models.repository import resolve_model
+from scheduler.config import SchedulerConfig
+from scheduler.engine import Engine
+from scheduler.scheduler import Scheduler
+from server.app import create_app
+from server.config import Settings
+from server.engine.client import EngineInfo
+from server.engine.loop import LoadedEngine
+from server.engine.messages import EngineConfig
+from server.engine.process import EngineProcess
+from server.engine.supervisor import EngineLimits
+from server.http_server import DrainingServer, bind, configure
+from server.loadtest.client import Endpoint
+from server.loadtest.display import progress_bar
+from server.loadtest.session import BenchOptions, run_bench
+from server.loadtest.workload import WORDS, Lengths, Workload
+from server.tokenization import Tokenizer
+
+CONTEXT = 4096
+NUM_BLOCKS = 4096
+STEP_VARIABLE = "SAMEWISE_BENCH_STEP_S"
+
+
+class SleepingRunner:
+    """A contract.Runner without a model: after each step's sleep, every choice that caught up says the next word."""
+
+    num_blocks = NUM_BLOCKS
+
+    def __init__(self, words: list[int], step_s: float) -> None:
+        self._words = words
+        self._step_s = step_s
+        self._to_compute: dict[str, int] = {}
+        self._num_said = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See contract.Runner, but the tokens mean nothing."""
+        time.sleep(self._step_s)
+        for key in plan.released:
+            self._to_compute.pop(key, None)
+        for choice in plan.admitted:
+            self._to_compute[choice.key] = len(choice.tokens) - choice.num_computed
+        return StepResult(tuple(self._advance(share.key, share.num_tokens) for share in plan.scheduled))
+
+    def _advance(self, key: str, num_tokens: int) -> ChoiceResult:
+        self._to_compute[key] -= num_tokens
+        if self._to_compute[key]:
+            return ChoiceResult(key, ())
+        self._to_compute[key] = 1
+        self._num_said += 1
+        return ChoiceResult(key, (self._words[self._num_said % len(self._words)],))
+
+
+def load_engine(config: EngineConfig) -> LoadedEngine:
+    """The real engine with a sleeping runner."""
+    tokenizer = Tokenizer.from_folder(config.runner.model)
+    words = tokenizer.encode(" ".join(WORDS), add_special_tokens=False)
+    runner = SleepingRunner(words, float(os.environ[STEP_VARIABLE]))
+    limits = SchedulerConfig(
+        block_size=config.runner.block_size,
+        max_num_seqs=config.runner.max_num_seqs,
+        max_num_batched_tokens=config.runner.max_num_batched_tokens,
+        max_model_len=CONTEXT,
+    )
+    info = EngineInfo(
+        vocab_size=tokenizer.vocab_size,
+        max_model_len=CONTEXT,
+        block_size=limits.block_size,
+        num_blocks=NUM_BLOCKS,
+        max_num_seqs=limits.max_num_seqs,
+        device="none",
+        dtype="none",
+    )
+    return LoadedEngine(Engine(Scheduler(limits, NUM_BLOCKS), runner), info)
+
+
+async def serve(port: int) -> None:
+    """The HTTP process of `samewise serve`, with that engine."""
+    settings = Settings(host="127.0.0.1", port=port, log_level="warning")
+    folder = resolve_model(settings.model, Console(stderr=True))
+    config = EngineConfig(RunnerConfig(folder.path), log_level=settings.log_level)
+    limits = EngineLimits(settings.max_waiting, settings.engine_timeout_s)
+    engine = EngineProcess(config, limits, factory="bench.overhead:load_engine")
+    app = create_app(engine, Tokenizer.from_folder(folder.path), settings, folder)
+    await engine.start()
+    with bind(settings.host, settings.port) as listener:
+        server = DrainingServer(configure(app, settings.client_timeout_s), engine, settings.drain_grace_s)
+        await server.serve(sockets=[listener])
+    await engine.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """CPU time of one load, requests of `output_len` tokens."""
+
+    endpoint: Endpoint
+    concurrency: int
+    step_ms: float
+    output_len: int
+    http_us_per_token: float
+    engine_us_per_token: float
+
+    @property
+    def engine_share(self) -> float:
+        """Of the time of a step."""
+        return self.engine_us_per_token * self.concurrency / (1000 * self.step_ms)
+
+
+async def measure(endpoint: Endpoint, concurrency: int, step_ms: float, output_len: int, rounds: int) -> Overhead:
+    """Start a server, put the load on it, and look at the CPU time of its processes before and after."""
+    os.environ[STEP_VARIABLE] = str(step_ms / 1000)
+    num_requests = rounds * concurrency
+    workload = Workload(num_requests, Lengths(128, 128), Lengths(output_len, output_len))
+    async with local_server([], program=("-m", "bench.overhead", "--serve")) as server:
+        options = BenchOptions(f"{server.url}/v1", workload, endpoint=endpoint, concurrency=concurrency)
+        await run_bench(options, lambda outcome: None)  # the first round pays for imports and caches
+        http, engine = (cpu_seconds(pid) for pid in process_family(server.pid))
+        with progress_bar(num_requests) as advance:
+            result = await run_bench(options, advance)
+        http_after, engine_after = (cpu_seconds(pid) for pid in process_family(server.pid))
+    tokens = result.report.output_tokens
+    return Overhead(
+        endpoint=endpoint,
+        concurrency=concurrency,
+        step_ms=step_ms,
+        output_len=output_len,
+        http_us_per_token=1e6 * (http_after - http) / tokens,
+        engine_us_per_token=1e6 * (engine_after - engine) / tokens,
+    )
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process so far, from /proc."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def table(results: list[Overhead]) -> Table:
+    """One line for each load."""
+    lines = Table("endpoint", "streams", "step ms", "HTTP us/token", "engine us/token", "engine, of a step")
+    for column in lines.columns[1:]:
+        column.justify = "right"
+    for result in results:
+        lines.add_row(
+            result.endpoint,
+            str(result.concurrency),
+            f"{result.step_ms:g}",
+            f"{result.http_us_per_token:.0f}",
+            f"{result.engine_us_per_token:.0f}",
+            f"{result.engine_share:.1%}",
+        )
+    return lines
+
+
+def main() -> None:
+    """Measure one stream and many; print, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description="Measure the CPU time that the server takes around the model.")
+    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[5.0, 25.0], help="one for each concurrency")
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each stream")
+    parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--host", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        uvloop.run(serve(arguments.port))
+        return
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # for the engine process, which imports this module
+    loads = zip(arguments.concurrency, arguments.step_ms, strict=True)
+    results = [
+        asyncio.run(measure(arguments.endpoint, concurrency, step_ms, arguments.output_len, arguments.rounds))
+        for concurrency, step_ms in loads
+    ]
+    Console().print(table(results))
+    if arguments.output:
+        arguments.output.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
