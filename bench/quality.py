@@ -144,7 +144,9 @@ def main() -> None:
         ("int8", "bfloat16"),
         ("int8", "int8"),
     ]
-    readings = [read(folder, *configuration, texts) for configuration in track(configurations, "Reading", console=console)]
+    readings = [
+        read(folder, *configuration, texts) for configuration in track(configurations, "Reading", console=console)
+    ]
     results = [
         compare(*configuration, reading, readings[0])
         for configuration, reading in zip(configurations, readings, strict=True)

@@ -1,4 +1,4 @@
-"""What this machine can do at best: read bandwidth and fp32 matrix rate, on the CPU or a GPU.
+"""What this machine can do at best, a CPU or a GPU: read bandwidth, fp32 matrix rate, rate of our int8 kernel.
 
 Generating a token reads every weight once, so bandwidth / bytes of weights bounds the tokens a second of one stream;
 the matrix rate bounds prompts and large batches.
@@ -17,7 +17,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from model_runner.kernels.build import NoKernelsError, build_kernels
+from model_runner.kernels.library import Kernels
+from model_runner.models.repository import cache_folder
+
 MATRIX_SIZES = (512, 1024, 2048)
+INT8_SHAPE = (480, 1024)  # rows, width
 CPU_BUFFER_BYTES = 1 << 30
 CUDA_BUFFER_BYTES = 4 << 30
 ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_tile", "asimd", "sve", "bf16")
@@ -42,6 +47,10 @@ class Roofline:
     """The best square matrix product; TF32 is off."""
     fp32_size: int
     """Of that product."""
+    int8_gmac_per_s: float | None
+    """The best of our own int8 kernel, 10^9 multiply-adds; None where it cannot run."""
+    int8_isa: str | None
+    """The instruction set that it uses."""
 
 
 def measure(device: str = "cpu", *, seconds: float = 2.0, buffer_bytes: int | None = None) -> Roofline:
@@ -50,6 +59,7 @@ def measure(device: str = "cpu", *, seconds: float = 2.0, buffer_bytes: int | No
     read, copy = _memory_rates(size, device, seconds)
     rates = {n: 2 * n**3 / _best_time(_product(n, device), device, seconds / 2) for n in MATRIX_SIZES}
     fastest = max(rates, key=lambda n: rates[n])
+    int8_rate, int8_isa = _int8_rate(seconds) if device == "cpu" else (None, None)
     processor, cores, isa = _describe_cpu() if device == "cpu" else _describe_cuda()
     return Roofline(
         device=device,
@@ -62,6 +72,8 @@ def measure(device: str = "cpu", *, seconds: float = 2.0, buffer_bytes: int | No
         copy_gb_per_s=copy / 1e9,
         fp32_gflop_per_s=rates[fastest] / 1e9,
         fp32_size=fastest,
+        int8_gmac_per_s=int8_rate,
+        int8_isa=int8_isa,
     )
 
 
@@ -73,7 +85,21 @@ def table(result: Roofline) -> Table:
     lines.add_row("Read", f"{result.read_gb_per_s:.1f} GB/s")
     lines.add_row("Copy", f"{result.copy_gb_per_s:.1f} GB/s, read and written")
     lines.add_row("fp32 matrix", f"{result.fp32_gflop_per_s:,.0f} GFLOP/s at {result.fp32_size}")
+    if result.int8_gmac_per_s is not None:
+        lines.add_row("int8 kernel", f"{result.int8_gmac_per_s:,.0f} GMAC/s with {result.int8_isa}")
     return lines
+
+
+def _int8_rate(seconds: float) -> tuple[float, str] | tuple[None, None]:
+    """Multiply-adds a second of our linear at its best shape, in 10^9, and the instruction set."""
+    try:
+        kernels = Kernels(build_kernels(cache_folder()), torch.get_num_threads())
+    except NoKernelsError:
+        return None, None
+    rows, width = INT8_SHAPE
+    weight, inputs = kernels.pack_int8(torch.rand(width, width)), torch.rand(rows, width)
+    time_s = _best_time(lambda: kernels.linear(weight, inputs), "cpu", seconds / 2)
+    return rows * width**2 / time_s / 1e9, kernels.isa
 
 
 def _memory_rates(size: int, device: str, seconds: float) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """What it costs to draw a token: CPU time around the forward pass for each row, by the request's settings.
 
-Measured on one thread, on logits that fall off with the logarithm of the rank as those of language models do.
+Measured on one thread, with the native kernels or without, on logits that fall off with the logarithm of the rank as
+those of language models do.
 """
 
 import argparse
@@ -16,6 +17,9 @@ from rich.table import Table
 from torch import Tensor
 
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
+from model_runner.kernels.build import build_kernels
+from model_runner.kernels.library import Kernels
+from model_runner.models.repository import cache_folder
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.state import RunnerState
@@ -46,7 +50,7 @@ class SamplingCost:
     sample_us: float
 
 
-def measure(name: str, num_rows: int, seconds: float) -> SamplingCost:
+def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -> SamplingCost:
     """The least of many measurements of both parts."""
     device = torch.device("cpu")
     sampling = SamplingState(num_rows, VOCAB_SIZE, device)
@@ -59,7 +63,8 @@ def measure(name: str, num_rows: int, seconds: float) -> SamplingCost:
         state.gather(choices, plan.scheduled)
         sampling.rows(slots)
 
-    sampler, logits, rows = Sampler(VOCAB_SIZE, device), _logits(num_rows), sampling.rows(slots)
+    sampler = Sampler(VOCAB_SIZE, device, kernels=kernels)
+    logits, rows = _logits(num_rows), sampling.rows(slots)
     gather_us = _least(gather, seconds / 4) / num_rows
     return SamplingCost(name, num_rows, gather_us, _least(lambda: sampler(logits, rows), seconds) / num_rows)
 
@@ -117,10 +122,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the CPU time of drawing tokens.")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--seconds", type=float, default=0.5, help="for each number")
+    parser.add_argument("--torch", action="store_true", help="without the native kernels")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = [measure(name, num_rows, arguments.seconds) for name in SETTINGS for num_rows in arguments.rows]
+    kernels = None if arguments.torch else Kernels(build_kernels(cache_folder()), threads=1)
+    results = [measure(name, num, arguments.seconds, kernels) for name in SETTINGS for num in arguments.rows]
     Console().print(table(results))
     if arguments.output:
         arguments.output.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n", encoding="utf-8")

@@ -12,11 +12,15 @@ from rich.table import Table
 
 from bench import roofline
 from bench.local_server import local_server
+from bench.model_work import ModelWork
+from model_runner.models.repository import resolve_model
 from server.loadtest.display import progress_bar
 from server.loadtest.session import BenchOptions, BenchResult, run_bench
 from server.loadtest.workload import Lengths, Workload
 
 REQUESTS_PER_CLIENT = 4
+HEADINGS = ["clients", "output tok/s", "of the limit", "TTFT ms p50", "p99", "next token ms p50", "p99", "failed"]
+BEGIN, END = "<!-- bench.serving writes from here -->", "<!-- to here -->"
 
 
 async def measure(
@@ -38,23 +42,48 @@ async def measure(
     return results
 
 
-def table(results: list[BenchResult]) -> Table:
-    """One line for each concurrency."""
-    lines = Table("clients", "output tok/s", "total tok/s", "TTFT ms p50", "p99", "next token ms p50", "p99", "failed")
-    for column in lines.columns:
-        column.justify = "right"
-    for result in results:
+def rows(results: list[BenchResult], bounds: list[float]) -> list[list[str]]:
+    """One row for each concurrency, after the HEADINGS."""
+    cells = []
+    for result, bound in zip(results, bounds, strict=True):
         report = result.report
         first, gap = report.time_to_first_token_ms, report.inter_token_ms
-        lines.add_row(
-            str(result.concurrency),
-            f"{report.output_tokens_per_s:.1f}",
-            f"{report.total_tokens_per_s:.1f}",
-            *(f"{value:.0f}" for value in ((first.p50, first.p99) if first else ())),
-            *(f"{value:.1f}" for value in ((gap.p50, gap.p99) if gap else ())),
-            str(report.num_requests - report.num_completed),
+        cells.append(
+            [
+                str(result.concurrency),
+                f"{report.output_tokens_per_s:.1f}",
+                f"{report.output_tokens_per_s / bound:.0%}",
+                *(f"{value:.0f}" for value in ((first.p50, first.p99) if first else ())),
+                *(f"{value:.1f}" for value in ((gap.p50, gap.p99) if gap else ())),
+                str(report.num_requests - report.num_completed),
+            ]
         )
+    return cells
+
+
+def table(cells: list[list[str]]) -> Table:
+    """For the terminal."""
+    lines = Table(*HEADINGS)
+    for column in lines.columns:
+        column.justify = "right"
+    for row in cells:
+        lines.add_row(*row)
     return lines
+
+
+def write_docs(page: Path, machine: roofline.Roofline, cells: list[list[str]]) -> None:
+    """Replace what stands between the two marks of the page. Raises ValueError if they are not there."""
+    text = page.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{page} has no place for the table: {BEGIN} ... {END}")
+    limits = [f"{machine.processor}, {machine.cores} cores", f"memory read {machine.read_gb_per_s:.1f} GB/s"]
+    limits.append(f"float32 matrix product {machine.fp32_gflop_per_s:,.0f} GFLOP/s")
+    if machine.int8_gmac_per_s is not None:
+        limits.append(f"int8 kernel {machine.int8_gmac_per_s:,.0f} GMAC/s with {machine.int8_isa}")
+    lines = [HEADINGS, ["---:"] * len(HEADINGS), *cells]
+    written = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(f"{before}{BEGIN}\n{'; '.join(limits)}.\n\n{written}\n{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -68,13 +97,20 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
+    parser.add_argument("--docs", type=Path, help="also write the table into this page")
     arguments, server_arguments = parser.parse_known_args()
     console = Console()
     machine = roofline.measure(arguments.device)
     console.print(roofline.table(machine))
     server_arguments += ["--device", arguments.device]
     results = asyncio.run(measure(arguments.concurrency, arguments.input_len, arguments.output_len, server_arguments))
-    console.print(table(results))
+    work = ModelWork.of(resolve_model(None, console).path)
+    per_output = arguments.input_len / arguments.output_len
+    bounds = [work.bound_tokens_per_s(machine, concurrency, per_output) for concurrency in arguments.concurrency]
+    cells = rows(results, bounds)
+    console.print(table(cells))
+    if arguments.docs:
+        write_docs(arguments.docs, machine, cells)
     if arguments.output:
         content: dict[str, Any] = {"machine": asdict(machine), "loads": [result.as_dict() for result in results]}
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

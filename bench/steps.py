@@ -18,10 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import roofline
+from bench.model_work import ModelWork
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
-from model_runner.models.inspection import inspect_model
-from model_runner.models.loading import load_config
 from model_runner.models.repository import resolve_model
 from model_runner.runner import ModelRunner
 
@@ -49,10 +48,9 @@ class StepTime:
 class Bench:
     """Drives a runner with plans of its own, without a scheduler."""
 
-    def __init__(self, runner: ModelRunner, layer_weights: int, head_weights: int) -> None:
+    def __init__(self, runner: ModelRunner, work: ModelWork) -> None:
         self._runner = runner
-        self._layer_weights = layer_weights
-        self._head_weights = head_weights
+        self._work = work
         self._random = np.random.default_rng(0)
 
     def decode(self, rows: int, context: int, repeats: int) -> StepTime:
@@ -66,8 +64,7 @@ class Bench:
         scheduled = [ScheduledRequest(key, 1, ()) for key in keys]
         times = [self._step((), (), scheduled) for _ in range(repeats)]
         self._step(tuple(keys), (), [])
-        macs = rows * (self._layer_weights + self._head_weights)
-        return StepTime("decode", rows, context, statistics.median(times[1:]) * 1e3, macs)
+        return StepTime("decode", rows, context, statistics.median(times[1:]) * 1e3, rows * self._work.all)
 
     def prefill(self, rows: int, context: int, repeats: int) -> StepTime:
         """A chunk of `rows` tokens of one prompt, after `context` that are there."""
@@ -77,15 +74,13 @@ class Bench:
             admitted = AdmittedRequest(
                 "prefill", self._tokens(context + rows + 1), context + rows + 1, 0, blocks, GREEDY
             )
-            released: tuple[str, ...] = ()
             if context:
                 self._step((), (admitted,), [ScheduledRequest("prefill", context, ())])
                 times.append(self._step((), (), [ScheduledRequest("prefill", rows, ())]))
             else:
                 times.append(self._step((), (admitted,), [ScheduledRequest("prefill", rows, ())]))
-            released = ("prefill",)
-            self._step(released, (), [])
-        return StepTime("prefill", rows, context, statistics.median(times[1:]) * 1e3, rows * self._layer_weights)
+            self._step(("prefill",), (), [])
+        return StepTime("prefill", rows, context, statistics.median(times[1:]) * 1e3, rows * self._work.layers)
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._random.integers(0, self._runner.info.vocab_size, count).tolist())
@@ -150,12 +145,9 @@ def main() -> None:
     machine = roofline.measure()
     console.print(roofline.table(machine))
     runner = ModelRunner.load(config)
-    shape = inspect_model(load_config(folder))
-    head = shape.vocab_size * shape.hidden
-    bench = Bench(runner, shape.num_multiplied - head, head)
-    times = list(measure(bench))
-    weight_bytes = shape.num_multiplied * (1 if runner.info.dtype == "int8" else 4)
-    console.print(table(times, weight_bytes, machine))
+    work = ModelWork.of(folder)
+    times = list(measure(Bench(runner, work)))
+    console.print(table(times, work.all * (1 if runner.info.dtype == "int8" else 4), machine))
     if arguments.output:
         content = {"machine": asdict(machine), "weights": runner.info.dtype, "steps": [asdict(step) for step in times]}
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -124,7 +124,7 @@ class ModelRunner:
                 kv_cache=kv_cache,
                 state=RunnerState(config.max_num_seqs, config.block_size, sampling, device),
                 sampling=sampling,
-                sampler=Sampler(shape.vocab_size, device, config.logprobs_mode),
+                sampler=Sampler(shape.vocab_size, device, config.logprobs_mode, kernels),
             ),
             RunnerInfo(
                 vocab_size=shape.vocab_size,

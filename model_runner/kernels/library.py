@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.structs import (
     AttentionStruct,
     DecoderLayerStruct,
+    DrawStruct,
     Int8WeightStruct,
     KVCacheStruct,
     StepStruct,
@@ -35,11 +37,12 @@ _SIGNATURES = {
         c_int32,
         [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
     ),
+    "sw_gumbel_max": (c_int32, [c_void_p, c_void_p, c_int64, POINTER(DrawStruct), c_int32, POINTER(c_int64)]),
 }
 
 
 class Int8Weight:
-    """A weight [outputs, inputs] as int8 with one scale for each output, packed for the kernels' instruction set."""
+    """A weight [outputs, inputs] as int8 with one scale for each output, packed for the kernels."""
 
     def __init__(self, struct: Int8WeightStruct, packed: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self.struct = struct
@@ -123,6 +126,18 @@ class Kernels:
         pointers = (tensor.data_ptr() for tensor in (cos, sin, hidden, output))
         self._call("sw_decoder_layer", layer, step, *pointers)
         return output
+
+    def gumbel_max(self, logits: Tensor, draws: Sequence[tuple[int, int, float]]) -> list[int]:
+        """The token that each draw picks from logits [n, vocab]; the lowest among equals.
+
+        A draw names a row, the key of its noise and the temperature that the row is still to be divided by. Each row
+        that is named has at least one finite entry and none above. What is drawn is what sampling.noise.GumbelMax
+        draws from the divided row, bit for bit.
+        """
+        tokens = (c_int64 * len(draws))()
+        structs = (DrawStruct * len(draws))(*(DrawStruct(*draw) for draw in draws))
+        self._call("sw_gumbel_max", logits.data_ptr(), logits.shape[1], structs, len(draws), tokens)
+        return list(tokens)
 
     def _call(self, name: str, *arguments: object) -> None:
         if getattr(self._library, name)(self._context, *arguments):

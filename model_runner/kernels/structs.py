@@ -1,7 +1,7 @@
 """The C interface of cpu/samewise.h in ctypes; the comments are there. Pointers are addresses as integers."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 
 class KVCacheStruct(ctypes.Structure):
@@ -79,3 +79,9 @@ class DecoderLayerStruct(ctypes.Structure):
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
     )
+
+
+class DrawStruct(ctypes.Structure):
+    """SwDraw."""
+
+    _fields_ = (("row", c_int64), ("key", c_uint64), ("temperature", c_double))

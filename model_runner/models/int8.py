@@ -6,7 +6,7 @@ from model_runner.kernels.library import Kernels
 
 
 class Int8Product:
-    """A weight [out, in] as int8 with one scale for each output; rows are quantised with one scale for each row.
+    """A weight [out, in] as int8 with one scale for each output; rows are rounded to 12 bits with one scale each.
 
     Sums are exact integers, so rows cannot influence each other.
     """

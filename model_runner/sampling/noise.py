@@ -59,7 +59,7 @@ class GumbelMax:
     Every token gets its hash, but only a few get their noise: with v = 1 - u, -log(u) >= v, so log p - log(v) is an
     upper bound of the score log p - log(-log u). It is cheap in float32; only tokens whose bound reaches the score of
     some token can win. These are scored one by one in float64 on the host, where no vector width or device can round
-    differently.
+    differently. kernels/cpu/gumbel_max.h draws the same tokens.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:

@@ -4,7 +4,7 @@ A row is a row of logits, not a request: a slot may have any number of rows in a
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -75,6 +75,15 @@ class SamplingRows:
     top_k: Setting
     top_p: Setting
     min_p: Setting
+
+    def without_whole_temperature(self) -> "SamplingRows":
+        """The same, but the rows in `whole` are not in `temperature`."""
+        used = self.temperature
+        if not (used and self.whole):
+            return self
+        others = set(self.truncated)
+        left = [place for place, row in enumerate(used.rows.tolist()) if row in others]
+        return replace(self, temperature=Setting(used.rows[left], used.values[left]))
 
 
 class _Slot:

@@ -1,7 +1,6 @@
 """From logits to tokens, for all rows of a step."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +8,10 @@ from torch import Tensor
 
 from model_runner.config import LogprobsMode
 from model_runner.contract import SamplingParams, TokenLogprobs
+from model_runner.kernels.library import Kernels
+from model_runner.sampling.draw import Draw, NativeDraw, TorchDraw, take
 from model_runner.sampling.logprobs import describe
-from model_runner.sampling.noise import GumbelMax
-from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, compact, process
+from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, process
 from model_runner.sampling.rows import SamplingRows
 
 NO_TOKEN = -1
@@ -32,9 +32,20 @@ class Picks:
 class Sampler:
     """Every processor in its order, then one token per row. What a row gets does not depend on the other rows."""
 
-    def __init__(self, vocab_size: int, device: torch.device, logprobs_mode: LogprobsMode = "raw") -> None:
-        self._noise = GumbelMax(vocab_size, device)
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        logprobs_mode: LogprobsMode = "raw",
+        kernels: Kernels | None = None,
+    ) -> None:
+        """Kernels, on CPU, make it faster; the tokens are the same."""
         self._logprobs_mode = logprobs_mode
+        self._draw: Draw
+        if kernels is None:
+            self._draw = TorchDraw(vocab_size, device)
+        else:
+            self._draw = NativeDraw(kernels, divides=logprobs_mode == "raw")  # processed ones need what is divided
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Picks:
         """Sample from logits [rows, vocab], which are left as they are."""
@@ -45,7 +56,7 @@ class Sampler:
             errors = {row: _blame(rows.sampling[row]) for row in _unusable(scores)} | errors
         if errors:
             scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
-        scores = process(TRUNCATIONS, scores, rows)
+        scores = process(TRUNCATIONS, scores, rows.without_whole_temperature() if self._draw.divides else rows)
         tokens = self._choose(scores, rows) | dict.fromkeys(errors, NO_TOKEN)
         reports = self._logprobs(raw if self._logprobs_mode == "raw" else scores, tokens, rows)
         order = range(len(tokens))
@@ -59,16 +70,9 @@ class Sampler:
         """The token of each row."""
         tokens: dict[int, int] = {}
         if rows.greedy:
-            tokens.update(zip(rows.greedy, _argmax(_take(scores, rows.greedy)), strict=True))
-        if rows.whole:
-            keys = [rows.keys[row] for row in rows.whole]
-            tokens.update(zip(rows.whole, self._noise(_take(scores, rows.whole), keys), strict=True))
-        if rows.truncated:
-            keys = [rows.keys[row] for row in rows.truncated]
-            left = _take(scores, rows.truncated)
-            columns, real = compact(left > -math.inf)
-            left = left.gather(1, columns).masked_fill(~real, -math.inf)
-            tokens.update(zip(rows.truncated, self._noise(left, keys, columns), strict=True))
+            tokens.update(zip(rows.greedy, _argmax(take(scores, rows.greedy)), strict=True))
+        if rows.whole or rows.truncated:
+            tokens.update(self._draw(scores, rows))
         return tokens
 
     def _logprobs(self, scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> dict[int, TokenLogprobs]:
@@ -79,14 +83,9 @@ class Sampler:
         }
         if not asked:
             return {}
-        logprobs = torch.log_softmax(_take(scores, tuple(asked)), -1)
+        logprobs = torch.log_softmax(take(scores, tuple(asked)), -1)
         reports = describe(logprobs, [tokens[row] for row in asked], list(asked.values()))
         return dict(zip(asked, reports, strict=True))
-
-
-def _take(scores: Tensor, rows: Sequence[int]) -> Tensor:
-    """These rows, in ascending order; not a copy if they are all."""
-    return scores if len(rows) == len(scores) else scores.index_select(0, torch.tensor(rows, device=scores.device))
 
 
 def _argmax(scores: Tensor) -> list[int]:

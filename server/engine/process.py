@@ -15,7 +15,6 @@ from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToE
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 from server.engine.worker import DEFAULT_FACTORY
 
-
 ENVIRONMENT = {
     # After each of torch's operators its threads would wait for the next one in a busy loop, for milliseconds, and take
     # the cores from the kernels' own threads and from the HTTP process.

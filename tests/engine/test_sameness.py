@@ -54,7 +54,7 @@ def same(answers: dict[tuple[str, int], Answer], expected: dict[tuple[str, int],
     )
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda param: "-".join(param))
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def case(request: pytest.FixtureRequest, load: Callable[..., Harness]) -> "Case":
     harness = load(*request.param)
     small = request.param == "embedded"

@@ -73,7 +73,7 @@ inline void add_scaled(const float *x, const float *added, float scale, int64_t 
 struct Scratch {
   float *wide;      // [rows, wide_stride] queries, keys and values; later gate and up
   float *narrow;    // [rows, narrow_stride] normed rows; the attention's output; what a post-norm is applied to
-  Int8Rows rows;    // the input of each linear
+  Int16Rows rows;   // the input of each linear
   int64_t wide_stride;
   int64_t narrow_stride;
 
@@ -94,7 +94,6 @@ struct Scratch {
     s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
     s.rows.data = take(num_rows * s.rows.stride);
     s.rows.scales = reinterpret_cast<float *>(take(num_rows * 4));
-    s.rows.sums = reinterpret_cast<int32_t *>(take(num_rows * 4));
     if (scratch) *scratch = s;
     return used;
   }

@@ -15,6 +15,8 @@ struct Kernels {
   int64_t (*layer_scratch)(const SwDecoderLayer &, int32_t rows);
   void (*layer)(ThreadPool &, const SwDecoderLayer &, const SwStep &, const float *cos, const float *sin, const float *input,
                 float *output, char *scratch);
+  void (*gumbel_max)(ThreadPool &, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
+                     int64_t *tokens);
 };
 
 extern const Kernels portable_kernels;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "decoder_layer.h"
+#include "gumbel_max.h"
 #include "isa.h"
 
 namespace SW_ISA {
@@ -14,19 +15,17 @@ void pack(ThreadPool &pool, const float *weight, int32_t outputs, int32_t inputs
   pool.for_each(panels, [&](int64_t panel) { pack_panel(weight, outputs, inputs, panel, packed, scales); });
 }
 
-Int8Rows lay_out_rows(int64_t inputs, int64_t rows, char *memory) {
+Int16Rows lay_out_rows(int64_t inputs, int64_t rows, char *memory) {
   const int64_t stride = row_bytes(inputs);
-  char *scales = memory + rows * stride;
-  return {memory, reinterpret_cast<float *>(scales),
-          reinterpret_cast<int32_t *>(scales + rows * 4), stride};
+  return {memory, reinterpret_cast<float *>(memory + rows * stride), stride};
 }
 
 int64_t linear_scratch(const SwInt8Weight &weight, int32_t rows) {
-  return rows * (row_bytes(weight.inputs) + 8);
+  return rows * (row_bytes(weight.inputs) + sizeof(float));
 }
 
 void linear(ThreadPool &pool, const SwInt8Weight &weight, const float *x, int32_t num_rows, float *y, char *scratch) {
-  const Int8Rows rows = lay_out_rows(weight.inputs, num_rows, scratch);
+  const Int16Rows rows = lay_out_rows(weight.inputs, num_rows, scratch);
   pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * weight.inputs, weight.inputs, rows, row); });
   multiply_rows(pool, weight, rows, num_rows, [&](int64_t row, int64_t first, int64_t count, const float *results) {
     std::memcpy(y + row * weight.outputs + first, results, count * sizeof(float));
@@ -53,6 +52,13 @@ void layer(ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, co
   LayerRun(pool, layer, step, scratch).run(cos, sin, input, output);
 }
 
+void gumbel_max(ThreadPool &pool, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
+                int64_t *tokens) {
+  pool.for_each(count, [&](int64_t i) {
+    tokens[i] = draw(logits + draws[i].row * width, width, draws[i].temperature, draws[i].key);
+  });
+}
+
 }  // namespace
 }  // namespace SW_ISA
 
@@ -65,6 +71,6 @@ namespace samewise {
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
-    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer};
+    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::gumbel_max};
 
 }  // namespace samewise

@@ -78,7 +78,7 @@ void sw_destroy(SwContext *context) { delete context; }
 const char *sw_isa(const SwContext *context) { return context->kernels.isa; }
 
 int64_t sw_packed_size(int32_t outputs, int32_t inputs) {
-  return (int64_t{outputs} + 15) / 16 * 16 * ((int64_t{inputs} + 3) / 4 * 4);
+  return (int64_t{outputs} + 15) / 16 * 16 * ((int64_t{inputs} + 1) / 2 * 2);
 }
 
 int32_t sw_pack_int8(SwContext *context, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
@@ -108,5 +108,11 @@ int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const 
   char *scratch = context->reserve(context->kernels.layer_scratch(*layer, step->num_tokens));
   if (!scratch) return 1;
   context->kernels.layer(context->pool, *layer, *step, cos, sin, input, output, scratch);
+  return 0;
+}
+
+int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
+                      int64_t *tokens) {
+  context->kernels.gumbel_max(context->pool, logits, width, draws, count, tokens);
   return 0;
 }

@@ -81,17 +81,24 @@ struct SwDecoderLayer {
   const float *key_norm;
 };
 
+// A token to be drawn.
+struct SwDraw {
+  int64_t row;  // of the logits
+  uint64_t key;
+  double temperature;  // what the logits are still to be divided by
+};
+
 // isa: "avx512vnni", "avx2", "portable", or "auto" for the best that this machine has; null is returned if it has not.
 SW_PUBLIC SwContext *sw_create(int32_t threads, const char *isa);
 SW_PUBLIC void sw_destroy(SwContext *context);
 SW_PUBLIC const char *sw_isa(const SwContext *context);
 
-// Bytes of a packed weight. The layout depends on the instruction set.
+// Bytes of a packed weight.
 SW_PUBLIC int64_t sw_packed_size(int32_t outputs, int32_t inputs);
 SW_PUBLIC int32_t sw_pack_int8(SwContext *context, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
                      float *scales);
 
-// y[rows, outputs] = x[rows, inputs] times the weight, x quantised to int8 with one scale for each row.
+// y[rows, outputs] = x[rows, inputs] times the weight, x rounded to integers of 12 bits with one scale for each row.
 SW_PUBLIC int32_t sw_linear_int8(SwContext *context, const SwInt8Weight *weight, const float *x, int32_t rows, float *y);
 
 // Writes key and value to the cache and attends: query [T, heads, key_dim], key [T, kv_heads, key_dim],
@@ -102,4 +109,8 @@ SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const
 // output[T, hidden] = the layer's answer to input[T, hidden]; cos and sin are [T, rotary_dim].
 SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
                          const float *sin, const float *input, float *output);
+
+// tokens[count] = what is drawn from rows of logits[., width], each with at least one finite entry, none above or NaN.
+SW_PUBLIC int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws,
+                      int32_t count, int64_t *tokens);
 }

@@ -12,33 +12,29 @@ _ROUNDINGS = 4  # of the sum to float32, two factors, the bias
 Floats = npt.NDArray[np.float64]
 
 
+WEIGHT_LEVELS = 127
+
+
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Integers of at most 127, and for each row what one of them stands for."""
+    """Integers, and for each row what one of them stands for."""
 
     integers: npt.NDArray[np.int64]  # [n, width]
     scales: npt.NDArray[np.float32]  # [n]
 
 
-def quantise(rows: Tensor) -> Quantised:
-    """Each row's largest magnitude becomes 127; to nearest, halves to even."""
+def row_levels(inputs: int) -> int:
+    """The largest integer in a row: 12 bits, or what keeps the largest sum of products below 2^31."""
+    return min(2047, (2**31 - 1) // (WEIGHT_LEVELS * inputs))
+
+
+def quantise(rows: Tensor, levels: int) -> Quantised:
+    """Each row's largest magnitude becomes `levels`; to nearest, halves to even."""
     x = rows.numpy()
     highest = np.abs(x).max(axis=1)
     highest = np.where(highest < _SMALLEST, np.float32(0), highest)
-    factor = np.divide(np.float32(127), highest, out=np.zeros_like(highest), where=highest > 0)
-    return Quantised(np.rint(x * factor[:, None]).astype(np.int64), highest / np.float32(127))
-
-
-def saturating_sums(x: npt.NDArray[np.int64], weight: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """What instructions give that multiply unsigned with signed bytes and add two products in 16 bits: too little.
-
-    Args:
-        x: [n, inputs] of at most 127.
-        weight: [outputs, inputs] likewise; made unsigned by adding 128.
-    """
-    products = (weight + 128)[None] * x[:, None]  # [n, outputs, inputs]
-    pairs = products.reshape(*products.shape[:2], -1, 2).sum(-1).clip(-32768, 32767)
-    return pairs.sum(-1) - 128 * x.sum(-1, keepdims=True)
+    factor = np.divide(np.float32(levels), highest, out=np.zeros_like(highest), where=highest > 0)
+    return Quantised(np.rint(x * factor[:, None]).astype(np.int64), highest / np.float32(levels))
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Floats, Floats]:
@@ -46,7 +42,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Fl
 
     A result in float32 is rounded four times, each time by half a unit in the last place at most.
     """
-    x, w = quantise(rows), quantise(weight)
+    x, w = quantise(rows, row_levels(rows.shape[1])), quantise(weight, WEIGHT_LEVELS)
     scales = x.scales[:, None].astype(np.float64) * w.scales
     product = x.integers @ w.integers.T * scales
     added = np.zeros(1) if bias is None else bias.double().numpy()

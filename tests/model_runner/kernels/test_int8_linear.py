@@ -46,7 +46,7 @@ def test_is_the_product_and_rows_are_independent(kernels: Kernels, outputs: int,
     packed = kernels.pack_int8(weight, bias)
     assert_is_the_product(kernels.linear(packed, rows), rows, weight, bias)
     assert_is_the_product(kernels.linear(kernels.pack_int8(weight), rows), rows, weight)
-    np.testing.assert_array_equal(packed.scales.numpy(), int8_oracle.quantise(weight).scales)
+    np.testing.assert_array_equal(packed.scales.numpy(), int8_oracle.quantise(weight, 127).scales)
     assert rows_are_independent(lambda part: kernels.linear(packed, part), rows)
 
 
@@ -80,44 +80,45 @@ def test_the_number_of_threads_does_not_matter(kernels: Kernels, kernels_library
 
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_sums_are_exact_integers(kernels: Kernels, inputs: int) -> None:
-    """Rows whose largest magnitude is 127 have the scale 1: what comes out are the sums themselves.
+    """Rows whose largest magnitude is the number of levels have the scale 1: what comes out are the sums themselves.
 
     So all instruction sets agree on them, bit for bit.
     """
-    generator = np.random.default_rng(inputs)
-    x, weight = generator.integers(-127, 128, (50, inputs)), generator.integers(-127, 128, (40, inputs))
-    x[:, inputs // 2], weight[:, inputs // 3] = generator.choice([-127, 127], 50), generator.choice([-127, 127], 40)
+    generator, levels = np.random.default_rng(inputs), int8_oracle.row_levels(inputs)
+    x, weight = generator.integers(-levels, levels + 1, (50, inputs)), generator.integers(-127, 128, (40, inputs))
+    x[:, inputs // 2] = generator.choice([-levels, levels], 50)
+    weight[:, inputs // 3] = generator.choice([-127, 127], 40)
     result = kernels.linear(kernels.pack_int8(torch.from_numpy(weight).float()), torch.from_numpy(x).float())
     np.testing.assert_array_equal(result.numpy(), (x @ weight.T).astype(np.float32))
 
 
-def extreme_rows(inputs: int) -> np.ndarray:
-    """Rows of -127 and 127 [9, inputs], in all ways that the numbers of a group of four can stand beside each other."""
+def extreme_signs(inputs: int) -> np.ndarray:
+    """Rows of -1 and 1 [9, inputs], in all ways that the numbers of two pairs can stand beside each other."""
     groups = [(1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1), (-1, 1, 1, 1)]
     signs = np.array([*groups, *(tuple(-sign for sign in group) for group in groups[:4])])
-    return 127 * np.tile(signs, -(-inputs // 4))[:, :inputs]
+    return np.tile(signs, -(-inputs // 4))[:, :inputs]
 
 
-def test_the_largest_sums_do_not_overflow(kernels: Kernels) -> None:
-    rows = extreme_rows(1536)
-    expected = (rows @ rows.T).astype(np.float32)
-    floats = torch.from_numpy(rows).float()
-    np.testing.assert_array_equal(kernels.linear(kernels.pack_int8(floats), floats).numpy(), expected)
+@pytest.mark.parametrize("inputs", [1536, 8259, 8260, 20_001])
+def test_the_largest_sums_do_not_overflow(kernels: Kernels, inputs: int) -> None:
+    weight, rows = 127 * extreme_signs(inputs), int8_oracle.row_levels(inputs) * extreme_signs(inputs)
+    result = kernels.linear(kernels.pack_int8(torch.from_numpy(weight).float()), torch.from_numpy(rows).float())
+    np.testing.assert_array_equal(result.numpy(), (rows @ weight.T).astype(np.float32))
 
 
-def test_sums_that_saturate_would_be_found_out() -> None:
-    rows = extreme_rows(64)
-    assert (int8_oracle.saturating_sums(rows, rows) != rows @ rows.T).any()
-    small = rows // 127 * 60
-    np.testing.assert_array_equal(int8_oracle.saturating_sums(small, small), small @ small.T)
+def test_sums_that_overflow_would_be_found_out() -> None:
+    weight, rows = 127 * extreme_signs(20_001), 2047 * extreme_signs(20_001)
+    assert ((rows @ weight.T).astype(np.int32) != rows @ weight.T).any()
 
 
 def test_halves_are_rounded_to_even(kernels: Kernels) -> None:
-    numbers = [127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, 125.5, -126.5]
-    rounded = torch.tensor([127.0, 0, 2, 2, 0, -2, -2, 126, 126, -126] * 3)
-    row, ones = torch.tensor([numbers * 3]), torch.eye(30) * 127  # 30: beyond a vector
-    assert torch.equal(kernels.linear(kernels.pack_int8(ones), row)[0], rounded * 127)
-    assert torch.equal(kernels.linear(kernels.pack_int8(row), ones)[:, 0], rounded * 127)
+    numbers = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, 125.5, -126.5]
+    rounded = torch.tensor([0.0, 2, 2, 0, -2, -2, 126, 126, -126] * 3)
+    weight = torch.tensor([[127.0, *numbers * 3]])  # 28: beyond a vector
+    ones = torch.eye(28)
+    assert torch.equal(kernels.linear(kernels.pack_int8(weight), 2047 * ones)[1:, 0], rounded * 2047)
+    row = torch.tensor([[2047.0, *numbers * 3]])
+    assert torch.equal(kernels.linear(kernels.pack_int8(127 * ones), row)[0, 1:], rounded * 127)
 
 
 def test_zeros(kernels: Kernels) -> None:

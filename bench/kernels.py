@@ -1,0 +1,179 @@
+"""Each native kernel against what torch has for the same, at the shapes of SmolLM2-135M: time and error.
+
+Errors are against float64: of a product, the root mean square of the difference over that of the result.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.cpu import NativeAttention
+from model_runner.batch import Batch
+from model_runner.cores import available_cores
+from model_runner.kernels.build import build_kernels
+from model_runner.kernels.library import Kernels
+from model_runner.kv_cache import KVCache, KVShape
+from model_runner.models.onednn import OneDNNPacker
+from model_runner.models.repository import cache_folder
+
+LINEARS = {"qkv": (960, 576), "output": (576, 576), "gate, up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}
+HEADS, KV_HEADS, DIM = 9, 3, 64
+BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One kernel at one shape. Times are medians in microseconds."""
+
+    kernel: str
+    rows: int
+    ours_us: float
+    torch_us: float
+    torch_name: str
+    our_error: float
+    torch_error: float
+
+
+def compare_linears(kernels: Kernels) -> Iterator[Comparison]:
+    """The int8 linear against oneDNN's in float32, whose weight was reordered beforehand."""
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in LINEARS.items():
+        weight = torch.randn(shape, generator=generator)
+        for rows in (1, 8, 32, 128):
+            yield _compare_linear(kernels, name, weight, torch.randn(rows, shape[1], generator=generator))
+
+
+def _compare_linear(kernels: Kernels, name: str, weight: Tensor, x: Tensor) -> Comparison:
+    packed, product = kernels.pack_int8(weight), OneDNNPacker()(weight)
+
+    def ours() -> Tensor:
+        return kernels.linear(packed, x)
+
+    def theirs() -> Tensor:
+        return product(x, None)
+
+    exact = x.double() @ weight.double().T
+    times = _alternate(ours, theirs)
+    errors = _error(ours(), exact), _error(theirs(), exact)
+    return Comparison(f"linear {name}", len(x), *times, "oneDNN float32", *errors)
+
+
+def compare_attention(kernels: Kernels) -> Iterator[Comparison]:
+    """Paged attention against torch's scaled_dot_product_attention, which finds keys and values laid out for it."""
+    for rows, context in ((1, 200), (1, 2000), (128, 0), (128, 1024)):
+        yield _compare_attention(kernels, rows, context)
+
+
+def _compare_attention(kernels: Kernels, rows: int, context: int) -> Comparison:
+    length = context + rows
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(length, HEADS, DIM, generator=generator)
+    key, value = (torch.randn(length, KV_HEADS, DIM, generator=generator) for _ in range(2))
+    blocks = -(-length // BLOCK)
+    cache = KVCache([KVShape(KV_HEADS, DIM, DIM)], blocks, BLOCK, torch.float32, torch.device("cpu"))
+    backend, options = NativeAttention(kernels, cache), AttentionOptions(DIM**-0.5)
+    backend.forward(0, query, key, value, options, backend.prepare(_one_choice(0, length, blocks)))  # fills the cache
+    step = backend.prepare(_one_choice(context, rows, blocks))
+    new = query[context:], key[context:], value[context:]
+
+    seen = torch.ones(rows, length, dtype=torch.bool).tril(context)
+    laid_out = [tensor.transpose(0, 1).unsqueeze(0).contiguous() for tensor in (new[0], key, value)]
+
+    def theirs(parts: list[Tensor]) -> Tensor:
+        query, key, value = parts
+        result: Tensor = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
+        return result[0].transpose(0, 1)
+
+    def ours() -> Tensor:
+        return backend.forward(0, *new, options, step)
+
+    exact = theirs([part.double() for part in laid_out])
+    ours_us, torch_us = _alternate(ours, lambda: theirs(laid_out))
+    errors = _error(ours(), exact), _error(theirs(laid_out), exact)
+    return Comparison(f"attention after {context}", rows, ours_us, torch_us, "SDPA float32", *errors)
+
+
+def _one_choice(start: int, count: int, blocks: int) -> Batch:
+    positions = torch.arange(start, start + count)
+    return Batch(
+        tokens=torch.zeros(count, dtype=torch.int64),
+        positions=positions,
+        position_of=positions.numpy(),
+        choice_of=torch.zeros(count, dtype=torch.int64).numpy(),
+        block_tables=[list(range(blocks))],
+        block_of=positions // BLOCK,
+        offset_of=positions % BLOCK,
+        logits_index=torch.zeros(0, dtype=torch.int64),
+        sample_rows=torch.zeros(0, dtype=torch.int64),
+        sampled=[],
+        prompt_rows=[],
+    )
+
+
+def _alternate(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
+    """Median microseconds of both, run in turns for about a second."""
+    times: tuple[list[float], list[float]] = ([], [])
+    end = time.perf_counter() + 1.0
+    while time.perf_counter() < end or len(times[0]) < 5:
+        for action, taken in zip((ours, theirs), times, strict=True):
+            start = time.perf_counter()
+            action()
+            taken.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def _error(result: Tensor, exact: Tensor) -> float:
+    difference = (result.double() - exact).square().mean().item()
+    return math.sqrt(difference / exact.square().mean().item())
+
+
+def table(comparisons: list[Comparison]) -> Table:
+    """One line for each."""
+    lines = Table("kernel", "rows", "ours us", "torch us", "faster", "torch's", "our error", "torch's error")
+    for column in (*lines.columns[1:5], *lines.columns[6:]):
+        column.justify = "right"
+    for line in comparisons:
+        lines.add_row(
+            line.kernel,
+            str(line.rows),
+            f"{line.ours_us:,.0f}",
+            f"{line.torch_us:,.0f}",
+            f"{line.torch_us / line.ours_us:.1f} x",
+            line.torch_name,
+            f"{line.our_error:.1e}",
+            f"{line.torch_error:.1e}",
+        )
+    return lines
+
+
+def main() -> None:
+    """Compare, print, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description="Compare the native kernels with torch's own, on the CPU.")
+    parser.add_argument("--isa", choices=("auto", "avx512vnni", "avx2", "portable"), default="auto")
+    parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(available_cores())
+    kernels = Kernels(build_kernels(cache_folder()), available_cores(), arguments.isa)
+    comparisons = [*compare_linears(kernels), *compare_attention(kernels)]
+    console = Console(width=130)
+    console.print(f"{kernels.isa}, {kernels.threads} threads")
+    console.print(table(comparisons))
+    if arguments.output:
+        lines = [asdict(comparison) for comparison in comparisons]
+        arguments.output.write_text(json.dumps(lines, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What a model's products take at least: bytes of weights and multiply-adds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.roofline import Roofline
+from model_runner.models.inspection import inspect_model
+from model_runner.models.loading import load_config
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """Weights that every token is multiplied with."""
+
+    layers: int
+    head: int
+
+    @classmethod
+    def of(cls, folder: Path) -> "ModelWork":
+        """From the model's configuration."""
+        shape = inspect_model(load_config(folder))
+        head = shape.vocab_size * shape.hidden
+        return cls(shape.num_multiplied - head, head)
+
+    @property
+    def all(self) -> int:
+        """Layers and head."""
+        return self.layers + self.head
+
+    def read_s(self, machine: Roofline) -> float:
+        """Seconds to read all weights once."""
+        weight_bytes = self.all * (1 if machine.int8_gmac_per_s else 4)
+        return weight_bytes / machine.read_gb_per_s / 1e9
+
+    def bound_tokens_per_s(self, machine: Roofline, concurrency: int, prompt_per_output: float) -> float:
+        """Output tokens a second that nothing could exceed: products at the kernel's best rate, or reading weights.
+
+        Args:
+            machine: what it can do.
+            concurrency: requests that decode together and share one reading of the weights.
+            prompt_per_output: prompt tokens for each output token.
+        """
+        macs_per_s = (machine.int8_gmac_per_s or machine.fp32_gflop_per_s / 2) * 1e9
+        decode_s = max(self.read_s(machine) / concurrency, self.all / macs_per_s)
+        return 1 / (decode_s + prompt_per_output * self.layers / macs_per_s)

@@ -1,0 +1,153 @@
+"""The native draw gives the tokens of the one in torch, bit for bit."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model_runner.kernels.library import Kernels
+from model_runner.sampling.noise import GumbelMax, Stream, gumbel, noise_key
+
+CPU = torch.device("cpu")
+WORD = 1 << 64
+GOLDEN = 0x9E3779B97F4A7C15
+TEMPERATURES = (1.0, 0.7, 1.3, 2.0, 0.01, 1e-30, 1e-320, 1e30)
+SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 1000, 49_152)
+
+
+def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def keys_of(count: int, seed: int = 0) -> list[int]:
+    """Of many seeds, choices and positions."""
+    return [noise_key(seed * 7919 + i, i % 5, Stream.TARGET, i * i) for i in range(count)]
+
+
+def divided(logits: Tensor, temperature: float) -> Tensor:
+    """As sampling.processors.Temperature does."""
+    old = logits.double()
+    return ((old - old.amax(-1, keepdim=True)) / temperature).float() if temperature != 1 else logits
+
+
+def native(kernels: Kernels, logits: Tensor, keys: list[int], temperature: float = 1.0) -> list[int]:
+    return kernels.gumbel_max(logits, [(row, key, temperature) for row, key in enumerate(keys)])
+
+
+def assert_same(kernels: Kernels, logits: Tensor, keys: list[int], temperature: float = 1.0) -> None:
+    expected = GumbelMax(logits.shape[1], CPU)(divided(logits, temperature), keys)
+    assert native(kernels, logits, keys, temperature) == expected
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("size", SIZES)
+def test_draws_what_torch_draws(kernels: Kernels, size: int, temperature: float) -> None:
+    count = 12 if size > 10_000 else 200
+    for seed, scale in enumerate((0.0, 0.1, 3.0, 20.0, 1e4, 1e-42, 1e30)):
+        logits = random(count, size, seed=seed, scale=scale)
+        logits[1::3, 1::2] = -math.inf
+        logits[2::3] = logits[2::3].round()
+        assert_same(kernels, logits, keys_of(count, seed), temperature)
+
+
+@pytest.mark.parametrize("size", [2, 17, 1000])
+def test_many_draws(kernels: Kernels, size: int) -> None:
+    logits = random(1, size, seed=size, scale=3.0).expand(20_000, -1).contiguous()
+    assert_same(kernels, logits, keys_of(20_000, seed=1))
+    assert_same(kernels, logits, keys_of(20_000, seed=2), 0.8)
+
+
+def test_a_single_finite_logit_wins_wherever_it_is(kernels: Kernels) -> None:
+    logits = torch.full((131, 131), -math.inf)
+    for value in (-1e38, 0.0, 5.0, torch.finfo(torch.float32).max):
+        for temperature in TEMPERATURES:
+            assert native(kernels, logits.fill_diagonal_(value), keys_of(131), temperature) == list(range(131))
+
+
+def test_logits_so_far_apart_that_their_difference_is_no_float(kernels: Kernels) -> None:
+    logits = random(300, 33).sign() * torch.finfo(torch.float32).max
+    for temperature in (1.0, 0.5, 1e30, 1e39):
+        assert_same(kernels, logits, keys_of(300), temperature)
+
+
+def test_rows_are_independent_and_may_be_drawn_from_in_any_order(kernels: Kernels, kernels_library: Path) -> None:
+    logits, keys = random(40, 999, scale=2.0), keys_of(40)
+    temperatures = [TEMPERATURES[row % 4] for row in range(40)]
+    draws = list(zip(range(40), keys, temperatures, strict=True))
+    alone = [kernels.gumbel_max(logits[row : row + 1], [(0, *draw)])[0] for row, *draw in draws]
+    shuffled = [*draws[::-3], *draws[::2], draws[7]]
+    for threads in (1, 2, 3):
+        team = Kernels(kernels_library, threads, kernels.isa)
+        assert team.gumbel_max(logits, draws) == alone
+        assert team.gumbel_max(logits, shuffled) == [alone[row] for row, _, _ in shuffled]
+    assert kernels.gumbel_max(logits, []) == []
+
+
+def undo_xorshift(x: int, bits: int) -> int:
+    result = x
+    for _ in range(64 // bits):
+        result = x ^ (result >> bits)
+    return result
+
+
+def key_with(token: int, word: int) -> int:
+    """The key with which this token's hash is this word."""
+    x = undo_xorshift(word, 31) * pow(0x94D049BB133111EB, -1, WORD) % WORD
+    x = undo_xorshift(x, 27) * pow(0xBF58476D1CE4E5B9, -1, WORD) % WORD
+    return (undo_xorshift(x, 30) - (token + 1) * GOLDEN) % WORD
+
+
+RARE_HASHES = [WORD - 1, WORD - (1 << 12), WORD - (1 << 13), 0, 1 << 63]
+RARE_HASHES += [WORD - (1 << bits) + offset for bits in (20, 33, 34, 35, 40, 58, 63) for offset in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("word", RARE_HASHES)
+def test_hashes_that_no_search_would_find(kernels: Kernels, word: int) -> None:
+    """Among them the highest noise that there is: a bound that is too low would lose the token."""
+    token, size = 70, 150
+    key = key_with(token, word)
+    noise = [gumbel(key, other) for other in range(size)]
+    assert max(noise) <= 36.75
+    rival = max(value for other, value in enumerate(noise) if other != token)
+    for margin in (-0.5, -2e-3, -1e-5, 1e-5, 2e-3, 0.5):
+        logits = torch.zeros(1, size)
+        logits[0, token] = rival - noise[token] + margin
+        assert native(kernels, logits, [key]) == GumbelMax(size, CPU)(logits, [key])
+        assert (native(kernels, logits, [key]) == [token]) == (margin > 0)
+
+
+def test_the_inverse_of_the_hash_is_one() -> None:
+    for word in RARE_HASHES:
+        uniform = ((word >> 12) + 0.5) * 2.0**-52
+        assert gumbel(key_with(70, word), 70) == -math.log(-math.log(uniform))
+
+
+def near_pairs(key: int, size: int) -> list[tuple[int, int]]:
+    """Pairs of tokens whose noise differs by less than 1e-8."""
+    x = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    noise = -np.log(-np.log(((x >> np.uint64(12)) + 0.5) * 2.0**-52))
+    order = noise.argsort()
+    near = np.flatnonzero(np.diff(noise[order]) < 1e-8)
+    return list(zip(order[near].tolist(), order[near + 1].tolist(), strict=True))
+
+
+def test_equal_scores_go_to_the_lowest_token(kernels: Kernels) -> None:
+    """Where the noise of two tokens differs by what is a float, that logit makes their scores equal."""
+    size, (key,) = 200_000, keys_of(1)
+    first = []
+    for low, high in near_pairs(key, size):
+        difference = gumbel(key, low) - gumbel(key, high)
+        if float(np.float32(difference)) != difference or difference + gumbel(key, high) != gumbel(key, low):
+            continue
+        first.append(low < high)
+        logits = torch.full((1, size), -math.inf)
+        logits[0, low], logits[0, high] = 0.0, difference
+        assert native(kernels, logits, [key]) == [min(low, high)]
+        assert GumbelMax(size, CPU)(logits, [key]) == [min(low, high)]
+    assert min(first.count(True), first.count(False)) > 5
