@@ -19,7 +19,7 @@ namespace SW_ISA {
 
 constexpr int kPanel = 16;  // outputs of a panel
 constexpr int kPair = 2;    // inputs that one integer instruction sums
-constexpr int64_t kWeightLevels = 127;
+constexpr int kWeightLevels = 127;  // the largest integer that a weight becomes
 constexpr float kSmallest = 1e-30f;  // rows below this count as zero: levels / x must be finite
 
 // Rows that are multiplied with a panel at once: as many sums as the registers hold.
@@ -115,8 +115,8 @@ inline void pack_panel(const float *weight, int64_t outputs, int64_t inputs, int
     const float *from = weight + output * inputs;
     const float highest = output < outputs ? largest_magnitude(from, inputs) : 0.0f;
     const bool usable = highest >= kSmallest && std::isfinite(highest);
-    const float factor = usable ? 127.0f / highest : 0.0f;
-    scales[output] = usable ? highest / 127.0f : (highest < kSmallest ? 0.0f : __builtin_nanf(""));
+    const float factor = usable ? kWeightLevels / highest : 0.0f;
+    scales[output] = usable ? highest / kWeightLevels : (highest < kSmallest ? 0.0f : __builtin_nanf(""));
     for (int64_t input = 0; input < round_up(inputs, kPair); ++input) {
       const float scaled = usable && input < inputs ? from[input] * factor : 0.0f;
       to[(input / kPair * kPanel + lane) * kPair + input % kPair] = static_cast<int8_t>(std::nearbyintf(scaled));
