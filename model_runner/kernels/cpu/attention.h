@@ -53,7 +53,7 @@ struct UnitMemory {
   float *totals;     // [pairs, kWidth]
   float *outputs;    // [pairs, value_dim]
   float *scores;     // [kPairsAtOnce, block_size]
-  Tile<float> tile;  // converted or put together
+  Tile<float> tile{};  // converted or put together
 
   // Lays it out in `memory` and returns how many bytes it takes.
   int64_t lay_out(const SwKvCache &cache, int64_t rows_at_once, int64_t num_pairs, char *memory) {
@@ -156,9 +156,11 @@ class Attender {
         if (start <= r.last && start + shape_.block_size > r.first && r.owns_tile(start, shape_.block_size))
           count = add_seeing(row, start, count);
       }
-      if (start + shape_.block_size <= last)
-        ask_for(cache_, tile_of<T>(cache_, block_at(start + shape_.block_size), unit_.kv_head));
-      if (count) attend_tile(tile_of<T>(cache_, block_at(start), unit_.kv_head), count);
+      if (!count) continue;
+      Tile<T> tile = tile_of<T>(cache_, block_at(start), unit_.kv_head);
+      const int next = start + shape_.block_size;
+      if (next <= last) tile.next_keys = tile_of<T>(cache_, block_at(next), unit_.kv_head).keys;
+      attend_tile(tile, count);
     }
   }
 

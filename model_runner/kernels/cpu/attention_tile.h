@@ -49,7 +49,9 @@ inline void score_places(const Tile<T> &tile, const TileShape &shape, const Pair
                          float *scores) {
   Vec sums[R][V] = {};
   const T *keys = tile.keys + place;
+  const int64_t part = int64_t{shape.block_size} * shape.value_dim / shape.key_dim;  // of the values, for each dimension
   for (int d = 0; d < shape.key_dim; ++d, keys += shape.block_size) {
+    if (place == 0) ask_for(tile.values + d * part, part * sizeof(T));
     Vec key[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) key[v] = load(keys + v * kWidth);
@@ -125,7 +127,7 @@ inline void weigh_pairs(const TileShape &shape, const float *key_scales, const f
 
 // Adds weighted values of places low to high to V vectors of the outputs from dimension d on.
 template <int R, int V, typename T>
-inline void add_dimensions(const T *values, const TileShape &shape, const Pair *const *pairs, const float *weights,
+inline void add_dimensions(const Tile<T> &tile, const TileShape &shape, const Pair *const *pairs, const float *weights,
                            int d, int low, int high) {
   Vec sums[R][V];
 #pragma GCC unroll 8
@@ -133,7 +135,8 @@ inline void add_dimensions(const T *values, const TileShape &shape, const Pair *
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sums[r][v] = load(pairs[r]->output + d + v * kWidth);
   for (int place = low; place < high; ++place) {
-    const T *from = values + int64_t{place} * shape.value_dim + d;
+    if (d == 0 && tile.next_keys) ask_for(tile.next_keys + int64_t{place} * shape.key_dim, shape.key_dim * sizeof(T));
+    const T *from = tile.values + int64_t{place} * shape.value_dim + d;
     Vec value[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) value[v] = load(from + v * kWidth);
@@ -152,19 +155,19 @@ inline void add_dimensions(const T *values, const TileShape &shape, const Pair *
 
 // Adds weighted values of places low to high to all dimensions of the outputs.
 template <int R, typename T>
-inline void add_values(const T *values, const TileShape &shape, const Pair *const *pairs, const float *weights, int low,
-                       int high) {
+inline void add_values(const Tile<T> &tile, const TileShape &shape, const Pair *const *pairs, const float *weights,
+                       int low, int high) {
   int d = 0;
   for (; d + kValueVectors * kWidth <= shape.value_dim; d += kValueVectors * kWidth)
-    add_dimensions<R, kValueVectors>(values, shape, pairs, weights, d, low, high);
+    add_dimensions<R, kValueVectors>(tile, shape, pairs, weights, d, low, high);
   for (; d + kWidth <= shape.value_dim; d += kWidth)
-    add_dimensions<R, 1>(values, shape, pairs, weights, d, low, high);
+    add_dimensions<R, 1>(tile, shape, pairs, weights, d, low, high);
   for (; d < shape.value_dim; ++d)
     for (int r = 0; r < R; ++r) {
       float total = pairs[r]->output[d];
       for (int place = low; place < high; ++place)
         total = fma(weights[r * shape.block_size + place],
-                    to_float(values[int64_t{place} * shape.value_dim + d]), total);
+                    to_float(tile.values[int64_t{place} * shape.value_dim + d]), total);
       pairs[r]->output[d] = total;
     }
 }
@@ -182,10 +185,10 @@ void attend_pairs(const Tile<T> &tile, const TileShape &shape, Pair *const *pair
   high = std::max(low, high);
   // Places that a row does not see are left out and not weighted with zero, for anything may stand there, even NaN.
   const auto add_alone = [&](int r, int from, int to) {
-    if (from < to) add_values<1>(tile.values, shape, pairs + r, scores + r * shape.block_size, from, to);
+    if (from < to) add_values<1>(tile, shape, pairs + r, scores + r * shape.block_size, from, to);
   };
   for (int r = 0; r < R; ++r) add_alone(r, pairs[r]->low, std::min(low, pairs[r]->high));
-  add_values<R>(tile.values, shape, pairs, scores, low, high);
+  add_values<R>(tile, shape, pairs, scores, low, high);
   for (int r = 0; r < R; ++r) add_alone(r, std::max(high, pairs[r]->low), pairs[r]->high);
 }
 

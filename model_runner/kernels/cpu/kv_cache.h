@@ -56,6 +56,7 @@ struct Tile {
   T *values;            // [block_size, value_dim]
   float *key_scales;    // [block_size]; null where numbers are stored as they are
   float *value_scales;  // likewise
+  const T *next_keys;   // of the tile that comes after; null for none
 };
 
 template <typename T>
@@ -64,19 +65,13 @@ inline Tile<T> tile_of(const SwKvCache &cache, int64_t block, int64_t head) {
   return {static_cast<T *>(cache.keys) + index * cache.key_dim * places,
           static_cast<T *>(cache.values) + index * cache.value_dim * places,
           cache.key_scales ? cache.key_scales + index * places : nullptr,
-          cache.value_scales ? cache.value_scales + index * places : nullptr};
+          cache.value_scales ? cache.value_scales + index * places : nullptr, nullptr};
 }
 
+// Asks for memory that will be needed soon: a cache of keys and values is larger than any processor's, and waiting for one
+// line after the other takes longer than the arithmetic.
 inline void ask_for(const void *memory, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char *>(memory) + i);
-}
-
-// Asks for a tile that will be read or written soon: the cache is larger than any processor's, and waiting for one line
-// after the other takes longer than the arithmetic.
-template <typename T>
-inline void ask_for(const SwKvCache &cache, const Tile<T> &tile) {
-  ask_for(tile.keys, int64_t{cache.key_dim} * cache.block_size * sizeof(T));
-  ask_for(tile.values, int64_t{cache.value_dim} * cache.block_size * sizeof(T));
 }
 
 inline void store_rounded(float x, float *to) { *to = x; }
