@@ -1,7 +1,8 @@
 """What one step of the runner costs, next to what the machine allows: decode at several batch sizes, and prefill.
 
-A decode step must read every weight at least once, so the time of reading them bounds it from below; a prompt is bound
-by the rate of the matrix kernel.
+A decode step must read every weight at least once, so the time of reading as many bytes bounds it from below; on shared
+machines that time changes from second to second, so it is taken after every step. A prompt is bound by the rate of the
+matrix kernel.
 """
 
 import argparse
@@ -14,10 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from bench import roofline
+from bench.engine_environment import use_engine_environment
 from bench.model_work import ModelWork
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
@@ -25,6 +28,7 @@ from model_runner.models.repository import resolve_model
 from model_runner.runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
+READ_BUFFER = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class StepTime:
     context: int
     """Tokens before the step's own."""
     step_ms: float
+    read_ms: float
+    """Of reading as many bytes as the weights have, between the steps."""
     macs: int
     """Multiply-adds of the weights' products, in one step."""
 
@@ -45,12 +51,28 @@ class StepTime:
         return self.macs / self.step_ms / 1e6
 
 
+class Reader:
+    """Reads other memory each time, so that none is left in a cache."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._parts = torch.split(torch.ones(READ_BUFFER // 4), num_bytes // 4)[:-1]
+        self._next = 0
+
+    def read_s(self) -> float:
+        """Seconds to read that many bytes."""
+        self._next = (self._next + 1) % len(self._parts)
+        start = time.perf_counter()
+        self._parts[self._next].sum()
+        return time.perf_counter() - start
+
+
 class Bench:
     """Drives a runner with plans of its own, without a scheduler."""
 
     def __init__(self, runner: ModelRunner, work: ModelWork) -> None:
         self._runner = runner
         self._work = work
+        self._reader = Reader(work.all * (1 if runner.info.dtype == "int8" else 4))
         self._random = np.random.default_rng(0)
 
     def decode(self, rows: int, context: int, repeats: int) -> StepTime:
@@ -62,14 +84,17 @@ class Bench:
             admitted = AdmittedRequest(key, tokens, context, 0, tuple(range(row * blocks, (row + 1) * blocks)), GREEDY)
             self._step((), (admitted,), [ScheduledRequest(key, context, ())])
         scheduled = [ScheduledRequest(key, 1, ()) for key in keys]
-        times = [self._step((), (), scheduled) for _ in range(repeats)]
+        times, reads = [], []
+        for _ in range(repeats):
+            times.append(self._step((), (), scheduled))
+            reads.append(self._reader.read_s())
         self._step(tuple(keys), (), [])
-        return StepTime("decode", rows, context, statistics.median(times[1:]) * 1e3, rows * self._work.all)
+        return self._median("decode", rows, context, times, reads)
 
     def prefill(self, rows: int, context: int, repeats: int) -> StepTime:
         """A chunk of `rows` tokens of one prompt, after `context` that are there."""
         blocks = tuple(range(-(-(context + rows + 1) // self._runner.info.block_size)))
-        times = []
+        times, reads = [], []
         for _ in range(repeats + 1):
             admitted = AdmittedRequest(
                 "prefill", self._tokens(context + rows + 1), context + rows + 1, 0, blocks, GREEDY
@@ -80,7 +105,14 @@ class Bench:
             else:
                 times.append(self._step((), (admitted,), [ScheduledRequest("prefill", rows, ())]))
             self._step(("prefill",), (), [])
-        return StepTime("prefill", rows, context, statistics.median(times[1:]) * 1e3, rows * self._work.layers)
+            reads.append(self._reader.read_s())
+        return self._median("prefill", rows, context, times, reads)
+
+    def _median(self, kind: str, rows: int, context: int, times: list[float], reads: list[float]) -> StepTime:
+        """Without the first of each."""
+        macs = rows * (self._work.all if kind == "decode" else self._work.layers)
+        step_s, read_s = statistics.median(times[1:]), statistics.median(reads[1:])
+        return StepTime(kind, rows, context, step_s * 1e3, read_s * 1e3, macs)
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._random.integers(0, self._runner.info.vocab_size, count).tolist())
@@ -103,12 +135,11 @@ def measure(bench: Bench) -> Iterator[StepTime]:
         yield bench.prefill(rows, context, 5)
 
 
-def table(times: list[StepTime], weight_bytes: int, machine: roofline.Roofline) -> Table:
+def table(times: list[StepTime], machine: roofline.Roofline) -> Table:
     """One line for each kind of step."""
     lines = Table("step", "rows", "context", "ms", "x reading the weights", "GMAC/s", "% of the int8 kernel's best")
     for column in lines.columns[1:]:
         column.justify = "right"
-    read_ms = weight_bytes / machine.read_gb_per_s / 1e6
     for step in times:
         share = f"{100 * step.gmac_per_s / machine.int8_gmac_per_s:.0f}" if machine.int8_gmac_per_s else "-"
         lines.add_row(
@@ -116,7 +147,7 @@ def table(times: list[StepTime], weight_bytes: int, machine: roofline.Roofline) 
             str(step.rows),
             str(step.context),
             f"{step.step_ms:.2f}",
-            f"{step.step_ms / read_ms:.2f}",
+            f"{step.step_ms / step.read_ms:.2f}",
             f"{step.gmac_per_s:.0f}",
             share,
         )
@@ -125,6 +156,7 @@ def table(times: list[StepTime], weight_bytes: int, machine: roofline.Roofline) 
 
 def main() -> None:
     """Measure the machine, then the steps; print both, write both."""
+    use_engine_environment()
     parser = argparse.ArgumentParser(description="Measure single steps of the runner on the CPU.")
     parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
     parser.add_argument("--quantization", choices=("auto", "int8", "none"), default="auto")
@@ -145,9 +177,8 @@ def main() -> None:
     machine = roofline.measure()
     console.print(roofline.table(machine))
     runner = ModelRunner.load(config)
-    work = ModelWork.of(folder)
-    times = list(measure(Bench(runner, work)))
-    console.print(table(times, work.all * (1 if runner.info.dtype == "int8" else 4), machine))
+    times = list(measure(Bench(runner, ModelWork.of(folder))))
+    console.print(table(times, machine))
     if arguments.output:
         content = {"machine": asdict(machine), "weights": runner.info.dtype, "steps": [asdict(step) for step in times]}
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

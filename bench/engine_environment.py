@@ -1,0 +1,12 @@
+"""Benchmarks of the runner run as the engine process does."""
+
+import os
+import sys
+
+from server.engine.process import ENVIRONMENT
+
+
+def use_engine_environment() -> None:
+    """Start this program over with the engine process's environment, which libraries read as they are loaded."""
+    if ENVIRONMENT.keys() - os.environ.keys():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], ENVIRONMENT | os.environ)
