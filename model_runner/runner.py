@@ -58,6 +58,9 @@ class RunnerInfo:
     device: str
     dtype: str
     """Of the weights in products."""
+    kv_dtype: str
+    kernels: str
+    """The instruction set of the native kernels, "none" without them."""
     weights_s: float = 0.0
     """Seconds that reading and packing the weights took."""
     first_step_s: float = 0.0
@@ -133,6 +136,8 @@ class ModelRunner:
                 block_size=config.block_size,
                 device=plan.device,
                 dtype=plan.dtype,
+                kv_dtype=plan.kv_dtype,
+                kernels="none" if kernels is None else kernels.isa,
                 weights_s=weights_s,
             ),
         )

@@ -57,7 +57,8 @@ class ServedModel:
 
     def fingerprint(self, info: EngineInfo, settings: Settings) -> str:
         """Changes whenever the answer to the same request may."""
-        parts = (__version__, self.digest, info.dtype, info.device, str(info.max_model_len), settings.logprobs)
+        runs = (info.device, info.dtype, info.kv_dtype, info.kernels, str(info.block_size), str(info.max_model_len))
+        parts = (__version__, self.digest, *runs, settings.logprobs)
         return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

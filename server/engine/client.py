@@ -30,6 +30,10 @@ class EngineInfo:
     max_num_seqs: int
     device: str
     dtype: str
+    """Of the weights in products."""
+    kv_dtype: str = "float32"
+    kernels: str = "none"
+    """The instruction set of the native kernels."""
     started_in: tuple[tuple[str, float], ...] = ()
     """What took time at the start, with the seconds that it took."""
 

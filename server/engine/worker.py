@@ -59,6 +59,8 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_num_seqs=config.runner.max_num_seqs,
         device=runner.info.device,
         dtype=runner.info.dtype,
+        kv_dtype=runner.info.kv_dtype,
+        kernels=runner.info.kernels,
         started_in=(
             ("imports", imports_s),
             ("weights", runner.info.weights_s),

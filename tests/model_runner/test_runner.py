@@ -48,7 +48,7 @@ def make_runner() -> tuple[ModelRunner, SummingModel]:
         sampling=sampling,
         sampler=Sampler(VOCAB, CPU),
     )
-    return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, "cpu", "float32")), model
+    return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, "cpu", "float32", "float32", "none")), model
 
 
 def admit(

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,8 +15,12 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from server import __version__
+from server.config import Settings
+from server.engine.client import EngineInfo
 from server.logs import JSONFormatter, TextFormatter
 from server.openai.protocol.chat import ChatCompletionRequest
+from server.served_model import ServedModel
+from server.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
 from tests.server.tiny_model import END, EOS, START, write_folder
@@ -257,6 +262,14 @@ async def test_fingerprint(make_app: Callable[..., FastAPI], folder: Path, tmp_p
     assert first == await fingerprint(make_app())
     assert first != await fingerprint(make_app(logprobs="processed"))
     assert first != await fingerprint(make_app(write_folder(tmp_path / "m", generation={"temperature": 0.5})))
+
+
+def test_the_fingerprint_tells_how_the_model_runs(folder: Path):
+    model = ServedModel.from_folder(folder, Tokenizer.from_folder(folder), "m")
+    info = EngineInfo(9, 64, 16, 8, 4, "cpu", "int8", kv_dtype="bfloat16", kernels="avx2")
+    others = [{"dtype": "float32"}, {"kv_dtype": "int8"}, {"kernels": "portable"}, {"block_size": 32}]
+    infos = [info, *(replace(info, **other) for other in others)]
+    assert len({model.fingerprint(each, Settings()) for each in infos}) == len(infos)
 
 
 def test_the_http_side_never_imports_the_model_side():
