@@ -73,6 +73,20 @@ inline float largest_magnitude(const float *x, int64_t n) {  // NaN or infinite 
   return magnitude_of;
 }
 
+// How numbers become integers of at most `levels`: times `factor`, and back times `scale`. Rows too small to count have
+// both 0; with a number that is not finite the scale is NaN, so that nothing that went wrong is hidden.
+struct Rounding {
+  float factor;
+  float scale;
+};
+
+inline Rounding rounding_of(const float *x, int64_t n, float levels) {
+  const float highest = largest_magnitude(x, n);
+  if (highest < kSmallest) return {0.0f, 0.0f};
+  if (!std::isfinite(highest)) return {0.0f, __builtin_nanf("")};
+  return {levels / highest, highest / levels};
+}
+
 // Rounds x * factor to the nearest integers, halves to even. |x * factor| < 2^22.
 inline IntVec rounded(Vec x, Vec factor) {
   const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23
@@ -87,14 +101,13 @@ inline void store_narrow(int16_t *to, IntVec v) {
 
 inline void quantize_row(const float *x, int64_t n, const Int16Rows &rows, int64_t row) {
   int16_t *q = rows.row(row);
-  const float highest = largest_magnitude(x, n), levels = row_levels(n);
-  const bool usable = highest >= kSmallest && std::isfinite(highest);
-  rows.scales[row] = usable ? highest / levels : (highest < kSmallest ? 0.0f : __builtin_nanf(""));
-  if (!usable) {
+  const Rounding rounding = rounding_of(x, n, row_levels(n));
+  rows.scales[row] = rounding.scale;
+  if (rounding.factor == 0) {
     std::memset(q, 0, rows.stride);
     return;
   }
-  const Vec factor = broadcast(levels / highest);
+  const Vec factor = broadcast(rounding.factor);
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store_narrow(q + i, rounded(load(x + i), factor));
   if (i < n) {
@@ -113,12 +126,10 @@ inline void pack_panel(const float *weight, int64_t outputs, int64_t inputs, int
   for (int lane = 0; lane < kPanel; ++lane) {
     const int64_t output = panel * kPanel + lane;
     const float *from = weight + output * inputs;
-    const float highest = output < outputs ? largest_magnitude(from, inputs) : 0.0f;
-    const bool usable = highest >= kSmallest && std::isfinite(highest);
-    const float factor = usable ? kWeightLevels / highest : 0.0f;
-    scales[output] = usable ? highest / kWeightLevels : (highest < kSmallest ? 0.0f : __builtin_nanf(""));
+    const Rounding rounding = rounding_of(from, output < outputs ? inputs : 0, kWeightLevels);
+    scales[output] = rounding.scale;
     for (int64_t input = 0; input < round_up(inputs, kPair); ++input) {
-      const float scaled = usable && input < inputs ? from[input] * factor : 0.0f;
+      const float scaled = rounding.factor != 0 && input < inputs ? from[input] * rounding.factor : 0.0f;
       to[(input / kPair * kPanel + lane) * kPair + input % kPair] = static_cast<int8_t>(std::nearbyintf(scaled));
     }
   }

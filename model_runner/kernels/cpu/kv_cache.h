@@ -89,15 +89,13 @@ inline void write_vector(const float *x, int64_t n, T *to, int64_t stride) {
   for (int64_t i = 0; i < n; ++i) store_rounded(x[i], to + i * stride);
 }
 
-// The same as integers of at most 127, to nearest, halves to even. Returns their scale, which is NaN if a number is not
-// finite, so that nothing that went wrong is hidden.
+// The same as integers of at most 127, to nearest, halves to even. Returns their scale; see Rounding.
 inline float write_vector(const float *x, int64_t n, int8_t *to, int64_t stride) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const float highest = largest_magnitude(x, n);
-  const bool usable = highest >= kSmallest && std::isfinite(highest);
-  const float factor = 127.0f / highest;
-  for (int64_t i = 0; i < n; ++i) to[i * stride] = usable ? static_cast<int8_t>(x[i] * factor + kMagic - kMagic) : 0;
-  return usable ? highest / 127.0f : (highest < kSmallest ? 0.0f : __builtin_nanf(""));
+  const Rounding rounding = rounding_of(x, n, 127.0f);
+  for (int64_t i = 0; i < n; ++i)
+    to[i * stride] = rounding.factor != 0 ? static_cast<int8_t>(x[i] * rounding.factor + kMagic - kMagic) : 0;
+  return rounding.scale;
 }
 
 template <typename T>
