@@ -102,6 +102,11 @@ class Attender {
     memory_.lay_out(cache, rows_at_once, pairs, memory.reserve(memory_.lay_out(cache, rows_at_once, pairs, nullptr)));
   }
 
+  // The unit that this thread will probably run after the next.
+  void expect(const Unit &unit) {
+    tile_after_ = tile_of<T>(cache_, block_of(unit, row_of(step_, options_, unit.first_token).first), unit.kv_head);
+  }
+
   // query and output point to the rows of the unit, and there to its first head.
   void run(const Unit &unit, const float *query, int64_t query_stride, float *output, int64_t output_stride) {
     unit_ = unit;
@@ -115,8 +120,10 @@ class Attender {
 
  private:
   Pair *pairs_of(int row) { return memory_.pairs + row * group_; }
-  int64_t block_at(int position) const {
-    return step_.block_table[int64_t{unit_.choice} * step_.table_width + position / shape_.block_size];
+  int64_t block_at(int position) const { return block_of(unit_, position); }
+
+  int64_t block_of(const Unit &unit, int position) const {
+    return step_.block_table[int64_t{unit.choice} * step_.table_width + position / shape_.block_size];
   }
 
   void begin_row(int row, const float *query) {
@@ -159,7 +166,9 @@ class Attender {
       if (!count) continue;
       Tile<T> tile = tile_of<T>(cache_, block_at(start), unit_.kv_head);
       const int next = start + shape_.block_size;
-      if (next <= last) tile.next_keys = tile_of<T>(cache_, block_at(next), unit_.kv_head).keys;
+      const Tile<T> after = next <= last ? tile_of<T>(cache_, block_at(next), unit_.kv_head) : tile_after_;
+      tile.next_keys = after.keys;
+      tile.next_values = after.values;
       attend_tile(tile, count);
     }
   }
@@ -245,6 +254,7 @@ class Attender {
   const TileShape shape_;
   UnitMemory memory_;
   Unit unit_{};
+  Tile<T> tile_after_{};  // the first of the unit that this thread probably runs next
 };
 
 template <typename T>
@@ -256,6 +266,7 @@ void attend_as(samewise::ThreadPool &pool, const SwKvCache &cache, const SwStep 
   pool.for_each(units.count(), [&](int64_t place) {
     Attender<T> attender(cache, step, options, rows_at_once);
     const Unit unit = units.at(static_cast<int>(place));
+    if (place + pool.size() < units.count()) attender.expect(units.at(static_cast<int>(place) + pool.size()));
     const int64_t token = unit.first_token, head = int64_t{unit.kv_head} * group;
     attender.run(unit, query + token * query_stride + head * cache.key_dim, query_stride,
                  output + token * output_stride + head * cache.value_dim, output_stride);

@@ -13,11 +13,17 @@
 namespace SW_ISA {
 
 constexpr int kPairsAtOnce = 6;
+
+// How many vectors of a tile to work on at once for R pairs: as many as the registers can hold sums of, since a sum waits
+// for the one before.
+template <int R>
+constexpr int vectors_at_once() {
 #if defined(__AVX512F__)
-constexpr int kValueVectors = 4;  // with six pairs this fills the registers
+  return 4;
 #else
-constexpr int kValueVectors = 2;
+  return R > 3 ? 2 : 4;
 #endif
+}
 
 constexpr float kLowest = -3.402823466e38f;
 
@@ -43,24 +49,42 @@ inline IntVec lane_numbers() {
   return numbers;
 }
 
+// sums[r] += factor(r) * V vectors from `from` on. Of the factors and the vectors, the fewer stay in registers.
+template <int R, int V, typename T, typename Factor>
+inline __attribute__((always_inline)) void add_products(const Factor &factor, const T *from, Vec (&sums)[R][V]) {
+  if constexpr (R > V) {
+    Vec vectors[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) vectors[v] = load(from + v * kWidth);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Vec f = broadcast(factor(r));
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) sums[r][v] = fma(f, vectors[v], sums[r][v]);
+    }
+  } else {
+    Vec factors[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) factors[r] = broadcast(factor(r));
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const Vec vector = load(from + v * kWidth);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sums[r][v] = fma(factors[r], vector, sums[r][v]);
+    }
+  }
+}
+
 // Scores [R, block_size] of V vectors of places.
 template <int R, int V, typename T>
 inline void score_places(const Tile<T> &tile, const TileShape &shape, const Pair *const *pairs, int place,
                          float *scores) {
   Vec sums[R][V] = {};
   const T *keys = tile.keys + place;
-  const int64_t part = int64_t{shape.block_size} * shape.value_dim / shape.key_dim;  // of the values, for each dimension
   for (int d = 0; d < shape.key_dim; ++d, keys += shape.block_size) {
-    if (place == 0) ask_for(tile.values + d * part, part * sizeof(T));
-    Vec key[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) key[v] = load(keys + v * kWidth);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Vec query = broadcast(pairs[r]->query[d]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sums[r][v] = fma(query, key[v], sums[r][v]);
-    }
+    if (place == 0 && tile.next_keys)
+      ask_for(tile.next_keys + int64_t{d} * shape.block_size, shape.block_size * sizeof(T));
+    add_products<R, V>([&](int r) { return pairs[r]->query[d]; }, keys, sums);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -70,7 +94,10 @@ inline void score_places(const Tile<T> &tile, const TileShape &shape, const Pair
 
 template <int R, typename T>
 inline void score(const Tile<T> &tile, const TileShape &shape, const Pair *const *pairs, float *scores) {
+  constexpr int kVectors = vectors_at_once<R>();
   int place = 0;
+  for (; place + kVectors * kWidth <= shape.block_size; place += kVectors * kWidth)
+    score_places<R, kVectors>(tile, shape, pairs, place, scores);
   for (; place + 2 * kWidth <= shape.block_size; place += 2 * kWidth)
     score_places<R, 2>(tile, shape, pairs, place, scores);
   for (; place < shape.block_size; place += kWidth) score_places<R, 1>(tile, shape, pairs, place, scores);
@@ -94,7 +121,7 @@ inline float finish_scores(const TileShape &shape, const float *key_scales, cons
 
 // Takes up a new highest score: what the pair has so far is multiplied by e^(old - new).
 inline void raise(const TileShape &shape, float highest, Pair &pair) {
-  const Vec factor = exp(broadcast(pair.highest - highest));
+  const Vec factor = exp_not_positive(broadcast(pair.highest - highest));
   store(pair.totals, load(pair.totals) * factor);
   int d = 0;
   for (; d + kWidth <= shape.value_dim; d += kWidth) store(pair.output + d, load(pair.output + d) * factor);
@@ -106,7 +133,7 @@ inline void raise(const TileShape &shape, float highest, Pair &pair) {
 inline void weigh(const TileShape &shape, const float *value_scales, Pair &pair, float *scores) {
   Vec totals = load(pair.totals);
   for (int first = 0; first < shape.block_size; first += kWidth) {
-    Vec weight = exp(load(scores + first) - pair.highest);
+    Vec weight = exp_not_positive(load(scores + first) - pair.highest);
     totals += weight;
     if (value_scales) weight *= load(value_scales + first);
     store(scores + first, weight);
@@ -135,17 +162,10 @@ inline void add_dimensions(const Tile<T> &tile, const TileShape &shape, const Pa
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sums[r][v] = load(pairs[r]->output + d + v * kWidth);
   for (int place = low; place < high; ++place) {
-    if (d == 0 && tile.next_keys) ask_for(tile.next_keys + int64_t{place} * shape.key_dim, shape.key_dim * sizeof(T));
-    const T *from = tile.values + int64_t{place} * shape.value_dim + d;
-    Vec value[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) value[v] = load(from + v * kWidth);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Vec weight = broadcast(weights[r * shape.block_size + place]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sums[r][v] = fma(weight, value[v], sums[r][v]);
-    }
+    if (d == 0 && tile.next_values)
+      ask_for(tile.next_values + int64_t{place} * shape.value_dim, shape.value_dim * sizeof(T));
+    add_products<R, V>([&](int r) { return weights[r * shape.block_size + place]; },
+                       tile.values + int64_t{place} * shape.value_dim + d, sums);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -157,9 +177,10 @@ inline void add_dimensions(const Tile<T> &tile, const TileShape &shape, const Pa
 template <int R, typename T>
 inline void add_values(const Tile<T> &tile, const TileShape &shape, const Pair *const *pairs, const float *weights,
                        int low, int high) {
+  constexpr int kVectors = vectors_at_once<R>();
   int d = 0;
-  for (; d + kValueVectors * kWidth <= shape.value_dim; d += kValueVectors * kWidth)
-    add_dimensions<R, kValueVectors>(tile, shape, pairs, weights, d, low, high);
+  for (; d + kVectors * kWidth <= shape.value_dim; d += kVectors * kWidth)
+    add_dimensions<R, kVectors>(tile, shape, pairs, weights, d, low, high);
   for (; d + kWidth <= shape.value_dim; d += kWidth)
     add_dimensions<R, 1>(tile, shape, pairs, weights, d, low, high);
   for (; d < shape.value_dim; ++d)

@@ -56,7 +56,8 @@ struct Tile {
   T *values;            // [block_size, value_dim]
   float *key_scales;    // [block_size]; null where numbers are stored as they are
   float *value_scales;  // likewise
-  const T *next_keys;   // of the tile that comes after; null for none
+  const T *next_keys;   // of the tile that comes after, to ask for them early; null for none
+  const T *next_values;
 };
 
 template <typename T>
@@ -65,13 +66,14 @@ inline Tile<T> tile_of(const SwKvCache &cache, int64_t block, int64_t head) {
   return {static_cast<T *>(cache.keys) + index * cache.key_dim * places,
           static_cast<T *>(cache.values) + index * cache.value_dim * places,
           cache.key_scales ? cache.key_scales + index * places : nullptr,
-          cache.value_scales ? cache.value_scales + index * places : nullptr, nullptr};
+          cache.value_scales ? cache.value_scales + index * places : nullptr, nullptr, nullptr};
 }
 
 // Asks for memory that will be needed soon: a cache of keys and values is larger than any processor's, and waiting for one
-// line after the other takes longer than the arithmetic.
+// line after the other takes longer than the arithmetic. It is asked for into the second-level cache: of lines on their
+// way to the first, a core can keep too few to use all of the memory's bandwidth.
 inline void ask_for(const void *memory, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char *>(memory) + i);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char *>(memory) + i, 0, 2);
 }
 
 inline void store_rounded(float x, float *to) { *to = x; }

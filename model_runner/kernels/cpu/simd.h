@@ -76,20 +76,22 @@ inline float sum(Vec v) {  // pairwise, the upper half onto the lower
 inline float max(Vec v) {
   float x[kWidth];
   store(x, v);
-  float highest = x[0];
-  for (int i = 1; i < kWidth; ++i) highest = x[i] > highest ? x[i] : highest;
-  return highest;
+  for (int half = kWidth / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) x[i] = x[i + half] > x[i] ? x[i + half] : x[i];
+  return x[0];
 }
 
-// e^x to about one unit in the last place; 0 below -87.3, infinite above 88.7, NaN for NaN. Range reduction and
-// polynomial after Cephes' expf.
-inline Vec exp(Vec x) {
-  const Vec low = broadcast(-87.33654f), high = broadcast(88.72284f);
-  Vec clamped = x < low ? low : (x > high ? high : x);
+// What e^x is made of: x = n ln 2 + r, and e^r as a polynomial after Cephes' expf.
+struct ExpParts {
+  IntVec n;
+  Vec power_of_r;
+};
+
+inline ExpParts exp_parts(Vec x) {
   const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  Vec shifted = fma(clamped, broadcast(1.44269504f), magic);
-  Vec n = shifted - magic;
-  Vec r = fma(n, broadcast(-0.693359375f), clamped);
+  const Vec shifted = fma(x, broadcast(1.44269504f), magic);
+  const Vec n = shifted - magic;
+  Vec r = fma(n, broadcast(-0.693359375f), x);
   r = fma(n, broadcast(2.12194440e-4f), r);
   Vec p = broadcast(1.9875691500e-4f);
   p = fma(p, r, broadcast(1.3981999507e-3f));
@@ -97,14 +99,28 @@ inline Vec exp(Vec x) {
   p = fma(p, r, broadcast(4.1665795894e-2f));
   p = fma(p, r, broadcast(1.6666665459e-1f));
   p = fma(p, r, broadcast(5.0000001201e-1f));
-  p = fma(p, r * r, r) + 1.0f;
-  // 2^n in two factors, for n reaches 128.
-  IntVec exponent = bits(shifted) - bits(magic);
-  IntVec half = exponent >> 1;
-  Vec result = p * from_bits((half + 127) << 23) * from_bits((exponent - half + 127) << 23);
+  return {bits(shifted) - bits(magic), fma(p, r * r, r) + 1.0f};
+}
+
+inline Vec power_of_two(IntVec n) { return from_bits((n + 127) << 23); }
+
+constexpr float kLowestExponent = -87.33654f;  // e^x is taken as 0 below
+
+// e^x to about one unit in the last place; infinite above 88.7, NaN for NaN.
+inline Vec exp(Vec x) {
+  const Vec low = broadcast(kLowestExponent), high = broadcast(88.72284f);
+  const ExpParts parts = exp_parts(x < low ? low : (x > high ? high : x));
+  const IntVec half = parts.n >> 1;  // 2^n in two factors, for n reaches 128
+  Vec result = parts.power_of_r * power_of_two(half) * power_of_two(parts.n - half);
   result = x < low ? Vec{} : result;
-  result = x > high ? broadcast(__builtin_inff()) : result;
-  return x == x ? result : x;
+  return x > high ? broadcast(__builtin_inff()) : result;
+}
+
+// The same for x <= 0 or NaN, quicker.
+inline Vec exp_not_positive(Vec x) {
+  const Vec low = broadcast(kLowestExponent);
+  const ExpParts parts = exp_parts(x < low ? low : x);
+  return x < low ? Vec{} : parts.power_of_r * power_of_two(parts.n);
 }
 
 inline Vec tanh(Vec x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
