@@ -9,6 +9,9 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "none"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
+SpeculationMethod = Literal[
+    "auto", "draft_model", "early_exit", "eagle", "hydra", "lookahead", "medusa", "mtp", "ngram", "prediction", "suffix"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +38,11 @@ class RunnerConfig:
     logprobs_mode: LogprobsMode = "raw"
     threads: int | None = None
     """Threads of the CPU kernels; None takes the cores at hand."""
+    speculation: SpeculationMethod | Literal["off"] = "auto"
+    """For requests that name no method."""
+    num_draft_tokens: int = 16
+    """Draft tokens of one choice in a step at most, whatever a request asks for."""
+    draft_model: Path | None = None
+    """A smaller model with the same tokenizer, for the method `draft_model`."""
+    heads: tuple[Path, ...] = ()
+    """Folders with trained heads: Medusa, Hydra or EAGLE. The embedded model has some of its own."""

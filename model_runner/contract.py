@@ -5,7 +5,9 @@ logits and probabilities stay in the runner until it commits them.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+Verification = Literal["match", "rejection", "typical"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,22 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """How a choice's next tokens are guessed, to be verified several at a time."""
+
+    method: str
+    """Name of a proposer that the runner has (`speculation_methods` of its info)."""
+    num_tokens: int | None = None
+    """At most so many draft tokens in a step; None leaves it to the budget, which may choose none."""
+    verify: Verification = "match"
+    """match: the target draws its own token at every place, and a draft stands if it is that token: the output is the
+    same as without speculation. rejection: the textbook's test, the same distribution but other tokens. typical:
+    Medusa's acceptance, another distribution."""
+    prediction: tuple[int, ...] = ()
+    """What the client expects the output to be, for the method `prediction`."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdmittedRequest:
     """A choice that the runner sees for the first time, or again after preemption."""
 
@@ -68,6 +86,10 @@ class AdmittedRequest:
     blocks: tuple[int, ...]
     """Block table at admission, before the `new_blocks` of the same step."""
     sampling: SamplingParams
+    speculation: Speculation | None = None
+    """None decodes one token at a time."""
+    cache_salt: str = ""
+    """What is learnt from a choice's output guesses only for choices of the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +101,8 @@ class ScheduledRequest:
     """Committed tokens to compute now: a prompt chunk, or 1."""
     new_blocks: tuple[int, ...]
     """Appended to the choice's block table before the step."""
+    num_draft: int = 0
+    """For how many draft tokens beyond these there is room; at most what the choice's last result offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +134,40 @@ class ChoiceResult:
 
     key: str
     tokens: tuple[int, ...]
-    """Newly committed tokens; empty until the last known token has been computed."""
+    """Newly committed tokens; empty until the last known token has been computed. All but the last have their KV."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `tokens`, if the choice asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """If asked for: one for each prompt token whose predecessor was computed in this step, in order."""
+    num_draft: int = 0
+    """How many draft tokens the runner would like to verify in the choice's next step."""
+    num_accepted: int = 0
+    """Draft tokens verified in this step that became output, and ..."""
+    num_rejected: int = 0
+    """... those that did not."""
     error: str | None = None
     """Set if this choice cannot go on (its logits are not finite, say); the others are not affected."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What one method did since the start."""
+
+    method: str
+    drafted: int
+    """Draft tokens verified."""
+    accepted_by_depth: tuple[int, ...]
+    """How often the draft token 1, 2, ... after the last known one was accepted."""
+    verified_by_depth: tuple[int, ...]
+    """How often there was a draft at that depth whose predecessors had all been accepted."""
+    steps: int
+    """Steps of single choices that verified at least one draft token, ..."""
+    tokens: int
+    """... and what they committed."""
+    draft_s: float
+    """Seconds spent on making drafts, and ..."""
+    verify_s: float
+    """... on the forward passes of steps with drafts, shared by their rows."""
 
 
 @dataclass(frozen=True, slots=True)

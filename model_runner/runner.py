@@ -61,6 +61,8 @@ class RunnerInfo:
     kv_dtype: str
     kernels: str
     """The instruction set of the native kernels, "none" without them."""
+    speculation_methods: tuple[str, ...] = ()
+    """Methods that a request can name."""
     weights_s: float = 0.0
     """Seconds that reading and packing the weights took."""
     first_step_s: float = 0.0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from model_runner.contract import SamplingParams, TokenLogprobs
+from model_runner.contract import SamplingParams, Speculation, SpeculationStats, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -37,7 +37,9 @@ class EngineRequest:
     priority: int = 0
     """Lower runs first, where the policy looks at it."""
     cache_salt: str = ""
-    """Prefix-cache entries are shared only between requests with the same salt."""
+    """Prefix-cache entries, and what speculation learns from outputs, are shared only within the same salt."""
+    speculation: Speculation | None = None
+    """Shared by all choices; None decodes one token at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     """The token that ended the choice, when one of `stop_token_ids` did; it is the last of `tokens`."""
+    num_accepted: int = 0
+    """Draft tokens of this step that became output, and ..."""
+    num_rejected: int = 0
+    """... those that did not."""
     error: str | None = None
 
 
@@ -74,4 +80,6 @@ class EngineStats:
     preemptions: int = 0
     steps: int = 0
     scheduled_tokens: int = 0
-    """Tokens computed, recomputation included."""
+    """Tokens computed, recomputation included, draft tokens not."""
+    speculation: tuple[SpeculationStats, ...] = ()
+    """By method; those that were never used are left out."""

@@ -61,6 +61,7 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         dtype=runner.info.dtype,
         kv_dtype=runner.info.kv_dtype,
         kernels=runner.info.kernels,
+        speculation_methods=runner.info.speculation_methods,
         started_in=(
             ("imports", imports_s),
             ("weights", runner.info.weights_s),
