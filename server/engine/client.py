@@ -34,10 +34,10 @@ class EngineInfo:
     kv_dtype: str = "float32"
     kernels: str = "none"
     """The instruction set of the native kernels."""
-    speculation_methods: tuple[str, ...] = ()
-    """Methods that a request can name."""
     started_in: tuple[tuple[str, float], ...] = ()
     """What took time at the start, with the seconds that it took."""
+    speculation_methods: tuple[str, ...] = ()
+    """Methods that a request can name."""
 
 
 class EngineUnavailableError(Exception):
