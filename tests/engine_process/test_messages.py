@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from model_runner.config import RunnerConfig
-from model_runner.contract import SamplingParams, TokenLogprobs
+from model_runner.contract import SamplingParams, Speculation, SpeculationStats, TokenLogprobs
 from scheduler.interface import ChoiceState, EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineInfo
 from server.engine.messages import (
@@ -37,8 +37,10 @@ SAMPLING = SamplingParams(
     prompt_logprobs=0,
 )
 LOGPROBS = TokenLogprobs(7, -math.inf, 3, ((1, -0.1), (2, -0.25)))
-REQUEST = EngineRequest("é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8))), -5, "salt")
-OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, "why")
+SPECULATION = Speculation("prediction", 4, "rejection", (1, 2))
+STATS = SpeculationStats("ngram", 9, (3, 1), (5, 4), 5, 9, 0.5, 0.25)
+REQUEST = EngineRequest("é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8))), -5, "salt", SPECULATION)
+OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, "why")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_messages_to_the_engine(message):
         Ready(EngineInfo(1, 2, 3, 4, 5, "cpu", "float32")),
         LoadFailed("too large"),
         StepDone((), EngineStats()),
-        StepDone((OUTPUT, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7)),
+        StepDone((OUTPUT, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, (STATS,))),
         Rejected("x", "too long"),
     ],
 )
