@@ -116,8 +116,7 @@ def _one_choice(start: int, count: int, blocks: int) -> Batch:
         block_of=positions // BLOCK,
         offset_of=positions % BLOCK,
         logits_index=torch.zeros(0, dtype=torch.int64),
-        sample_rows=torch.zeros(0, dtype=torch.int64),
-        sampled=[],
+        samples=[],
         prompt_rows=[],
     )
 

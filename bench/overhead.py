@@ -19,7 +19,7 @@ from rich.table import Table
 
 from bench.local_server import local_server, process_family
 from model_runner.config import RunnerConfig
-from model_runner.contract import ChoiceResult, StepPlan, StepResult
+from model_runner.contract import ChoiceResult, SpeculationStats, StepPlan, StepResult
 from model_runner.models.repository import resolve_model
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -53,6 +53,9 @@ class SleepingRunner:
         self._step_s = step_s
         self._to_compute: dict[str, int] = {}
         self._num_said = 0
+
+    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
+        return ()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See contract.Runner, but the tokens mean nothing."""

@@ -17,11 +17,14 @@ from rich.table import Table
 from torch import Tensor
 
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
+from model_runner.draft_tree import NO_DRAFT
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.models.repository import cache_folder
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
+from model_runner.speculative.budget import Budget
+from model_runner.speculative.speculator import Speculator
 from model_runner.state import RunnerState
 
 VOCAB_SIZE = 49_152
@@ -54,13 +57,13 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
     """The least of many measurements of both parts."""
     device = torch.device("cpu")
     sampling = SamplingState(num_rows, VOCAB_SIZE, device)
-    state = RunnerState(num_rows, BLOCK_SIZE, sampling, device)
+    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), device)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)
     slots = [choice.slot for choice in choices]
 
     def gather() -> None:
-        state.gather(choices, plan.scheduled)
+        state.gather(choices, plan.scheduled, [NO_DRAFT] * num_rows)
         sampling.rows(slots)
 
     sampler = Sampler(VOCAB_SIZE, device, kernels=kernels)

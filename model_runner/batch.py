@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from model_runner.draft_tree import DraftTree
+
 IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
@@ -20,6 +22,21 @@ class PromptRows:
     """Rows of the step's logits."""
     targets: Tensor  # [n] int64
     """The prompt token after each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The rows of logits from which a choice's next tokens are drawn: the last known token's, then its drafts'."""
+
+    choice: int
+    """Index of the choice in the batch."""
+    first: int
+    """Row of the last known token in the step's logits; those of the tree's nodes come after it."""
+    tree: DraftTree
+
+    def row_of(self, node: int) -> int:
+        """The row of a node, or of the ROOT."""
+        return self.first + 1 + node
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +66,7 @@ class Batch:
     block_of: Tensor  # [T] block that takes the token's key and value
     offset_of: Tensor  # [T] place in that block
     logits_index: Tensor  # [R] tokens whose logits are wanted
-    sample_rows: Tensor  # [S] rows of the logits from which a token is drawn
-    sampled: list[int]  # [S] index of the choice that each such row belongs to
+    samples: list[SampleRows]
     prompt_rows: list[PromptRows]
     paths: TreePaths | None = None
     """None when the batch has no draft tree."""

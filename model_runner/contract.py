@@ -63,7 +63,8 @@ class Speculation:
     method: str
     """Name of a proposer that the runner has (`speculation_methods` of its info)."""
     num_tokens: int | None = None
-    """At most so many draft tokens in a step; None leaves it to the budget, which may choose none."""
+    """Verify so many draft tokens in every step, where there are as many and there is room for them. None leaves the
+    number to the budget, which may choose none."""
     verify: Verification = "match"
     """match: the target draws its own token at every place, and a draft stands if it is that token: the output is the
     same as without speculation. rejection: the textbook's test, the same distribution but other tokens. typical:
@@ -186,5 +187,9 @@ class Runner(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass over all scheduled tokens and commit what it samples."""
+        """Run one forward pass over all scheduled tokens and drafts, and commit what is sampled."""
+        ...
+
+    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
+        """What speculation did since the start, by method."""
         ...

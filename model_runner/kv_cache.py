@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,15 @@ class KVShape:
         """Memory for each token, with int8 including one scale for each head's key and value."""
         scales = 2 * torch.float32.itemsize if dtype == torch.int8 else 0
         return self.num_heads * ((self.key_dim + self.value_dim) * dtype.itemsize + scales)
+
+
+class Move(NamedTuple):
+    """Keys and values of one token, in all layers, that go to another place."""
+
+    from_block: int
+    from_offset: int
+    to_block: int
+    to_offset: int
 
 
 def resolve_kv_dtype(
@@ -108,6 +118,17 @@ class KVCache:
         source, destination = pairs[:, 0], pairs[:, 1]
         for tensor in self._tensors():
             tensor[destination] = tensor[source]
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy keys and values of tokens to other places, in all layers; all are read before any is written."""
+        if not moves:
+            return
+        places = torch.tensor(moves, dtype=torch.int64, device=self.keys[0].device)
+        from_block, from_offset, to_block, to_offset = places.unbind(1)
+        for keys in self.keys:
+            keys[to_block, :, :, to_offset] = keys[from_block, :, :, from_offset]
+        for other in (*self.values, *self.key_scales, *self.value_scales):
+            other[to_block, :, to_offset] = other[from_block, :, from_offset]
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that are handed out anew.

@@ -1,84 +1,38 @@
 """The model runner: executes the scheduler's plans on one device."""
 
-import logging
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionBackend
-from model_runner.attention.cpu import NativeAttention, cache_structs
-from model_runner.attention.reference import ReferenceAttention
+from model_runner.assemble import RunnerInfo, RunnerParts, assemble
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
-    AdmittedRequest,
     ChoiceResult,
     SamplingParams,
     ScheduledRequest,
+    SpeculationStats,
     StepPlan,
     StepResult,
     TokenLogprobs,
 )
-from model_runner.cores import available_cores
-from model_runner.kernels.build import NoKernelsError, build_kernels
-from model_runner.kernels.library import Kernels
-from model_runner.kv_cache import KVCache, resolve_kv_dtype
-from model_runner.memory import StorageTypes, plan_memory
-from model_runner.models.fused import bind_layers
+from model_runner.draft_tree import chain
+from model_runner.kv_cache import Move
 from model_runner.models.hf_attention import StepAttention
-from model_runner.models.inspection import UnsupportedModelError, inspect_model
-from model_runner.models.loading import (
-    load_config,
-    load_model,
-    resolve_device,
-    resolve_dtype,
-    resolve_quantization,
-)
-from model_runner.models.repository import cache_folder
-from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.models.inspection import UnsupportedModelError
 from model_runner.sampling.logprobs import prompt_logprobs
-from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Picks, Sampler
-from model_runner.state import RunnerState
+from model_runner.speculative.budget import StepLoad
+from model_runner.speculative.proposer import ChoiceStep, Proposer
+from model_runner.speculative.step_times import StepTimes
+from model_runner.speculative.verify import Verdict
+from model_runner.state import Choice
 
-logger = logging.getLogger("samewise.runner")
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerInfo:
-    """What a loaded runner can do."""
-
-    vocab_size: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-    device: str
-    dtype: str
-    """Of the weights in products."""
-    kv_dtype: str
-    kernels: str
-    """The instruction set of the native kernels, "none" without them."""
-    speculation_methods: tuple[str, ...] = ()
-    """Methods that a request can name."""
-    weights_s: float = 0.0
-    """Seconds that reading and packing the weights took."""
-    first_step_s: float = 0.0
-    """Seconds that the warm-up took."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerParts:
-    """What a runner is made of; tests put fakes in place of some."""
-
-    target: TargetModel
-    attention: AttentionBackend[Any]
-    kv_cache: KVCache
-    state: RunnerState
-    sampling: SamplingState
-    sampler: Sampler
+_WARM_UP_ROWS = (1, 2, 4, 8, 16, 32)
+_WARM_UP_CONTEXT = 512
+_WARM_UP_TIMES = 3
 
 
 class ModelRunner:
@@ -90,63 +44,19 @@ class ModelRunner:
         self._attention = parts.attention
         self._kv_cache = parts.kv_cache
         self._state = parts.state
-        self._sampling = parts.sampling
-        self._sampler = parts.sampler
+        self._speculator = parts.speculator
+        self._budget = parts.budget
+        self._verify = parts.verifier
 
     @classmethod
     def load(cls, config: RunnerConfig) -> "ModelRunner":
-        """Plan the memory, load the model and run a first step.
-
-        Raises:
-            DoesNotFitError: if weights and cache do not fit in memory.
-            UnsupportedModelError: if the architecture cannot be served.
-            ValueError: if device or dtype cannot be had.
-        """
-        device = resolve_device(config.device)
-        threads = config.threads or available_cores()
-        torch.set_num_threads(threads)
-        kernels = _load_kernels(threads) if device.type == "cpu" else None
-        hf_config = load_config(config.model)
-        types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
-        shape = inspect_model(hf_config)
-        plan = plan_memory(shape, config, types, device)
-        for line in plan.lines():
-            logger.info(line)
-
-        start = time.perf_counter()
-        int8 = kernels if types.weights == torch.int8 else None
-        model = load_model(config.model, hf_config, types.compute, device, int8)
-        weights_s = time.perf_counter() - start
-        target = HFTargetModel(model, device)
-        kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, types.kv, device)
-        if int8 is not None:
-            bind_layers(model, cache_structs(kv_cache))
-        sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
-        runner = cls(
-            RunnerParts(
-                target=target,
-                attention=ReferenceAttention(kv_cache) if kernels is None else NativeAttention(kernels, kv_cache),
-                kv_cache=kv_cache,
-                state=RunnerState(config.max_num_seqs, config.block_size, sampling, device),
-                sampling=sampling,
-                sampler=Sampler(shape.vocab_size, device, config.logprobs_mode, kernels),
-            ),
-            RunnerInfo(
-                vocab_size=shape.vocab_size,
-                max_model_len=plan.max_model_len,
-                num_blocks=plan.num_blocks,
-                block_size=config.block_size,
-                device=plan.device,
-                dtype=plan.dtype,
-                kv_dtype=plan.kv_dtype,
-                kernels="none" if kernels is None else kernels.isa,
-                weights_s=weights_s,
-            ),
-        )
+        """Load the model and run first steps. Raises what `assemble` does."""
+        parts, info = assemble(config)
+        runner = cls(parts, info)
         start = time.perf_counter()
         runner.warm_up()
-        target.settle()
-        runner.info = replace(runner.info, first_step_s=time.perf_counter() - start)
+        parts.target.settle()
+        runner.info = replace(info, first_step_s=time.perf_counter() - start)
         return runner
 
     @property
@@ -155,21 +65,58 @@ class ModelRunner:
         return self.info.num_blocks
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass over all scheduled tokens and commit what it samples."""
+        """Run one forward pass over all scheduled tokens and drafts, and commit what the target says to them."""
         if self._attention.needs_clean_blocks:
             self._kv_cache.clear(_new_blocks(plan, self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
-        batch = self._state.gather(choices, plan.scheduled)
+        load = _load(choices, plan.scheduled)
+        trees = self._speculator.drafts(load, [choice.slot for choice in choices], plan.scheduled)
+        batch = self._state.gather(choices, plan.scheduled, trees)
+        start = time.perf_counter()
         logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
-        rows = self._sampling.rows([choices[index].slot for index in batch.sampled])
-        # Without prompt logprobs all rows are drawn from, in their order: no need to copy them.
-        drawn = logits.index_select(0, batch.sample_rows) if batch.prompt_rows else logits
-        picks = self._sampler(drawn, rows)
-        results = _results(plan, batch, picks, self._prompt_logprobs(logits, batch, [c.sampling for c in choices]))
-        for choice, entry, result in zip(choices, plan.scheduled, results, strict=True):
-            self._state.commit(choice, entry.num_tokens, result.tokens)
-        return StepResult(tuple(results))
+        slots = [choices[sample.choice].slot for sample in batch.samples]
+        verdicts = self._verify(logits, batch.samples, slots)
+        self._speculator.observe(load, batch, slots, verdicts, time.perf_counter() - start)
+        prompts = self._prompt_logprobs(logits, batch, [choice.sampling for choice in choices])
+        of_choice = dict(zip((sample.choice for sample in batch.samples), verdicts, strict=True))
+        steps = self._commit(plan, choices, [of_choice.get(index, Verdict()) for index in range(len(choices))], batch)
+        offers = self._speculator.propose(_next_load(choices, verdicts), steps, {})
+        return StepResult(
+            tuple(
+                _result(
+                    entry.key, of_choice.get(index, Verdict()), len(trees[index]), offers[index], prompts.get(index, ())
+                )
+                for index, entry in enumerate(plan.scheduled)
+            )
+        )
+
+    def _commit(
+        self, plan: StepPlan, choices: Sequence[Choice], verdicts: Sequence[Verdict], batch: Batch
+    ) -> list[ChoiceStep]:
+        """Book the step: tokens to the choices, keys and values of accepted drafts to their places."""
+        first_row = np.searchsorted(batch.choice_of, np.arange(len(choices)))
+        moves: list[Move] = []
+        steps = []
+        for choice, entry, verdict, row in zip(choices, plan.scheduled, verdicts, first_row.tolist(), strict=True):
+            moves += self._state.commit(choice, entry.num_tokens, verdict.tokens, verdict.nodes)
+            drafts = row + entry.num_tokens
+            rows = [*range(row, drafts), *(drafts + node for node in verdict.nodes)]
+            steps.append(
+                ChoiceStep(
+                    slot=choice.slot,
+                    tokens=choice.tokens,
+                    num_prompt=choice.num_prompt,
+                    num_new=len(verdict.tokens),
+                    num_computed=choice.num_computed,
+                    rows=np.array(rows),
+                    blocks=choice.blocks,
+                    max_nodes=0,
+                    sampling=choice.sampling,
+                )
+            )
+        self._kv_cache.move(moves)
+        return steps
 
     def _prompt_logprobs(
         self, logits: Tensor, batch: Batch, sampling: list[SamplingParams]
@@ -182,35 +129,40 @@ class ModelRunner:
             for part in batch.prompt_rows
         }
 
+    def add_proposer(self, method: str, proposer: Proposer) -> None:
+        """Let requests name another method of speculation."""
+        self._speculator.add(method, proposer)
+
+    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
+        """What speculation did since the start, by method."""
+        return self._speculator.stats()
+
     def warm_up(self) -> None:
-        """Run one token through everything, so that the first request does not pay for it.
+        """Run first steps, so that no request pays for them, and learn how long steps take.
 
         Raises:
             UnsupportedModelError: if the model uses its weights in a way that cannot be served.
         """
-        admitted = AdmittedRequest("warm-up", (0,), 1, 0, (0,), SamplingParams(temperature=0.0))
         try:
-            self.execute(StepPlan((), (), (admitted,), (ScheduledRequest("warm-up", 1, ()),)))
+            self._step_seconds(1)
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
-        self._state.apply(StepPlan(("warm-up",), (), (), ()))
+        room = min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
+        rows = [count for count in _WARM_UP_ROWS if count <= room]
+        seconds = np.array([min(self._step_seconds(count) for _ in range(_WARM_UP_TIMES)) for count in rows])
+        context = min(_WARM_UP_CONTEXT, room - rows[-1])
+        per_context = (self._step_seconds(rows[-1], context) - seconds[-1]) / max(rows[-1] * context, 1)
+        self._budget.times = StepTimes(np.array(rows, dtype=np.float64), seconds, max(float(per_context), 0.0))
 
-
-def _load_kernels(threads: int) -> Kernels | None:
-    """The native kernels; None, with a warning, where they cannot be built."""
-    try:
-        return Kernels(build_kernels(cache_folder()), threads)
-    except NoKernelsError as error:
-        logger.warning("no native kernels, so the server runs several times slower, in float32: %s", error)
-        return None
-
-
-def _resolve_types(
-    config: RunnerConfig, compute: torch.dtype, device: torch.device, kernels: Kernels | None
-) -> StorageTypes:
-    int8 = resolve_quantization(config.quantization, device, kernels)
-    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, int8_weights=int8)
-    return StorageTypes(compute, torch.int8 if int8 else compute, kv)
+    def _step_seconds(self, rows: int, context: int = 0) -> float:
+        """What a forward pass takes over so many rows after so many positions. Writes to blocks, so only at first."""
+        blocks = list(range(-(-(context + rows) // self.info.block_size)))
+        choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
+        tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
+        batch = self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])
+        start = time.perf_counter()
+        self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
+        return time.perf_counter() - start
 
 
 def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:
@@ -221,23 +173,32 @@ def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:
     return fresh
 
 
-def _results(
-    plan: StepPlan, batch: Batch, picks: Picks, prompts: dict[int, tuple[TokenLogprobs, ...]]
-) -> list[ChoiceResult]:
-    """One result for each scheduled choice."""
-    row_of = {index: row for row, index in enumerate(batch.sampled)}
-    results = []
-    for index, entry in enumerate(plan.scheduled):
-        row = row_of.get(index)
-        error = picks.errors[row] if row is not None else None
-        logprobs = picks.logprobs[row] if row is not None else None
-        results.append(
-            ChoiceResult(
-                key=entry.key,
-                tokens=(picks.tokens[row],) if row is not None and error is None else (),
-                logprobs=(logprobs,) if logprobs is not None and error is None else (),
-                prompt_logprobs=prompts.get(index, ()),
-                error=error,
-            )
-        )
-    return results
+def _load(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> StepLoad:
+    rows = context = ready = 0
+    for choice, entry in zip(choices, scheduled, strict=True):
+        end = choice.num_computed + entry.num_tokens
+        rows += entry.num_tokens
+        context += entry.num_tokens * (choice.num_computed + end + 1) // 2
+        ready += end == len(choice.tokens)
+    return StepLoad(rows, context, ready)
+
+
+def _next_load(choices: Sequence[Choice], verdicts: Sequence[Verdict]) -> StepLoad:
+    """What the next step computes if only those go on that have just got tokens."""
+    ready = len(verdicts)
+    return StepLoad(ready, sum(len(choice.tokens) for choice in choices) * ready // max(len(choices), 1), ready)
+
+
+def _result(
+    key: str, verdict: Verdict, num_verified: int, num_draft: int, prompt: tuple[TokenLogprobs, ...]
+) -> ChoiceResult:
+    return ChoiceResult(
+        key=key,
+        tokens=tuple(verdict.tokens),
+        logprobs=tuple(verdict.logprobs),
+        prompt_logprobs=prompt,
+        num_draft=num_draft,
+        num_accepted=len(verdict.nodes),
+        num_rejected=num_verified - len(verdict.nodes),
+        error=verdict.error,
+    )

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from model_runner.batch import Batch, IntArray, PromptRows
+from model_runner.batch import Batch, IntArray, PromptRows, SampleRows, TreePaths
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
+from model_runner.draft_tree import DraftTree
+from model_runner.kv_cache import Move
 from model_runner.sampling.rows import SamplingState
+from model_runner.speculative.speculator import Speculator
 
 
 @dataclass(slots=True)
@@ -26,11 +29,19 @@ class Choice:
 class RunnerState:
     """Slots, tokens and block tables of the running choices, kept in step with the scheduler's plans."""
 
-    def __init__(self, max_num_seqs: int, block_size: int, sampling: SamplingState, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        block_size: int,
+        sampling: SamplingState,
+        speculator: Speculator,
+        device: torch.device,
+    ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._choices: dict[str, Choice] = {}
         self._block_size = block_size
         self._sampling = sampling
+        self._speculator = speculator
         self._device = device
 
     def apply(self, plan: StepPlan) -> list[Choice]:
@@ -38,6 +49,7 @@ class RunnerState:
         for key in plan.released:
             choice = self._choices.pop(key)
             self._sampling.release(choice.slot)
+            self._speculator.end(choice.slot)
             self._free_slots.append(choice.slot)
         for admitted in plan.admitted:
             self._admit(admitted)
@@ -58,66 +70,108 @@ class RunnerState:
         self._choices[admitted.key] = choice
         prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
         self._sampling.admit(choice.slot, choice.sampling, prompt, output)
+        self._speculator.begin(choice.slot, choice.tokens, admitted)
 
-    def gather(self, choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> Batch:
-        """Lay the step's tokens out flat, choice after choice."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        choice_of: list[int] = []
-        block_of: list[int] = []
-        rows = _LogitsRows()
-        for index, (choice, entry) in enumerate(zip(choices, scheduled, strict=True)):
-            span = range(choice.num_computed, choice.num_computed + entry.num_tokens)
-            rows.add(index, choice, len(tokens), len(tokens) + len(span))
-            tokens += choice.tokens[span.start : span.stop]
-            positions += span
-            choice_of += [index] * len(span)
-            block_of += [choice.blocks[position // self._block_size] for position in span]
-        position_of = np.array(positions, dtype=np.int64)
+    def gather(
+        self, choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest], trees: Sequence[DraftTree]
+    ) -> Batch:
+        """Lay the step's tokens out flat, choice after choice, each choice's drafts after its known tokens."""
+        layout = _Layout(self._block_size)
+        for index, (choice, entry, tree) in enumerate(zip(choices, scheduled, trees, strict=True)):
+            layout.add(index, choice, entry.num_tokens, tree)
+        position_of = np.array(layout.positions, dtype=np.int64)
         return Batch(
-            tokens=self._tensor(tokens),
-            positions=self._tensor(positions),
+            tokens=self._tensor(layout.tokens),
+            positions=self._tensor(position_of),
             position_of=position_of,
-            choice_of=np.array(choice_of, dtype=np.int64),
+            choice_of=np.array(layout.choice_of, dtype=np.int64),
             block_tables=[choice.blocks for choice in choices],
-            block_of=self._tensor(block_of),
-            offset_of=self._tensor(position_of % self._block_size),
-            logits_index=self._tensor(rows.index),
-            sample_rows=self._tensor(rows.sample_rows),
-            sampled=rows.sampled,
-            prompt_rows=rows.prompt_rows,
+            block_of=self._tensor(layout.block_of),
+            offset_of=self._tensor(np.array(layout.places, dtype=np.int64) % self._block_size),
+            logits_index=self._tensor(layout.logits_index),
+            samples=layout.samples,
+            prompt_rows=layout.prompt_rows,
+            paths=_tree_paths(layout, position_of) if any(trees) else None,
         )
 
-    def commit(self, choice: Choice, num_computed: int, tokens: Sequence[int]) -> None:
-        """Record that tokens were computed and, after the last known one, sampled."""
-        choice.num_computed += num_computed
-        if tokens:
-            choice.tokens.extend(tokens)
-            self._sampling.commit(choice.slot, tokens)
+    def commit(self, choice: Choice, num_computed: int, tokens: Sequence[int], nodes: Sequence[int]) -> list[Move]:
+        """Record that tokens were computed and, after the last known one, new ones found.
+
+        Args:
+            choice: which choice.
+            num_computed: how many known tokens were computed.
+            tokens: the new ones, all but the last of them computed at ...
+            nodes: ... these nodes of the draft tree.
+
+        Returns:
+            Where keys and values have to go so that the computed tokens have theirs at their own places.
+        """
+        end = len(choice.tokens)
+        choice.num_computed += num_computed + len(nodes)
+        choice.tokens.extend(tokens)
+        places = ((end + node, end + depth) for depth, node in enumerate(nodes))
+        return [Move(*self._slot_of(choice, old), *self._slot_of(choice, new)) for old, new in places if old != new]
+
+    def _slot_of(self, choice: Choice, place: int) -> tuple[int, int]:
+        return choice.blocks[place // self._block_size], place % self._block_size
 
     def _tensor(self, numbers: list[int] | IntArray) -> torch.Tensor:
         return torch.from_numpy(np.asarray(numbers, dtype=np.int64)).to(self._device)
 
 
-class _LogitsRows:
-    """Collects which of the step's tokens need logits, and what for."""
+class _Layout:
+    """A step's tokens, flat, and which of them need logits, and what for."""
 
-    def __init__(self) -> None:
-        self.index: list[int] = []
-        self.sample_rows: list[int] = []
-        self.sampled: list[int] = []
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.places: list[int] = []
+        """Of the keys and values, counted from the start of the choice's block table."""
+        self.block_of: list[int] = []
+        self.choice_of: list[int] = []
+        self.logits_index: list[int] = []
+        self.samples: list[SampleRows] = []
         self.prompt_rows: list[PromptRows] = []
 
-    def add(self, index: int, choice: Choice, start: int, end: int) -> None:
-        """Add choice number `index`, whose tokens stand at start to end of the flat batch."""
+    def add(self, index: int, choice: Choice, num_tokens: int, tree: DraftTree) -> None:
+        """Add choice number `index`: so many of its known tokens, then its drafts."""
+        start, end = choice.num_computed, choice.num_computed + num_tokens
+        self._add_prompt_rows(index, choice, end)
+        if end == len(choice.tokens):
+            self.samples.append(SampleRows(index, len(self.logits_index), tree))
+            last = len(self.tokens) + num_tokens - 1
+            self.logits_index.extend(range(last, last + 1 + len(tree)))
+        places = range(start, end + len(tree))
+        self.tokens += choice.tokens[start:end]
+        self.tokens += tree.tokens
+        self.positions += range(start, end)
+        self.positions += [end - 1 + depth for depth in tree.depths()]
+        self.places += places
+        self.block_of += [choice.blocks[place // self._block_size] for place in places]
+        self.choice_of += [index] * len(places)
+
+    def _add_prompt_rows(self, index: int, choice: Choice, end: int) -> None:
+        if choice.sampling.prompt_logprobs is None:
+            return
         first = choice.num_computed
-        if choice.sampling.prompt_logprobs is not None:
-            targets = choice.tokens[first + 1 : min(first + 1 + end - start, choice.num_prompt)]
-            if targets:
-                row = len(self.index)
-                self.index.extend(range(start, start + len(targets)))
-                self.prompt_rows.append(PromptRows(index, slice(row, row + len(targets)), torch.tensor(targets)))
-        if first + end - start == len(choice.tokens):
-            self.sample_rows.append(len(self.index))
-            self.sampled.append(index)
-            self.index.append(end - 1)
+        targets = choice.tokens[first + 1 : min(end + 1, choice.num_prompt)]
+        if targets:
+            row, token = len(self.logits_index), len(self.tokens)
+            self.logits_index.extend(range(token, token + len(targets)))
+            self.prompt_rows.append(PromptRows(index, slice(row, row + len(targets)), torch.tensor(targets)))
+
+
+def _tree_paths(layout: _Layout, position_of: IntArray) -> TreePaths:
+    start = position_of + 1
+    count = np.zeros(len(start) + 1, dtype=np.int64)
+    places: list[int] = []
+    for sample in layout.samples:
+        root = layout.logits_index[sample.first]
+        for node in range(len(sample.tree)):
+            token = root + 1 + node
+            path = sample.tree.path(node)
+            start[token] = layout.places[root] + 1
+            count[token + 1] = len(path)
+            places += [layout.places[root] + 1 + ancestor for ancestor in path]
+    return TreePaths(start, count.cumsum(), np.array(places, dtype=np.int64))

@@ -1,5 +1,7 @@
 """The loop's body: schedule, execute, update."""
 
+from dataclasses import replace
+
 from model_runner.contract import Runner
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from scheduler.scheduler import Scheduler
@@ -36,7 +38,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        return self.scheduler.stats()
+        return replace(self.scheduler.stats(), speculation=self.runner.speculation_stats())
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if the scheduler's books do not balance. Cheap enough for every idle moment."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from model_runner.contract import SamplingParams, TokenLogprobs
+from model_runner.contract import SamplingParams, Speculation, TokenLogprobs
 from scheduler.block_pool import blocks_for
 from scheduler.config import SchedulerConfig
 from scheduler.interface import ChoiceState, EngineRequest
@@ -32,6 +32,7 @@ class Request:
     tokens: list[int]
     num_prompt: int
     chain: BlockChain
+    speculation: Speculation | None = None
     num_computed: int = 0
     """Leading tokens whose KV is in the blocks; below len(tokens) between steps."""
     blocks: list[int] = field(default_factory=list)
@@ -39,6 +40,8 @@ class Request:
     """Leading blocks that were offered to the prefix cache."""
     num_cached: int | None = None
     """Prompt tokens found in the prefix cache; None until the first admission."""
+    num_draft: int = 0
+    """Draft tokens that the runner offered to verify in the next step."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Collected over the chunks of the prompt until the first output takes them along."""
 
@@ -69,6 +72,7 @@ class Request:
         """Forget everything computed, after the blocks were given back."""
         self.num_computed = 0
         self.num_published = 0
+        self.num_draft = 0
         self.blocks = []
         self.prompt_logprobs.clear()
 
@@ -87,6 +91,7 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
             tokens=[*request.prompt, *choice.output],
             num_prompt=len(request.prompt),
             chain=BlockChain(request.cache_salt, block_size),
+            speculation=request.speculation,
         )
         for offset, choice in enumerate(request.choices)
     ]

@@ -6,12 +6,15 @@ it some of the difference. Prefill, chunked prefill, decoding and resumption aft
 Going through the running choices in admission order serves decoding before prompts: a choice is admitted only with
 budget that the others left, which means that they have caught up, so only the newest can be within its prompt.
 
+Drafts of a speculating choice come after that: they take what is left of the budget and of the blocks, and never make
+another choice wait for longer than a step. Rejected ones leave nothing behind but blocks that the choice grows into.
+
 Admission reserves blocks for all known tokens, so only growth by decoding can run out of them; the policy's victim
 then gives its blocks back and waits with prompt and output. The choice admitted first is never preempted for another
 of its priority, so work always completes.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from model_runner.contract import AdmittedRequest, ChoiceResult, ScheduledRequest, StepPlan, StepResult
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
@@ -37,6 +40,12 @@ class _Step:
     def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
         self.shares[request.key] = ScheduledRequest(request.key, num_tokens, new_blocks)
         self.budget -= num_tokens
+
+    def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
+        share = self.shares[request.key]
+        new_blocks = share.new_blocks + new_blocks
+        self.shares[request.key] = replace(share, num_draft=num_draft, new_blocks=new_blocks)
+        self.budget -= num_draft
 
     def take_back(self, request: Request) -> None:
         share = self.shares.pop(request.key, None)
@@ -111,13 +120,15 @@ class Scheduler:
         for request in list(self._running.values()):
             if request.key in self._running:  # not preempted for one before it
                 self._continue(request, step)
+        for request in self._running.values():
+            self._grant_drafts(request, step)
         self._admit_waiting(step)
         if not step.shares:
             return StepPlan((), (), (), ())
         released, self._released = tuple(self._released), []
         scheduled = tuple(step.shares[key] for key in self._running if key in step.shares)
         self._counters.steps += 1
-        self._counters.scheduled_tokens += self._config.max_num_batched_tokens - step.budget
+        self._counters.scheduled_tokens += sum(share.num_tokens for share in scheduled)
         return StepPlan(released, tuple(step.copies), tuple(step.admitted), scheduled)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
@@ -171,6 +182,26 @@ class Scheduler:
         request.blocks += new_blocks
         step.give(request, num_tokens, tuple(new_blocks))
 
+    def _grant_drafts(self, request: Request, step: _Step) -> None:
+        """Give a decoding choice room for its drafts, as far as budget and free blocks go.
+
+        The output that is left to it bounds them, so they stay within the blocks and positions that it may ever use.
+        """
+        share = step.shares.get(request.key)
+        if share is None or request.num_computed + share.num_tokens < len(request.tokens):
+            return
+        wanted = min(request.num_draft, step.budget, request.max_tokens - request.num_output - 1)
+        free = self.num_blocks - self._pool.num_used
+        covered = (len(request.blocks) + free) * self._config.block_size
+        num_draft = min(wanted, covered - len(request.tokens))
+        if num_draft <= 0:
+            return
+        new_blocks = self._pool.allocate(
+            max(self._blocks_for(len(request.tokens) + num_draft) - len(request.blocks), 0)
+        )
+        request.blocks += new_blocks
+        step.give_drafts(request, num_draft, tuple(new_blocks))
+
     def _admit_waiting(self, step: _Step) -> None:
         """Admit from the head of the queue for as long as it fits."""
         while self._waiting and step.budget and len(self._running) < self._config.max_num_seqs:
@@ -204,6 +235,8 @@ class Scheduler:
                 num_computed=request.num_computed,
                 blocks=tuple(request.blocks),
                 sampling=request.sampling,
+                speculation=request.speculation,
+                cache_salt=request.cache_salt,
             )
         )
         step.give(request, min(request.remaining, step.budget))
@@ -222,14 +255,17 @@ class Scheduler:
         if choice.error is not None:
             return [self._fail(request, choice.error)]
         request.num_computed += num_tokens
+        request.num_draft = choice.num_draft
         request.prompt_logprobs += choice.prompt_logprobs
-        self._sharing.publish(request)
         if bool(choice.tokens) == (request.remaining > 0):
             raise IntegrityError(f"{request.key!r} got {len(choice.tokens)} tokens with {request.remaining} to compute")
         if not choice.tokens:
+            self._sharing.publish(request)
             return []
         verdict = judge(request, choice.tokens)
         request.tokens += choice.tokens[: verdict.num_kept]
+        request.num_computed = min(request.num_computed + len(choice.tokens) - 1, len(request.tokens))
+        self._sharing.publish(request)
         if verdict.reason is not None:
             self._stop_running(request)
             self._forget(request)
@@ -243,6 +279,8 @@ class Scheduler:
                 num_cached_tokens=request.num_cached or 0,
                 finish_reason=verdict.reason,
                 stop_token_id=verdict.stop_token_id,
+                num_accepted=choice.num_accepted,
+                num_rejected=choice.num_rejected,
             )
         ]
 

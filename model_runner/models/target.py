@@ -19,6 +19,10 @@ class TargetModel(Protocol):
         """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`."""
         ...
 
+    def settle(self) -> None:
+        """Called after the first steps: what they did not need will not be needed later."""
+        ...
+
 
 class HFTargetModel:
     """A decoder-only model of transformers whose attention is ours.
@@ -32,10 +36,7 @@ class HFTargetModel:
         self._functions = ExactFunctions() if device.type == "cpu" else None
 
     def settle(self) -> None:
-        """Called after a first step: no longer watch for activation functions, if the model called none.
-
-        Watching costs some time at every operation.
-        """
+        """No longer watch for activation functions, if the model called none: it costs time at every operation."""
         if self._functions is not None and not self._functions.was_needed:
             self._functions = None
 

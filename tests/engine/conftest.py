@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from model_runner.config import Quantization, RunnerConfig
-from model_runner.contract import SamplingParams, StepPlan, StepResult, TokenLogprobs
+from model_runner.contract import SamplingParams, SpeculationStats, StepPlan, StepResult, TokenLogprobs
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -26,6 +26,8 @@ class Answer:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached: int = 0
     finish_reason: FinishReason | None = None
+    num_accepted: int = 0
+    num_rejected: int = 0
 
 
 class SharedRunner:
@@ -43,6 +45,9 @@ class SharedRunner:
         self._known.difference_update(released)
         self._known.update(admitted.key for admitted in plan.admitted)
         return self._runner.execute(replace(plan, released=released))
+
+    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
+        return self._runner.speculation_stats()
 
 
 @dataclass
@@ -65,6 +70,11 @@ class Harness:
         runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)
         return Engine(Scheduler(config, runner.num_blocks), runner)
 
+    def forget(self) -> None:
+        """Have the runner release what it still knows."""
+        self.runner._state.apply(StepPlan(tuple(self.known), (), (), ()))
+        self.known.clear()
+
     def run(self, engine: Engine, requests: Sequence[EngineRequest]) -> dict[tuple[str, int], Answer]:
         """Run the requests to their end."""
         answers: dict[tuple[str, int], Answer] = {}
@@ -81,6 +91,8 @@ class Harness:
                 answer.tokens += output.tokens
                 answer.logprobs += output.logprobs
                 answer.prompt_logprobs += output.prompt_logprobs
+                answer.num_accepted += output.num_accepted
+                answer.num_rejected += output.num_rejected
                 assert output.error is None, output.error
                 if output.finish_reason is not None:
                     answer.finish_reason = output.finish_reason

@@ -51,8 +51,7 @@ def make_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
         block_of=torch.tensor(blocks, dtype=torch.int64),
         offset_of=torch.from_numpy(places % block_size),
         logits_index=torch.arange(len(positions)),
-        sample_rows=torch.tensor([], dtype=torch.int64),
-        sampled=[],
+        samples=[],
         prompt_rows=[],
         paths=_tree_paths(chunks, positions) if any(c.parents is not None for c in chunks) else None,
     )

@@ -5,15 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model_runner.assemble import RunnerInfo, RunnerParts
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, StepResult
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.hf_attention import StepAttention
-from model_runner.runner import ModelRunner, RunnerInfo, RunnerParts
+from model_runner.runner import ModelRunner
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
+from model_runner.speculative.budget import Budget
+from model_runner.speculative.ngram import NgramProposer
+from model_runner.speculative.speculator import Speculator
+from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
 
 CPU = torch.device("cpu")
@@ -40,13 +45,16 @@ class SummingModel:
 def make_runner() -> tuple[ModelRunner, SummingModel]:
     model, cache = SummingModel(), KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
     sampling = SamplingState(4, VOCAB, CPU)
+    budget = Budget()
+    speculator = Speculator({"ngram": NgramProposer()}, budget, max_nodes=8)
     parts = RunnerParts(
         target=model,
         attention=ReferenceAttention(cache),
         kv_cache=cache,
-        state=RunnerState(4, BLOCK, sampling, CPU),
-        sampling=sampling,
-        sampler=Sampler(VOCAB, CPU),
+        state=RunnerState(4, BLOCK, sampling, speculator, CPU),
+        speculator=speculator,
+        budget=budget,
+        verifier=Verifier(sampling, Sampler(VOCAB, CPU)),
     )
     return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, "cpu", "float32", "float32", "none")), model
 

@@ -43,13 +43,14 @@ class Live:
     blocks: list
     sampling: SamplingParams
     hashes: list
+    num_offered: int = 0
 
 
 class SimulatedRunner:
-    """A result holds up to `burst` tokens, all but the last of which the next step computes along with it."""
+    """Offers up to `num_draft` drafts for each step, of which as many turn out right as the history says."""
 
-    def __init__(self, num_blocks, block_size, burst=1):
-        self.burst = burst
+    def __init__(self, num_blocks, block_size, num_draft=0):
+        self.num_draft = num_draft
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.kv = [[None] * block_size for _ in range(num_blocks)]
@@ -83,7 +84,9 @@ class SimulatedRunner:
             live = self.live[share.key]
             start, stop = live.num_computed, live.num_computed + share.num_tokens
             assert start < stop <= len(live.tokens)
-            for position in range(start, stop):
+            assert share.num_draft == 0 or stop == len(live.tokens), "drafts before the known tokens"
+            assert share.num_draft <= live.num_offered, "more drafts than were offered"
+            for position in range(start, stop + share.num_draft):
                 block = live.blocks[position // self.block_size]
                 if holders[block] > 1:
                     raise KVMismatchError(f"{share.key} writes to block {block}, which others hold as well")
@@ -96,6 +99,17 @@ class SimulatedRunner:
             block, offset = divmod(position, self.block_size)
             self.kv[live.blocks[block]][offset] = (salt_of(share.key), live.hashes[position])
         live.num_computed += share.num_tokens
+        for position in range(live.num_computed, live.num_computed + share.num_draft):
+            block, offset = divmod(position, self.block_size)
+            self.kv[live.blocks[block]][offset] = "a rejected draft"
+
+    def _keep_drafts(self, live, key, tokens):
+        """Accepted drafts have their KV at their own places: all tokens but the last."""
+        for token in tokens[:-1]:
+            live.hashes.append(extend_hash(live.hashes[-1], token))
+            block, offset = divmod(live.num_computed, self.block_size)
+            self.kv[live.blocks[block]][offset] = (salt_of(key), live.hashes[-1])
+            live.num_computed += 1
 
     def _check_kv(self, key):
         live = self.live[key]
@@ -113,12 +127,20 @@ class SimulatedRunner:
         if live.num_computed < len(live.tokens):
             return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs)
         tokens, logprobs, history = [], [], live.hashes[-1]
-        while len(tokens) < self.burst and (token := next_token(history, live.sampling)) != POISON:
+        num_right = history // VOCAB % (share.num_draft + 1)
+        while len(tokens) <= num_right and (token := next_token(history, live.sampling)) != POISON:
             tokens.append(token)
             logprobs.append(token_logprobs(history, token))
             history = extend_hash(history, token)
         if not tokens:
             return ChoiceResult(share.key, (), error="the logits are not finite")
         live.tokens += tokens
+        self._keep_drafts(live, share.key, tokens)
+        live.num_offered = history // VOCAB // 7 % (self.num_draft + 1)
         wanted = () if live.sampling.logprobs is None else tuple(logprobs)
-        return ChoiceResult(share.key, tuple(tokens), wanted, prompt_logprobs)
+        accepted = len(tokens) - 1
+        counts = (live.num_offered, accepted, share.num_draft - accepted)
+        return ChoiceResult(share.key, tuple(tokens), wanted, prompt_logprobs, *counts)
+
+    def speculation_stats(self):
+        return ()

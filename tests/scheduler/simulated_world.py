@@ -65,11 +65,11 @@ class Watched:
 class World:
     """Adds, aborts, restarts and steps at random. Every broken promise is an AssertionError or KVMismatchError."""
 
-    def __init__(self, seed, config, num_blocks, burst=1):
+    def __init__(self, seed, config, num_blocks, num_draft=0):
         self.random = random.Random(seed)
         self.config = config
         self.num_blocks = num_blocks
-        self.burst = burst
+        self.num_draft = num_draft
         self.live = {}  # key -> Watched, in the order of arrival
         self.num_steps = 0
         self.num_added = 0
@@ -100,7 +100,7 @@ class World:
     def _start_engine(self):
         self.num_scheduled = 0
         self.scheduler = Scheduler(self.config, self.num_blocks)
-        self.runner = SimulatedRunner(self.num_blocks, self.config.block_size, self.burst)
+        self.runner = SimulatedRunner(self.num_blocks, self.config.block_size, self.num_draft)
 
     def _add(self):
         pick = self.random
@@ -176,14 +176,16 @@ class World:
 
     def _check_plan(self, plan):
         num_tokens = sum(share.num_tokens for share in plan.scheduled)
-        assert num_tokens <= self.config.max_num_batched_tokens
+        num_draft = sum(share.num_draft for share in plan.scheduled)
+        assert num_tokens + num_draft <= self.config.max_num_batched_tokens
+        self.tally["drafted"] += num_draft
         self.num_scheduled += num_tokens
         assert self.scheduler.stats().scheduled_tokens == self.num_scheduled
         running = [key for key in self.runner.live if key in self.live]
         assert len(running) <= self.config.max_num_seqs
         scheduled = [share.key for share in plan.scheduled]
         assert scheduled == running[: len(scheduled)], "not in admission order"
-        assert scheduled == running or self.burst > 1, "a running choice was left out"
+        assert scheduled == running, "a running choice was left out"
         self.tally["forked"] += len(plan.copies)
         self.tally["reused"] += sum(admitted.num_computed > 0 for admitted in plan.admitted)
         if self.config.policy == "fcfs":

@@ -1,0 +1,148 @@
+"""What a runner is made of, and putting it together from a configuration."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from model_runner.attention.backend import AttentionBackend
+from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.attention.reference import ReferenceAttention
+from model_runner.config import RunnerConfig
+from model_runner.cores import available_cores
+from model_runner.kernels.build import NoKernelsError, build_kernels
+from model_runner.kernels.library import Kernels
+from model_runner.kv_cache import KVCache, resolve_kv_dtype
+from model_runner.memory import MemoryPlan, StorageTypes, plan_memory
+from model_runner.models.fused import bind_layers
+from model_runner.models.inspection import inspect_model
+from model_runner.models.loading import (
+    load_config,
+    load_model,
+    resolve_device,
+    resolve_dtype,
+    resolve_quantization,
+)
+from model_runner.models.repository import cache_folder
+from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.sampler import Sampler
+from model_runner.speculative.budget import Budget
+from model_runner.speculative.methods import make_proposers
+from model_runner.speculative.speculator import Speculator
+from model_runner.speculative.verify import Verifier
+from model_runner.state import RunnerState
+
+logger = logging.getLogger("samewise.runner")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What a loaded runner can do."""
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    device: str
+    dtype: str
+    """Of the weights in products."""
+    kv_dtype: str
+    kernels: str
+    """The instruction set of the native kernels, "none" without them."""
+    speculation_methods: tuple[str, ...] = ()
+    """Methods that a request can name."""
+    weights_s: float = 0.0
+    """Seconds that reading and packing the weights took."""
+    first_step_s: float = 0.0
+    """Seconds that the warm-up took."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What a runner is made of; tests put fakes in place of some."""
+
+    target: TargetModel
+    attention: AttentionBackend[Any]
+    kv_cache: KVCache
+    state: RunnerState
+    speculator: Speculator
+    budget: Budget
+    verifier: Verifier
+
+
+def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
+    """Plan the memory, load the model and make everything around it.
+
+    Raises:
+        DoesNotFitError: if weights and cache do not fit in memory.
+        UnsupportedModelError: if the architecture cannot be served.
+        ValueError: if device or dtype cannot be had.
+    """
+    device = resolve_device(config.device)
+    threads = config.threads or available_cores()
+    torch.set_num_threads(threads)
+    kernels = _load_kernels(threads) if device.type == "cpu" else None
+    hf_config = load_config(config.model)
+    types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
+    shape = inspect_model(hf_config)
+    plan = plan_memory(shape, config, types, device)
+    for line in plan.lines():
+        logger.info(line)
+
+    start = time.perf_counter()
+    int8 = kernels if types.weights == torch.int8 else None
+    model = load_model(config.model, hf_config, types.compute, device, int8)
+    weights_s = time.perf_counter() - start
+    kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, types.kv, device)
+    if int8 is not None:
+        bind_layers(model, cache_structs(kv_cache))
+    sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
+    sampler = Sampler(shape.vocab_size, device, config.logprobs_mode, kernels)
+    budget = Budget()
+    speculator = Speculator(make_proposers(), budget, config.num_draft_tokens)
+    parts = RunnerParts(
+        target=HFTargetModel(model, device),
+        attention=ReferenceAttention(kv_cache) if kernels is None else NativeAttention(kernels, kv_cache),
+        kv_cache=kv_cache,
+        state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, device),
+        speculator=speculator,
+        budget=budget,
+        verifier=Verifier(sampling, sampler),
+    )
+    isa = "none" if kernels is None else kernels.isa
+    return parts, _describe(plan, shape.vocab_size, isa, speculator.methods, weights_s)
+
+
+def _describe(plan: MemoryPlan, vocab_size: int, isa: str, methods: tuple[str, ...], weights_s: float) -> RunnerInfo:
+    return RunnerInfo(
+        vocab_size=vocab_size,
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        device=plan.device,
+        dtype=plan.dtype,
+        kv_dtype=plan.kv_dtype,
+        kernels=isa,
+        speculation_methods=methods,
+        weights_s=weights_s,
+    )
+
+
+def _load_kernels(threads: int) -> Kernels | None:
+    """The native kernels; None, with a warning, where they cannot be built."""
+    try:
+        return Kernels(build_kernels(cache_folder()), threads)
+    except NoKernelsError as error:
+        logger.warning("no native kernels, so the server runs several times slower, in float32: %s", error)
+        return None
+
+
+def _resolve_types(
+    config: RunnerConfig, compute: torch.dtype, device: torch.device, kernels: Kernels | None
+) -> StorageTypes:
+    int8 = resolve_quantization(config.quantization, device, kernels)
+    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, int8_weights=int8)
+    return StorageTypes(compute, torch.int8 if int8 else compute, kv)

@@ -1,0 +1,32 @@
+"""From what a proposer believes to what happens."""
+
+import numpy as np
+
+_BINS = 10
+_PRIOR = 4.0
+"""Observations that the proposer's own guess counts as."""
+_MEMORY = 0.995
+"""What is left of an observation's weight after the next in its bin."""
+
+
+class Calibration:
+    """The share of a method's nodes that were accepted, by the confidence that it gave them."""
+
+    def __init__(self) -> None:
+        self._accepted = np.zeros(_BINS)
+        self._seen = np.zeros(_BINS)
+
+    def probability(self, confidence: float) -> float:
+        """That a node with this confidence follows its parent."""
+        place = _bin(confidence)
+        return float((_PRIOR * confidence + self._accepted[place]) / (_PRIOR + self._seen[place]))
+
+    def observe(self, confidence: float, *, accepted: bool) -> None:
+        """A node whose parent was accepted was accepted, or not."""
+        place = _bin(confidence)
+        self._accepted[place] = _MEMORY * self._accepted[place] + accepted
+        self._seen[place] = _MEMORY * self._seen[place] + 1
+
+
+def _bin(confidence: float) -> int:
+    return min(int(confidence * _BINS), _BINS - 1)

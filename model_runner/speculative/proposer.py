@@ -1,0 +1,90 @@
+"""What a method of speculation has to do, and what it gets to know."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from model_runner.batch import IntArray
+from model_runner.contract import SamplingParams, Speculation
+from model_runner.draft_tree import DraftTree
+from model_runner.sampling.noise import Stream, noise_key
+
+
+class Feature(StrEnum):
+    """What the target can tell a proposer of every token that it computes."""
+
+    LAST_HIDDEN = "last_hidden"
+    """What the head reads: the last layer's output after the final norm."""
+    LAYERS = "layers"
+    """What enters a low, a middle and a high layer, side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewChoice:
+    """A choice whose drafts a proposer is to make from now on."""
+
+    slot: int
+    tokens: Sequence[int]
+    """Prompt, and output if the choice is resumed. Grows as the choice does; not to be changed."""
+    num_prompt: int
+    sampling: SamplingParams
+    speculation: Speculation
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceStep:
+    """What a step brought one choice."""
+
+    slot: int
+    tokens: Sequence[int]
+    """All that are known now. Not to be changed."""
+    num_prompt: int
+    num_new: int
+    """How many of them are new; 0 while the prompt is being computed."""
+    num_computed: int
+    """Leading tokens whose keys and values are in `blocks`."""
+    rows: IntArray
+    """Rows of the step's features for the tokens computed in it that stay, the last of num_computed, in order."""
+    blocks: Sequence[int]
+    max_nodes: int
+    """How many nodes the tree may have; 0 if none is wanted."""
+    sampling: SamplingParams
+
+    def noise_key(self, depth: int) -> int:
+        """The key of the noise with which the target will draw the token `depth` ahead of the last known one.
+
+        A proposer that draws its guesses with the same noise is right more often (arXiv:2408.07978).
+        """
+        position = len(self.tokens) - self.num_prompt + depth - 1
+        return noise_key(self.sampling.seed, self.sampling.choice, Stream.TARGET, position)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStep:
+    """What a step brought all choices of one proposer."""
+
+    choices: Sequence[ChoiceStep]
+    features: Mapping[Feature, Tensor]
+    """Those that the proposer needs, [T, width] each, for all tokens of the step."""
+
+
+class Proposer(Protocol):
+    """Suggests continuations. Decides how fast tokens come, never (in match mode) which."""
+
+    needs: frozenset[Feature]
+
+    def begin(self, choice: NewChoice) -> None:
+        """A choice begins, or begins again after preemption."""
+        ...
+
+    def propose(self, step: TargetStep) -> list[DraftTree]:
+        """One tree for each choice of the step, of at most its `max_nodes`."""
+        ...
+
+    def end(self, slot: int) -> None:
+        """The choice in the slot has ended or was preempted."""
+        ...

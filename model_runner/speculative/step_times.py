@@ -1,0 +1,54 @@
+"""How long a step takes, by its rows and their context, learned from the steps themselves."""
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+_ROWS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024], dtype=np.float64)
+_SPEED_RATE = 0.2
+"""How quickly the estimate of the machine's speed follows, and ..."""
+_SHAPE_RATE = 0.05
+"""... that of a row count beside the others, once it has been seen often."""
+_OUTLIER = 3.0
+"""A step that took so many times longer than expected was disturbed, and counts as this."""
+
+
+class StepTimes:
+    """Seconds of a step as speed * (a curve over rows + a slope * summed context of the rows).
+
+    The curve has knots, between which it is straight. What slows all steps down for a while moves the speed alone, so
+    that the counts of rows that do not occur then are not left behind.
+    """
+
+    def __init__(self, rows: FloatArray, seconds: FloatArray, per_context: float) -> None:
+        """Start from measured times of steps with these (ascending) numbers of rows, without context.
+
+        Args:
+            rows: [n] at least two.
+            seconds: [n] of each.
+            per_context: seconds for each position that a row attends to.
+        """
+        slope = max((seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]), 0.0)
+        beyond = seconds[-1] + slope * np.maximum(_ROWS - rows[-1], 0)
+        self._curve = np.maximum.accumulate(np.where(rows[-1] >= _ROWS, np.interp(_ROWS, rows, seconds), beyond))
+        self._per_context = per_context
+        self._speed = 1.0
+        self._seen = np.ones(len(_ROWS))
+
+    def predict(self, rows: FloatArray, context: FloatArray) -> FloatArray:
+        """Seconds of steps with these numbers of rows and summed contexts."""
+        return self._speed * (np.interp(rows, _ROWS, self._curve) + self._per_context * context)
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """Take in what a step took."""
+        expected = float(self.predict(np.array([rows]), np.array([context]))[0])
+        ratio = min(seconds / expected, _OUTLIER)
+        self._speed *= ratio**_SPEED_RATE
+        upper = min(int(np.searchsorted(_ROWS, rows)), len(_ROWS) - 1)
+        lower = max(upper - 1, 0)
+        share = (rows - _ROWS[lower]) / (_ROWS[upper] - _ROWS[lower]) if upper > lower else 1.0
+        for knot, weight in ((lower, 1 - share), (upper, min(share, 1.0))):
+            self._curve[knot] *= ratio ** (weight * max(_SHAPE_RATE, 1 / (1 + self._seen[knot])))
+            self._seen[knot] += weight
+        self._curve = np.maximum.accumulate(self._curve)

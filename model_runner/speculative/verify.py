@@ -1,0 +1,100 @@
+"""Which drafts stand: the target walks along each tree for as long as it finds its own tokens there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from model_runner.batch import SampleRows
+from model_runner.contract import TokenLogprobs
+from model_runner.draft_tree import ROOT
+from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.sampler import Sampler
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a step decided for one choice."""
+
+    tokens: list[int] = field(default_factory=list)
+    """The new tokens. All but the last were drafts: they are computed."""
+    nodes: list[int] = field(default_factory=list)
+    """The draft nodes that these tokens stand at, from the root's child on: one fewer than tokens."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Walk:
+    sample: SampleRows
+    slot: int
+    children: dict[tuple[int, int], int]
+    verdict: Verdict
+    node: int | None = ROOT
+    """Where the walk stands; None at its end."""
+
+
+class Verifier:
+    """Draws the target's tokens, one level of all trees at a time.
+
+    Every token is drawn by the target as it would be without drafts: from the logits after all tokens before it, with
+    penalties, bans and noise for exactly these. A draft only decides whether the next one is known already. So the
+    tokens are the same with any draft or none (sample and match; Chen and Sarathi's coupling, arXiv:2408.07978).
+    """
+
+    def __init__(self, sampling: SamplingState, sampler: Sampler) -> None:
+        self._sampling = sampling
+        self._sampler = sampler
+
+    def __call__(self, logits: Tensor, samples: Sequence[SampleRows], slots: Sequence[int]) -> list[Verdict]:
+        """One verdict for each of `samples`, whose choices have these slots; tokens go to the slots' histories.
+
+        Args:
+            logits: [rows, vocab] of the step.
+            samples: the choices that are ready.
+            slots: of the same choices.
+        """
+        walks = [
+            _Walk(sample, slot, sample.tree.children(), Verdict()) for sample, slot in zip(samples, slots, strict=True)
+        ]
+        going = walks
+        while going:
+            self._take_step(logits, going)
+            going = [walk for walk in going if walk.node is not None]
+        return [walk.verdict for walk in walks]
+
+    def _take_step(self, logits: Tensor, walks: Sequence[_Walk]) -> None:
+        rows = [walk.sample.row_of(walk.node) for walk in walks if walk.node is not None]
+        picks = self._sampler(_take(logits, rows), self._sampling.rows([walk.slot for walk in walks]))
+        for walk, token, logprobs, error in zip(walks, picks.tokens, picks.logprobs, picks.errors, strict=True):
+            if error is None:
+                self._follow(walk, token, logprobs)
+            else:
+                _give_up(walk, error)
+
+    def _follow(self, walk: _Walk, token: int, logprobs: TokenLogprobs | None) -> None:
+        assert walk.node is not None
+        walk.verdict.tokens.append(token)
+        if logprobs is not None:
+            walk.verdict.logprobs.append(logprobs)
+        self._sampling.commit(walk.slot, (token,))
+        walk.node = walk.children.get((walk.node, token))
+        if walk.node is not None:
+            walk.verdict.nodes.append(walk.node)
+
+
+def _give_up(walk: _Walk, error: str) -> None:
+    """At the last known token the choice has failed. At a draft it has not got there yet: the next step will tell."""
+    if walk.node == ROOT:
+        walk.verdict.error = error
+    else:
+        walk.verdict.nodes.pop()
+    walk.node = None
+
+
+def _take(logits: Tensor, rows: list[int]) -> Tensor:
+    """These rows; not a copy if they are all, in order."""
+    if rows == list(range(len(logits))):
+        return logits
+    return logits.index_select(0, torch.tensor(rows, device=logits.device))
