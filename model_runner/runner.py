@@ -81,7 +81,7 @@ class ModelRunner:
         prompts = self._prompt_logprobs(logits, batch, [choice.sampling for choice in choices])
         of_choice = dict(zip((sample.choice for sample in batch.samples), verdicts, strict=True))
         steps = self._commit(plan, choices, [of_choice.get(index, Verdict()) for index in range(len(choices))], batch)
-        offers = self._speculator.propose(_next_load(choices, verdicts), steps, {})
+        offers = self._speculator.propose(_next_load(choices, verdicts), steps, self._target.features())
         return StepResult(
             tuple(
                 _result(

@@ -1,5 +1,6 @@
 """The model that answers: flat tokens in, logits out."""
 
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel
 
 from model_runner.batch import Batch
 from model_runner.models.activations import ExactFunctions
+from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention
 
 
@@ -17,6 +19,10 @@ class TargetModel(Protocol):
 
     def forward(self, batch: Batch, attention: StepAttention) -> Tensor:
         """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`."""
+        ...
+
+    def features(self) -> Mapping[Feature, Tensor]:
+        """What proposers want to know of all tokens of the last forward pass, [T, width] each."""
         ...
 
     def settle(self) -> None:
@@ -31,14 +37,20 @@ class HFTargetModel:
     scaled logits) is done.
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+    def __init__(self, model: PreTrainedModel, device: torch.device, needs: Collection[Feature] = ()) -> None:
+        """`needs` are the features to take from each forward pass. Raises UnsupportedModelError if it has them not."""
         self._model = model
+        self._tap = FeatureTap(model, needs)
         self._functions = ExactFunctions() if device.type == "cpu" else None
 
     def settle(self) -> None:
         """No longer watch for activation functions, if the model called none: it costs time at every operation."""
         if self._functions is not None and not self._functions.was_needed:
             self._functions = None
+
+    def features(self) -> Mapping[Feature, Tensor]:
+        """See TargetModel.features."""
+        return self._tap.take()
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: StepAttention) -> Tensor:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
-from model_runner.speculative.proposer import Feature, NewChoice, TargetStep
+from model_runner.models.features import Feature
+from model_runner.speculative.proposer import NewChoice, TargetStep
 
 _LONGEST = 4
 """Tokens of context that are matched at most, and ..."""

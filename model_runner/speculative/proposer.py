@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from torch import Tensor
@@ -10,16 +9,8 @@ from torch import Tensor
 from model_runner.batch import IntArray
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.draft_tree import DraftTree
+from model_runner.models.features import Feature
 from model_runner.sampling.noise import Stream, noise_key
-
-
-class Feature(StrEnum):
-    """What the target can tell a proposer of every token that it computes."""
-
-    LAST_HIDDEN = "last_hidden"
-    """What the head reads: the last layer's output after the final norm."""
-    LAYERS = "layers"
-    """What enters a low, a middle and a high layer, side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +67,7 @@ class Proposer(Protocol):
     """Suggests continuations. Decides how fast tokens come, never (in match mode) which."""
 
     needs: frozenset[Feature]
+    """What the target has to tell of the tokens that it computes."""
 
     def begin(self, choice: NewChoice) -> None:
         """A choice begins, or begins again after preemption."""

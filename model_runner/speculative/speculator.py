@@ -10,9 +10,10 @@ from torch import Tensor
 from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation, SpeculationStats
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
+from model_runner.models.features import Feature
 from model_runner.speculative.budget import Budget, StepLoad
 from model_runner.speculative.calibration import Calibration
-from model_runner.speculative.proposer import ChoiceStep, Feature, NewChoice, Proposer, TargetStep
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
 from model_runner.speculative.verify import Verdict
 
 
@@ -78,12 +79,6 @@ class Speculator:
     def methods(self) -> tuple[str, ...]:
         """The names that requests can use."""
         return tuple(sorted(self._proposers))
-
-    def needs(self) -> frozenset[Feature]:
-        """The features that proposers of running choices want of the step at hand."""
-        return frozenset[Feature]().union(
-            *(self._proposers[choice.speculation.method].needs for choice in self._choices.values())
-        )
 
     def begin(self, slot: int, tokens: Sequence[int], admitted: AdmittedRequest) -> None:
         """A choice starts; `tokens` is the list that grows with it."""

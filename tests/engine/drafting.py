@@ -4,7 +4,8 @@ import random
 from collections.abc import Mapping, Sequence
 
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.speculative.proposer import ChoiceStep, Feature, NewChoice, TargetStep
+from model_runner.models.features import Feature
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
 
 
 class KnowingProposer:

@@ -34,6 +34,12 @@ class SummingModel:
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
 
+    def features(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def settle(self) -> None:
+        pass
+
     def forward(self, batch: Batch, attention: StepAttention) -> torch.Tensor:
         self.rows.append(batch.logits_index.tolist())
         values = torch.where(batch.tokens == POISON, torch.nan, batch.tokens.float()).view(-1, 1, 1)
