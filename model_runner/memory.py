@@ -62,20 +62,28 @@ class MemoryPlan:
         ]
 
 
-def plan_memory(shape: ModelShape, config: RunnerConfig, types: StorageTypes, device: torch.device) -> MemoryPlan:
-    """Size the KV cache from free memory, or from the configuration.
+def plan_memory(
+    shape: ModelShape,
+    config: RunnerConfig,
+    types: StorageTypes,
+    device: torch.device,
+    draft: ModelShape | None = None,
+) -> MemoryPlan:
+    """Size the KV cache from free memory, or from the configuration. A draft model lives in the same memory.
 
     Raises:
         DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
         ValueError: if the asked-for length is beyond the model's own.
     """
     free = free_memory(device)
-    weights = _weight_bytes(shape, types, device)
-    per_token = sum(kv.num_bytes(types.kv) for kv in shape.kv)
+    models = [shape] if draft is None else [shape, draft]
+    weights = sum(_weight_bytes(model, types, device) for model in models)
+    per_token = sum(kv.num_bytes(types.kv) for model in models for kv in model.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:
         raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {device}")
-    loading = shape.num_parameters * types.compute.itemsize  # before they are packed, one by one
+    unpacked = sum(model.num_parameters for model in models)  # weights are packed one by one, after all were read
+    loading = unpacked * types.compute.itemsize
     if loading > free:
         raise DoesNotFitError(f"loading the weights takes {_size(loading)} and {_size(free)} are free on {device}")
 
