@@ -20,8 +20,10 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
 
 def _first_layers_of_decoder(decoder: nn.Module, count: int) -> nn.Module:
     truncated = _shallow_copy(decoder)
-    layers: Any = decoder.layers
-    truncated.layers = nn.ModuleList(layers[:count])
+    num_layers = decoder.config.num_hidden_layers  # type: ignore[union-attr]
+    for name, child in decoder.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == num_layers:
+            setattr(truncated, name, child[:count])
     config: Any = copy.copy(decoder.config)
     config.num_hidden_layers = count
     truncated.config = config
