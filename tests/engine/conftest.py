@@ -14,6 +14,8 @@ from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
 
+SMALL_VOCAB = 24
+"""So few tokens that outputs of a random model repeat themselves, and there is something to guess."""
 GREEDY = SamplingParams(temperature=0.0, logprobs=3, stop_token_ids=(2,))
 
 
@@ -102,7 +104,7 @@ class Harness:
 
 
 @pytest.fixture(scope="session")
-def load(tiny_model: Callable[[str], Path], embedded_folder: Path) -> Callable[..., Harness]:
+def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[..., Harness]:
     """Returns a function from a family's name, or "embedded", and a quantization to a harness with its model."""
     made: dict[tuple[str, Quantization], Harness] = {}
 
@@ -117,5 +119,21 @@ def load(tiny_model: Callable[[str], Path], embedded_folder: Path) -> Callable[.
             )
             made[key] = Harness(ModelRunner.load(config))
         return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def load_drafting(tiny_model: Callable[..., Path]) -> Callable[[], Harness]:
+    """Returns a function to a harness with a tiny model that can speculate by every method."""
+
+    def make() -> Harness:
+        config = RunnerConfig(
+            model=tiny_model("llama", SMALL_VOCAB),
+            draft_model=tiny_model("qwen3", SMALL_VOCAB),
+            kv_cache_gib=0.02,
+            max_num_seqs=34,
+        )
+        return Harness(ModelRunner.load(config))
 
     return make
