@@ -1,13 +1,14 @@
 """Real engines on tiny models and on the embedded one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from bench.shared_runner import SharedRunner
 from model_runner.config import Quantization, RunnerConfig
-from model_runner.contract import SamplingParams, SpeculationStats, StepPlan, StepResult, TokenLogprobs
+from model_runner.contract import SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -30,26 +31,6 @@ class Answer:
     finish_reason: FinishReason | None = None
     num_accepted: int = 0
     num_rejected: int = 0
-
-
-class SharedRunner:
-    """A runner that several engines use one after the other, with as many blocks as each is given."""
-
-    def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:
-        self.num_blocks = num_blocks
-        self._runner = runner
-        self._known = known
-        self._is_fresh = True
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        released = tuple(self._known) if self._is_fresh else plan.released
-        self._is_fresh = False
-        self._known.difference_update(released)
-        self._known.update(admitted.key for admitted in plan.admitted)
-        return self._runner.execute(replace(plan, released=released))
-
-    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        return self._runner.speculation_stats()
 
 
 @dataclass
