@@ -37,6 +37,7 @@ from model_runner.models.loading import (
     resolve_dtype,
     resolve_quantization,
 )
+from model_runner.models.native import NativePacker
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.logprobs import prompt_logprobs
@@ -112,12 +113,12 @@ class ModelRunner:
             logger.info(line)
 
         start = time.perf_counter()
-        int8 = kernels if types.weights == torch.int8 else None
-        model = load_model(config.model, hf_config, types.compute, device, int8)
+        packer = NativePacker(kernels, types.weights) if kernels and types.weights else None
+        model = load_model(config.model, hf_config, types.compute, device, packer)
         weights_s = time.perf_counter() - start
         target = HFTargetModel(model, device)
         kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, types.kv, device)
-        if int8 is not None:
+        if packer is not None:
             bind_layers(model, cache_structs(kv_cache))
         sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
         runner = cls(
@@ -206,9 +207,9 @@ def _load_kernels(threads: int) -> Kernels | None:
 def _resolve_types(
     config: RunnerConfig, compute: torch.dtype, device: torch.device, kernels: Kernels | None
 ) -> StorageTypes:
-    int8 = resolve_quantization(config.quantization, device, kernels)
-    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, int8_weights=int8)
-    return StorageTypes(compute, torch.int8 if int8 else compute, kv)
+    weights = resolve_quantization(config.quantization, device, kernels)
+    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, quantized_weights=weights is not None)
+    return StorageTypes(compute, weights, kv)
 
 
 def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:
