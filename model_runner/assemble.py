@@ -28,6 +28,7 @@ from model_runner.models.loading import (
     resolve_dtype,
     resolve_quantization,
 )
+from model_runner.models.native import NativePacker
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.rows import SamplingState
@@ -144,12 +145,12 @@ class _Loader:
     blocks: Blocks
 
     def load(self, folder: Path, shape: ModelShape) -> _Loaded:
-        int8 = self.kernels if self.types.weights == torch.int8 else None
-        model = load_model(folder, load_config(folder), self.types.compute, self.device, int8)
+        packer = NativePacker(self.kernels, self.types.weights) if self.kernels and self.types.weights else None
+        model = load_model(folder, load_config(folder), self.types.compute, self.device, packer)
         kv_cache = KVCache(shape.kv, self.blocks.with_scratch, self.blocks.block_size, self.types.kv, self.device)
         if self.kernels is None:
             return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))
-        if int8 is not None:
+        if packer is not None:
             bind_layers(model, cache_structs(kv_cache))
         return _Loaded(model, kv_cache, NativeAttention(self.kernels, kv_cache))
 
@@ -181,6 +182,6 @@ def _load_kernels(threads: int) -> Kernels | None:
 def _resolve_types(
     config: RunnerConfig, compute: torch.dtype, device: torch.device, kernels: Kernels | None
 ) -> StorageTypes:
-    int8 = resolve_quantization(config.quantization, device, kernels)
-    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, int8_weights=int8)
-    return StorageTypes(compute, torch.int8 if int8 else compute, kv)
+    weights = resolve_quantization(config.quantization, device, kernels)
+    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, quantized_weights=weights is not None)
+    return StorageTypes(compute, weights, kv)
