@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from server.capabilities import ENDPOINTS, FieldCapability, describe_fields
-from server.served_model import GenerationDefaults
 
 TARGET = Path(__file__).parent / "api.md"
 INTRODUCTION = """\
@@ -32,6 +31,29 @@ temperature, typical_p, top_k (keeps ties), top_p, min_p, and a draw. The noise 
 position and token alone. Logprobs are of the raw distribution unless the server runs with `--logprobs processed`.
 
 Special tokens written out in a prompt or a message are read as such, as in other servers of this kind.
+
+## Speculation
+
+Tokens are guessed ahead by one of several methods, and the model verifies several at a time. `speculation` says how
+for one request; a request without it takes the server's `--speculation`. `GET /v1/capabilities` lists the methods of
+the server at hand. It goes together with every other parameter: `verify` alone decides what it means for the answer.
+
+| `verify` | the answer |
+|---|---|
+| `match`, the default | the same tokens and logprobs as without speculation, whatever method is used |
+| `rejection` | drawn from the same distribution, but other tokens: the seed need not give the same answer again |
+| `typical` | drawn from another distribution, which favours what was guessed (Medusa's typical acceptance) |
+
+An answer that was verified by one of the latter two says so: it and all of its chunks have `"verification":
+"rejection"` or `"typical"` beside `seed`.
+
+`prediction` (OpenAI's predicted outputs) is what the answer will probably be, such as a file before a small change. Its
+tokens are drafts like any other: with `match` they never change the answer. It needs the method `prediction`, which is
+then the default, or `auto`, and goes together with `n`, logprobs, penalties and everything else.
+
+`usage.completion_tokens_details` counts the draft tokens of any method, over all choices: those that became output as
+`accepted_prediction_tokens`, the others that were verified as `rejected_prediction_tokens`. Only the former are among
+the `completion_tokens`.
 
 ## Errors
 
@@ -65,7 +87,7 @@ def render() -> str:
     """The whole page."""
     parts = [INTRODUCTION]
     for path, request in ENDPOINTS.items():
-        fields = describe_fields(request, GenerationDefaults())
+        fields = describe_fields(request, {})
         parts.append(f"## POST {path}\n")
         parts += [_table(fields, support) for support in ("honoured", "no_effect", "refused")]
     return "\n".join(part for part in parts if part).rstrip() + "\n"
@@ -84,7 +106,19 @@ def _table(fields: Mapping[str, FieldCapability], support: str) -> str:
     for name, field in rows.items():
         default = "required" if field.required else "" if field.default is None else f"`{json.dumps(field.default)}`"
         lines.append(f"| `{name}` | {_values(field.values)} | {default} | {_notes(field)} |")
+        lines += _property_rows(name, field.values)
     return "\n".join([*lines, ""])
+
+
+def _property_rows(path: str, schema: Mapping[str, Any]) -> list[str]:
+    """The properties of an object that a field may be."""
+    rows = [
+        row for option in [*schema.get("anyOf", []), *schema.get("oneOf", [])] for row in _property_rows(path, option)
+    ]
+    for name, values in schema.get("properties", {}).items():
+        needed = "required" if name in schema.get("required", []) else ""
+        rows.append(f"| `{path}.{name}` | {_values(values)} | {needed} | {values.get('description', '')} |")
+    return rows
 
 
 def _notes(field: FieldCapability) -> str:

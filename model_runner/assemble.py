@@ -3,9 +3,11 @@
 import logging
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention, cache_structs
@@ -16,8 +18,9 @@ from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, resolve_kv_dtype
 from model_runner.memory import MemoryPlan, StorageTypes, plan_memory
+from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers
-from model_runner.models.inspection import inspect_model
+from model_runner.models.inspection import ModelShape, inspect_model
 from model_runner.models.loading import (
     load_config,
     load_model,
@@ -25,12 +28,13 @@ from model_runner.models.loading import (
     resolve_dtype,
     resolve_quantization,
 )
+from model_runner.models.native import NativePacker
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.methods import make_proposers
+from model_runner.speculative.methods import Blocks, DraftModel, check_tokenizers, make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
@@ -88,25 +92,33 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     hf_config = load_config(config.model)
     types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
     shape = inspect_model(hf_config)
-    plan = plan_memory(shape, config, types, device)
+    draft_shape = None
+    if config.draft_model is not None:
+        check_tokenizers(config.model, config.draft_model)
+        draft_shape = inspect_model(load_config(config.draft_model))
+    plan = plan_memory(shape, config, types, device, draft_shape)
     for line in plan.lines():
         logger.info(line)
 
     start = time.perf_counter()
-    int8 = kernels if types.weights == torch.int8 else None
-    model = load_model(config.model, hf_config, types.compute, device, int8)
+    blocks = Blocks(plan.num_blocks, config.block_size, config.max_num_seqs)
+    loader = _Loader(types, device, kernels, blocks)
+    target = loader.load(config.model, shape)
+    draft = None
+    if config.draft_model is not None and draft_shape is not None:
+        loaded = loader.load(config.draft_model, draft_shape)
+        draft = DraftModel(HFTargetModel(loaded.model, device), loaded.attention)
     weights_s = time.perf_counter() - start
-    kv_cache = KVCache(shape.kv, plan.num_blocks, config.block_size, types.kv, device)
-    if int8 is not None:
-        bind_layers(model, cache_structs(kv_cache))
     sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
     sampler = Sampler(shape.vocab_size, device, config.logprobs_mode, kernels)
     budget = Budget()
-    speculator = Speculator(make_proposers(), budget, config.num_draft_tokens)
+    proposers = make_proposers(target.model, target.attention, blocks, draft)
+    speculator = Speculator(proposers, budget, config.num_draft_tokens)
+    needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
     parts = RunnerParts(
-        target=HFTargetModel(model, device),
-        attention=ReferenceAttention(kv_cache) if kernels is None else NativeAttention(kernels, kv_cache),
-        kv_cache=kv_cache,
+        target=HFTargetModel(target.model, device, needs),
+        attention=target.attention,
+        kv_cache=target.kv_cache,
         state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, device),
         speculator=speculator,
         budget=budget,
@@ -114,6 +126,33 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     )
     isa = "none" if kernels is None else kernels.isa
     return parts, _describe(plan, shape.vocab_size, isa, speculator.methods, weights_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    model: PreTrainedModel
+    kv_cache: KVCache
+    attention: AttentionBackend[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Loads models onto a device, each with a cache of its own."""
+
+    types: StorageTypes
+    device: torch.device
+    kernels: Kernels | None
+    blocks: Blocks
+
+    def load(self, folder: Path, shape: ModelShape) -> _Loaded:
+        packer = NativePacker(self.kernels, self.types.weights) if self.kernels and self.types.weights else None
+        model = load_model(folder, load_config(folder), self.types.compute, self.device, packer)
+        kv_cache = KVCache(shape.kv, self.blocks.with_scratch, self.blocks.block_size, self.types.kv, self.device)
+        if self.kernels is None:
+            return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))
+        if packer is not None:
+            bind_layers(model, cache_structs(kv_cache))
+        return _Loaded(model, kv_cache, NativeAttention(self.kernels, kv_cache))
 
 
 def _describe(plan: MemoryPlan, vocab_size: int, isa: str, methods: tuple[str, ...], weights_s: float) -> RunnerInfo:
@@ -143,6 +182,6 @@ def _load_kernels(threads: int) -> Kernels | None:
 def _resolve_types(
     config: RunnerConfig, compute: torch.dtype, device: torch.device, kernels: Kernels | None
 ) -> StorageTypes:
-    int8 = resolve_quantization(config.quantization, device, kernels)
-    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, int8_weights=int8)
-    return StorageTypes(compute, torch.int8 if int8 else compute, kv)
+    weights = resolve_quantization(config.quantization, device, kernels)
+    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, quantized_weights=weights is not None)
+    return StorageTypes(compute, weights, kv)

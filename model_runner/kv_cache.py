@@ -40,7 +40,7 @@ class Move(NamedTuple):
 
 
 def resolve_kv_dtype(
-    asked: KVCacheDType, dtype: torch.dtype, device: torch.device, *, int8_weights: bool
+    asked: KVCacheDType, dtype: torch.dtype, device: torch.device, *, quantized_weights: bool
 ) -> torch.dtype:
     """What keys and values are stored as; `dtype` is what the model computes in.
 
@@ -48,7 +48,7 @@ def resolve_kv_dtype(
         ValueError: for a type that the device's attention cannot read.
     """
     if asked == "auto":
-        return torch.bfloat16 if device.type == "cpu" and int8_weights else dtype
+        return torch.bfloat16 if device.type == "cpu" and quantized_weights else dtype
     wanted: torch.dtype = getattr(torch, asked)
     if device.type != "cpu" and wanted != dtype:
         name = str(dtype).removeprefix("torch.")

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from model_runner.config import RunnerConfig
+from model_runner.kernels.library import WeightKind
 from model_runner.models.inspection import ModelShape
 
 GIB = 1 << 30
@@ -26,8 +27,8 @@ class StorageTypes:
 
     compute: torch.dtype
     """What the model computes in; embeddings and norms."""
-    weights: torch.dtype
-    """Weights of linears, experts and the head."""
+    weights: WeightKind | None
+    """Weights of linears, experts and the head; None: as the model computes."""
     kv: torch.dtype
     """Keys and values."""
 
@@ -62,20 +63,28 @@ class MemoryPlan:
         ]
 
 
-def plan_memory(shape: ModelShape, config: RunnerConfig, types: StorageTypes, device: torch.device) -> MemoryPlan:
-    """Size the KV cache from free memory, or from the configuration.
+def plan_memory(
+    shape: ModelShape,
+    config: RunnerConfig,
+    types: StorageTypes,
+    device: torch.device,
+    draft: ModelShape | None = None,
+) -> MemoryPlan:
+    """Size the KV cache from free memory, or from the configuration. A draft model lives in the same memory.
 
     Raises:
         DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
         ValueError: if the asked-for length is beyond the model's own.
     """
     free = free_memory(device)
-    weights = _weight_bytes(shape, types, device)
-    per_token = sum(kv.num_bytes(types.kv) for kv in shape.kv)
+    models = [shape] if draft is None else [shape, draft]
+    weights = sum(_weight_bytes(model, types, device) for model in models)
+    per_token = sum(kv.num_bytes(types.kv) for model in models for kv in model.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:
         raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {device}")
-    loading = shape.num_parameters * types.compute.itemsize  # before they are packed, one by one
+    unpacked = sum(model.num_parameters for model in models)  # weights are packed one by one, after all were read
+    loading = unpacked * types.compute.itemsize
     if loading > free:
         raise DoesNotFitError(f"loading the weights takes {_size(loading)} and {_size(free)} are free on {device}")
 
@@ -98,7 +107,7 @@ def plan_memory(shape: ModelShape, config: RunnerConfig, types: StorageTypes, de
         num_blocks=num_blocks,
         max_model_len=min(wanted, fitting),
         device=str(device),
-        dtype=_name(types.weights),
+        dtype=types.weights or _name(types.compute),
         kv_dtype=_name(types.kv),
     )
 
@@ -107,8 +116,10 @@ def _weight_bytes(shape: ModelShape, types: StorageTypes, device: torch.device) 
     """On CPU a head that is shared with the embedding is packed for its products beside it."""
     if device.type != "cpu":
         return shape.num_parameters * types.compute.itemsize
-    others = shape.num_parameters + shape.num_shared - shape.num_multiplied
-    return others * types.compute.itemsize + shape.num_multiplied * types.weights.itemsize
+    num_all = shape.num_parameters + shape.num_shared
+    if types.weights is None:
+        return num_all * types.compute.itemsize
+    return (num_all - shape.num_multiplied) * types.compute.itemsize + shape.packed_bytes(types.weights)
 
 
 def _cache_bytes(free: int, useful: int, config: RunnerConfig, device: torch.device) -> int:

@@ -72,7 +72,7 @@ class RunnerState:
         self._choices[admitted.key] = choice
         prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
         self._sampling.admit(choice.slot, choice.sampling, prompt, output)
-        self._speculator.begin(choice.slot, choice.tokens, admitted)
+        self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
 
     def gather(
         self, choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest], trees: Sequence[DraftTree]

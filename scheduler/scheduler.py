@@ -269,6 +269,7 @@ class Scheduler:
         if verdict.reason is not None:
             self._stop_running(request)
             self._forget(request)
+        num_accepted = min(choice.num_accepted, verdict.num_kept)  # drafts come first among the tokens
         return [
             RequestOutput(
                 request_id=request.request_id,
@@ -279,8 +280,8 @@ class Scheduler:
                 num_cached_tokens=request.num_cached or 0,
                 finish_reason=verdict.reason,
                 stop_token_id=verdict.stop_token_id,
-                num_accepted=choice.num_accepted,
-                num_rejected=choice.num_rejected,
+                num_accepted=num_accepted,
+                num_rejected=choice.num_accepted + choice.num_rejected - num_accepted,
             )
         ]
 

@@ -1,6 +1,7 @@
 """GET /v1/capabilities: every field of the API, as this server treats it for the loaded model."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -12,7 +13,6 @@ from server.openai.protocol.completions import CompletionRequest
 from server.openai.protocol.rules import RequestModel
 from server.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.responses import documented_errors
-from server.served_model import GenerationDefaults
 from server.services import ServicesDep
 
 ENDPOINTS: Mapping[str, type[RequestModel]] = {
@@ -55,6 +55,14 @@ class FieldCapability(BaseModel):
     excludes: list[str] = Field(description="Fields that it cannot go together with.")
 
 
+class SpeculationCapability(BaseModel):
+    """How tokens can be guessed ahead."""
+
+    methods: list[str] = Field(description="What `speculation.method` may name.")
+    default: str = Field(description="The method of requests that do not say, or `off`.")
+    max_num_tokens: int = Field(description="Draft tokens of one choice in a step at most, whatever a request names.")
+
+
 class Capabilities(BaseModel):
     """What this server can do with the loaded model."""
 
@@ -68,6 +76,7 @@ class Capabilities(BaseModel):
     chat_template_variables: list[str] = Field(description="What `chat_template_kwargs` may set.")
     logprobs: Literal["raw", "processed"]
     policy: str
+    speculation: SpeculationCapability
     endpoints: dict[str, dict[str, FieldCapability]]
 
 
@@ -76,6 +85,11 @@ async def capabilities(services: ServicesDep) -> Capabilities:
     """Every field with its range, default and exclusions."""
     info = services.info()
     template = services.tokenizer.chat_template
+    method = services.planner().speculation.of_silence
+    defaults: dict[str, object] = {
+        name: value for name, value in asdict(services.model.defaults).items() if value is not None
+    }
+    defaults["speculation"] = method if method == "off" else {"method": method}
     return Capabilities(
         model=services.model.name,
         max_model_len=info.max_model_len,
@@ -87,12 +101,17 @@ async def capabilities(services: ServicesDep) -> Capabilities:
         chat_template_variables=sorted(template.variables) if template is not None else [],
         logprobs=services.settings.logprobs,
         policy=services.settings.policy,
-        endpoints={path: describe_fields(request, services.model.defaults) for path, request in ENDPOINTS.items()},
+        speculation=SpeculationCapability(
+            methods=list(info.speculation_methods),
+            default=method,
+            max_num_tokens=services.settings.num_draft_tokens,
+        ),
+        endpoints={path: describe_fields(request, defaults) for path, request in ENDPOINTS.items()},
     )
 
 
-def describe_fields(request: type[RequestModel], defaults: GenerationDefaults) -> dict[str, FieldCapability]:
-    """Each field of a request model, from its JSON schema."""
+def describe_fields(request: type[RequestModel], defaults: Mapping[str, object]) -> dict[str, FieldCapability]:
+    """Each field of a request model, from its JSON schema. `defaults` are the model's and the server's own."""
     schema = request.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
@@ -103,8 +122,8 @@ def describe_fields(request: type[RequestModel], defaults: GenerationDefaults) -
 
 
 def _describe(field: dict[str, Any], required: bool, default: object) -> FieldCapability:
-    kept = ("title", "description", "default")
-    values = {key: value for key, value in field.items() if key not in kept and not key.startswith("x-")}
+    others = ("title", "description", "default", "examples")
+    values = {key: value for key, value in field.items() if key not in others and not key.startswith("x-")}
     return FieldCapability(
         support=field.get("x-support", "honoured"),
         required=required,
@@ -116,13 +135,12 @@ def _describe(field: dict[str, Any], required: bool, default: object) -> FieldCa
     )
 
 
-def _default(request: type[RequestModel], name: str, defaults: GenerationDefaults) -> object:
-    of_model = getattr(defaults, name) if name in GenerationDefaults.__dataclass_fields__ else None
-    if of_model is not None:
-        return of_model
+def _default(request: type[RequestModel], name: str, defaults: Mapping[str, object]) -> object:
+    if name in defaults:
+        return defaults[name]
     if name == "max_tokens" and request is CompletionRequest:
         return DEFAULT_MAX_TOKENS
-    return _API_DEFAULTS.get(name) if name in request.model_fields else None
+    return _API_DEFAULTS.get(name)
 
 
 def _resolve(node: Any, definitions: Mapping[str, Any]) -> Any:

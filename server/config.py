@@ -1,18 +1,29 @@
 """The one settings model: command line flag = environment variable (SAMEWISE_*) = key of the YAML file."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization
+from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization, SpeculationMethod
 from scheduler.config import Policy
 
 
 def _parse_integer(value: object) -> object:
     """Flags and environment variables are text; a Literal of integers takes only integers."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _split_list(value: object) -> object:
+    """One text may hold several entries, written as in $PATH."""
+    return [entry for entry in value.split(os.pathsep) if entry] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+"""A flag that may be given several times, a list in the YAML file, or one text for all."""
 
 
 class Settings(BaseSettings):
@@ -27,7 +38,9 @@ class Settings(BaseSettings):
 
     device: Device = Field("auto", description="Where the model runs.")
     dtype: DType = Field("auto", description="Type that the model computes in; auto is float32 on CPU.")
-    quantization: Quantization = Field("auto", description="Type of the weights in products; auto is int8 on CPU.")
+    quantization: Quantization = Field(
+        "auto", description="Type of the weights in products; auto is int8 on CPU, int4 is smaller and less exact."
+    )
     max_model_len: int | None = Field(None, ge=1, description="Prompt and output together; by default the model's.")
     max_num_seqs: int = Field(64, ge=1, description="Choices that run at the same time.")
     max_num_batched_tokens: int = Field(512, ge=1, description="Tokens computed in one step.")
@@ -35,13 +48,24 @@ class Settings(BaseSettings):
         32, description="Tokens in a KV block."
     )
     kv_cache_dtype: KVCacheDType = Field(
-        "auto", description="Type of the KV cache; auto is bfloat16 beside int8 weights, else dtype."
+        "auto", description="Type of the KV cache; auto is bfloat16 beside int8 or int4 weights, else dtype."
     )
     kv_cache_gib: float | None = Field(None, gt=0, description="Memory for the KV cache; by default from what is free.")
     prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
     policy: Policy = Field("fcfs", description="Order of the waiting requests.")
     logprobs: LogprobsMode = Field("raw", description="Logprobs of the raw or of the processed distribution.")
     threads: int | None = Field(None, ge=1, description="Threads of the CPU kernels; by default the cores at hand.")
+
+    speculation: SpeculationMethod | Literal["off"] = Field(
+        "auto", description="How tokens are guessed ahead for requests that do not say; never changes an answer."
+    )
+    num_draft_tokens: int = Field(16, ge=1, le=64, description="Draft tokens of one choice in a step at most.")
+    draft_model: str | None = Field(
+        None, description="Smaller model with the same tokenizer, for speculation: folder, GGUF file or hub name."
+    )
+    heads: Names = Field(
+        (), description="Medusa, Hydra or EAGLE heads for speculation: folder or hub name; may be given several times."
+    )
 
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
     api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
@@ -57,3 +81,9 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field("text", description="Format of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     log_prompts: bool = Field(False, description="Also log prompts and outputs, which are never logged otherwise.")
+
+    @model_validator(mode="after")
+    def _have_draft_model(self) -> "Settings":
+        if self.speculation == "draft_model" and self.draft_model is None:
+            raise PydanticCustomError("no_draft_model", "speculation by draft_model needs the setting draft_model")
+        return self

@@ -7,15 +7,14 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from socket import socket
 
 import uvloop
 from rich.console import Console
 
 from model_runner.config import RunnerConfig
-from model_runner.models.repository import ModelFolder, resolve_model
 from server import __version__
+from server.checkpoints import Checkpoints, find_checkpoints
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.engine.messages import EngineConfig
@@ -23,6 +22,7 @@ from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
 from server.http_server import BindError, DrainingServer, bind, configure
 from server.logs import configure_logging
+from server.speculation import SpeculationRules
 
 FAILURE_CHECK_S = 1.0
 
@@ -66,24 +66,25 @@ def serve(settings: Settings, started: float) -> None:
     except BindError as error:
         raise StartError(str(error)) from None
     with listener:
-        folder = resolve_model(settings.model, console)
+        checkpoints = find_checkpoints(settings, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Life(settings, folder, listener, console, started).run())
+            runner.run(_Life(settings, checkpoints, listener, console, started).run())
 
 
 class _Life:
     def __init__(
-        self, settings: Settings, folder: ModelFolder, listener: socket, console: Console, started: float
+        self, settings: Settings, checkpoints: Checkpoints, listener: socket, console: Console, started: float
     ) -> None:
         self._settings = settings
-        self._folder = folder
+        self._checkpoints = checkpoints
+        self._folder = checkpoints.model
         self._listener = listener
         self._console = console
         self._started = started
         self._model_found = self._elapsed()
 
     async def run(self) -> None:
-        engine = EngineProcess(_engine_config(self._settings, self._folder.path), _engine_limits(self._settings))
+        engine = EngineProcess(engine_config(self._settings, self._checkpoints), _engine_limits(self._settings))
         await engine.start()
         try:
             server = await asyncio.to_thread(self._build_server, engine)
@@ -138,6 +139,7 @@ class _Life:
             f"{info.max_model_len:,} tokens; KV cache of {tokens:,} tokens, "
             f"{tokens / info.max_model_len:.1f} full-length requests",
         )
+        self._announce("Speculation", describe_speculation(self._settings, info.speculation_methods))
         self._announce("Ready in", str(milestones))
 
     def _announce(self, title: str, text: str) -> None:
@@ -154,9 +156,18 @@ class _Life:
         return time.perf_counter() - self._started
 
 
-def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
+def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
+    """For the start summary: the default and the methods that requests can name."""
+    if not methods:
+        return "none"
+    default = SpeculationRules(methods, settings.speculation).of_silence
+    return f"{default} by default; {', '.join(methods)}; at most {settings.num_draft_tokens} draft tokens in a step"
+
+
+def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
+    """What the engine process has to know of the settings."""
     runner = RunnerConfig(
-        model=folder,
+        model=checkpoints.model.path,
         device=settings.device,
         dtype=settings.dtype,
         quantization=settings.quantization,
@@ -168,6 +179,10 @@ def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         logprobs_mode=settings.logprobs,
         threads=settings.threads,
+        speculation=settings.speculation,
+        num_draft_tokens=settings.num_draft_tokens,
+        draft_model=checkpoints.draft_model,
+        heads=checkpoints.heads,
     )
     return EngineConfig(runner, settings.policy, settings.prefix_caching, settings.log_level, settings.log_format)
 

@@ -1,6 +1,6 @@
 """Prometheus metrics, with vLLM's names and the prefix `samewise:`: existing dashboards need a changed prefix."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -8,6 +8,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from model_runner.contract import SpeculationStats
 from server.engine.client import EngineClient
 
 _PREFIX = "samewise:"
@@ -16,6 +17,22 @@ _BETWEEN_TOKENS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _CHOICES = (1, 2, 5, 10, 20, 50, 128)
+_BY_METHOD: Sequence[tuple[str, str, Callable[[SpeculationStats], float]]] = (
+    ("num_drafts", "Steps of single choices that verified drafts.", lambda stats: stats.steps),
+    ("num_emitted_tokens", "Tokens that these steps generated.", lambda stats: stats.tokens),
+    ("num_draft_tokens", "Draft tokens verified.", lambda stats: stats.drafted),
+    ("num_accepted_tokens", "Draft tokens accepted.", lambda stats: sum(stats.accepted_by_depth)),
+    ("draft_seconds", "Time spent on making drafts.", lambda stats: stats.draft_s),
+    ("verify_seconds", "Time spent on the forward passes that verified drafts.", lambda stats: stats.verify_s),
+)
+_BY_POSITION: Sequence[tuple[str, str, Callable[[SpeculationStats], Sequence[int]]]] = (
+    (
+        "num_draft_tokens_per_pos",
+        "Times that a draft was there, and all before it accepted.",
+        lambda stats: stats.verified_by_depth,
+    ),
+    ("num_accepted_tokens_per_pos", "Draft tokens accepted, by position.", lambda stats: stats.accepted_by_depth),
+)
 
 
 class EngineCollector(Collector):
@@ -36,6 +53,7 @@ class EngineCollector(Collector):
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
         yield self._counter("scheduled_tokens", "Tokens computed, recomputation included.", stats.scheduled_tokens)
         yield self._counter("engine_restarts", "Times the engine was started again.", self._engine.num_restarts)
+        yield from speculation_metrics(stats.speculation, self._model)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(_PREFIX + name, text, labels=["model_name"])
@@ -46,6 +64,25 @@ class EngineCollector(Collector):
         family = CounterMetricFamily(_PREFIX + name, text, labels=["model_name"])
         family.add_metric([self._model], value)
         return family
+
+
+def speculation_metrics(methods: Sequence[SpeculationStats], model: str) -> Iterator[Metric]:
+    """What each method of speculation did. Position 0 is the first draft token after the last known one.
+
+    Tokens per step: emitted_tokens / drafts. Acceptance at a position: accepted_tokens_per_pos / draft_tokens_per_pos.
+    """
+    for name, text, value in _BY_METHOD:
+        family = CounterMetricFamily(f"{_PREFIX}spec_decode_{name}", text, labels=["model_name", "method"])
+        for stats in methods:
+            family.add_metric([model, stats.method], value(stats))
+        yield family
+    for name, text, values in _BY_POSITION:
+        labels = ["model_name", "method", "position"]
+        family = CounterMetricFamily(f"{_PREFIX}spec_decode_{name}", text, labels=labels)
+        for stats in methods:
+            for position, count in enumerate(values(stats)):
+                family.add_metric([model, stats.method, str(position)], count)
+        yield family
 
 
 class Metrics:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from model_runner.contract import SamplingParams
+from model_runner.contract import SamplingParams, Verification
 from scheduler.interface import ChoiceState, EngineRequest
 from server.config import Settings
 from server.engine.client import EngineInfo
 from server.errors import InvalidRequestError
 from server.openai.protocol.common import SamplingFields
 from server.served_model import ServedModel
+from server.speculation import SpeculationRules
 from server.tokenization import Tokenizer
 
 _SEED_BITS = 53
@@ -50,6 +51,8 @@ class Wanted:
     """Alternatives for each output token."""
     prompt_logprobs: int | None
     """Alternatives for each prompt token, whoever wants them."""
+    prediction: Sequence[int] | None = None
+    """The tokens of the predicted output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,12 @@ class Plan:
     def seed_of(self, prompt: int) -> int:
         """With this seed, the prompt alone gives the same answer."""
         return self.seed + prompt if self.seed_drawn else self.seed
+
+    @property
+    def verification(self) -> Verification:
+        """How drafts are verified; all but `match` may give other answers than without speculation."""
+        speculation = self.requests[0].speculation
+        return "match" if speculation is None else speculation.verify
 
 
 class Planner:
@@ -85,6 +94,8 @@ class Planner:
         seed_drawn = fields.seed is None
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         sampling = self._sampling(fields, wanted)
+        self._check_prediction(wanted.prediction or ())
+        speculation = self.speculation.choose(fields.speculation, wanted.prediction)
         requests = []
         for index, tokens in enumerate(prompts):
             self._check_prompt(tokens, wanted.prompt_param)
@@ -99,15 +110,21 @@ class Planner:
                     choices=tuple(ChoiceState(choice) for choice in range(n)),
                     priority=fields.priority or 0,
                     cache_salt=fields.cache_salt or "",
+                    speculation=speculation,
                 )
             )
         self._check_min_tokens(fields.min_tokens or 0, min(request.max_tokens for request in requests))
         return Plan(tuple(requests), self._options(fields), n, seed, seed_drawn)
 
-    def check_text(self, text: str, fields: SamplingFields, param: str) -> None:
+    @property
+    def speculation(self) -> SpeculationRules:
+        """What a request can ask for."""
+        return SpeculationRules(self._info.speculation_methods, self._settings.speculation)
+
+    def check_text(self, text: str, param: str) -> None:
         """Refuses a text that is far too long before anybody spends time on encoding it."""
         at_least = self._tokenizer.fewest_tokens(text)
-        if fields.truncate_prompt_tokens is None and at_least > self._capacity:
+        if at_least > self._capacity:
             raise self._too_long(f"your {param} resulted in at least {at_least} tokens", param)
 
     def check_tokens(self, tokens: Sequence[int], path: str) -> None:
@@ -115,6 +132,12 @@ class Planner:
         if tokens and max(tokens) >= self._info.vocab_size:
             index = next(i for i, token in enumerate(tokens) if token >= self._info.vocab_size)
             raise self._no_such_token(tokens[index], f"{path}[{index}]")
+
+    def _check_prediction(self, tokens: Sequence[int]) -> None:
+        """It may be as long as an answer, and has only tokens that an answer may have."""
+        if len(tokens) > self._capacity:
+            raise self._too_long(f"your prediction resulted in {len(tokens)} tokens", "prediction")
+        self._check_prompt(tokens, "prediction")
 
     def _check_prompt(self, tokens: Sequence[int], noun: str) -> None:
         """Refuses a text whose spelling has a token that the tokenizer knows and the model does not."""

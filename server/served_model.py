@@ -56,7 +56,11 @@ class ServedModel:
         return cls(name, load_defaults(folder, tokenizer), digest_folder(folder))
 
     def fingerprint(self, info: EngineInfo, settings: Settings) -> str:
-        """Changes whenever the answer to the same request may."""
+        """Changes whenever the answer to the same request may.
+
+        How the server speculates is no part of it: drafts that are verified by `match` never change an answer, and
+        the other ways, which a request must ask for, promise no answer that could be told again.
+        """
         runs = (info.device, info.dtype, info.kv_dtype, info.kernels, str(info.block_size), str(info.max_model_len))
         parts = (__version__, self.digest, *runs, settings.logprobs)
         return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -15,6 +15,7 @@ _EXPECTED = {
     "model_type": "an object",
     "model_attributes_type": "an object",
     "union_tag_not_found": "a string or an array",
+    "string_or_object_type": "a string or an object",
 }
 _RELATIONS = {
     "less_than_equal": ("le", "above", "maximum", "<="),

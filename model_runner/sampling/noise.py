@@ -9,7 +9,9 @@ import math
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
@@ -52,6 +54,17 @@ def uniform(key: int, index: int) -> float:
 def gumbel(key: int, token: int) -> float:
     """The standard Gumbel noise of one token, between -3.6 and 36.8."""
     return -math.log(-math.log(uniform(key, token)))
+
+
+def gumbels(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same for many tokens, to within rounding: for guesses, not for what is drawn."""
+    x = np.uint64(key) + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
+    x ^= x >> np.uint64(31)
+    uniform = ((x >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
+    result: NDArray[np.float64] = -np.log(-np.log(uniform))
+    return result
 
 
 def _splitmix(state: int, index: int) -> int:

@@ -1,9 +1,86 @@
 """The methods of speculation that a runner has."""
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from model_runner.attention.backend import AttentionBackend
+from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.models.truncated import first_layers
+from model_runner.speculative.draft_kv import DraftKV, num_draft_blocks
+from model_runner.speculative.draft_model import DraftModelProposer
+from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.proposer import Proposer
 
+_MODEL_LIMITS = GrowthLimits(max_depth=5, branches=2, front=2)
+_EXIT_SHARE = 3
+"""Early exit drafts with the first of so many equal parts of the layers."""
 
-def make_proposers() -> dict[str, Proposer]:
-    """A proposer for each method that can be had, by its name."""
-    return {"ngram": NgramProposer()}
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A smaller model, and the attention to its own cache."""
+
+    model: TargetModel
+    attention: AttentionBackend[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Sizes of the target's cache."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+
+    @property
+    def with_scratch(self) -> int:
+        """Blocks of a cache that a drafter uses."""
+        return num_draft_blocks(self.num_blocks, self.max_num_seqs, self.block_size, _MODEL_LIMITS.num_extended)
+
+    def draft_kv(self, *, is_targets: bool = False) -> DraftKV:
+        """Books for such a cache."""
+        return DraftKV(self.num_blocks, self.block_size, _MODEL_LIMITS.num_extended, is_targets=is_targets)
+
+
+def make_proposers(
+    model: PreTrainedModel, attention: AttentionBackend[Any], blocks: Blocks, draft: DraftModel | None
+) -> dict[str, Proposer]:
+    """A proposer for each method that can be had, by its name.
+
+    Args:
+        model: the target.
+        attention: to the target's cache.
+        blocks: of that cache.
+        draft: for `draft_model`.
+    """
+    proposers: dict[str, Proposer] = {
+        "ngram": NgramProposer(),
+        "early_exit": _early_exit(model, attention, blocks),
+    }
+    if draft is not None:
+        proposers["draft_model"] = DraftModelProposer(draft.model, draft.attention, blocks.draft_kv(), _MODEL_LIMITS)
+    return proposers
+
+
+def _early_exit(model: PreTrainedModel, attention: AttentionBackend[Any], blocks: Blocks) -> DraftModelProposer:
+    """The target's first layers as its draft, on the target's own cache (LayerSkip, arXiv:2404.16710)."""
+    num_layers = -(-model.config.get_text_config().num_hidden_layers // _EXIT_SHARE)
+    draft = HFTargetModel(first_layers(model, num_layers), model.device)
+    return DraftModelProposer(draft, attention, blocks.draft_kv(is_targets=True), _MODEL_LIMITS)
+
+
+def check_tokenizers(target: Path, draft: Path) -> None:
+    """Raises ValueError unless two models' folders hold the same vocabulary."""
+    vocabularies = [_vocabulary(folder) for folder in (target, draft)]
+    if vocabularies[0] != vocabularies[1]:
+        raise ValueError(f"the draft model {draft} has another vocabulary than {target}; it cannot guess its tokens")
+
+
+def _vocabulary(folder: Path) -> dict[str, int] | None:
+    path = folder / "tokenizer.json"
+    return Tokenizer.from_file(str(path)).get_vocab() if path.exists() else None

@@ -1,6 +1,6 @@
 """What a method of speculation has to do, and what it gets to know."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,10 @@ class NewChoice:
     tokens: Sequence[int]
     """Prompt, and output if the choice is resumed. Grows as the choice does; not to be changed."""
     num_prompt: int
+    num_computed: int
+    """Leading tokens that the target need not compute, as others did."""
+    blocks: Sequence[int]
+    """Of keys and values; grows as the choice does."""
     sampling: SamplingParams
     speculation: Speculation
     cache_salt: str
@@ -62,6 +66,14 @@ class TargetStep:
     choices: Sequence[ChoiceStep]
     features: Mapping[Feature, Tensor]
     """Those that the proposer needs, [T, width] each, for all tokens of the step."""
+
+    def last(self, feature: Feature) -> Tensor:
+        """[choices, width] of the last token that was computed of each choice."""
+        return self.features[feature][[int(choice.rows[-1]) for choice in self.choices]].float()
+
+
+Embed = Callable[[Tensor], Tensor]
+"""The target's embeddings [n, hidden] of token ids [n]."""
 
 
 class Proposer(Protocol):

@@ -82,14 +82,23 @@ class Speculator:
         """The names that requests can use."""
         return tuple(sorted(self._proposers))
 
-    def begin(self, slot: int, tokens: Sequence[int], admitted: AdmittedRequest) -> None:
-        """A choice starts; `tokens` is the list that grows with it."""
+    def begin(self, slot: int, tokens: Sequence[int], blocks: Sequence[int], admitted: AdmittedRequest) -> None:
+        """A choice starts; `tokens` and `blocks` are the lists that grow with it."""
         speculation = admitted.speculation
         if speculation is None:
             return
         self._choices[slot] = _Speculating(speculation)
         self._proposers[speculation.method].begin(
-            NewChoice(slot, tokens, admitted.num_prompt, admitted.sampling, speculation, admitted.cache_salt)
+            NewChoice(
+                slot=slot,
+                tokens=tokens,
+                num_prompt=admitted.num_prompt,
+                num_computed=admitted.num_computed,
+                blocks=blocks,
+                sampling=admitted.sampling,
+                speculation=speculation,
+                cache_salt=admitted.cache_salt,
+            )
         )
 
     def end(self, slot: int) -> None:

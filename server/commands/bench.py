@@ -20,6 +20,10 @@ InputLen = Annotated[str, typer.Option(metavar="N|LOW:HIGH", help="Tokens of eac
 OutputLen = Annotated[str, typer.Option(metavar="N|LOW:HIGH", help="Most tokens of each answer.")]
 SharedPrefix = Annotated[float, typer.Option(min=0, max=1, help="Share of each prompt that all have in common.")]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="Of each request.")]
+Speculation = Annotated[
+    str | None,
+    typer.Option(metavar="off|METHOD|JSON", help="The field `speculation` of each request; by default not sent."),
+]
 IgnoreEos = Annotated[
     bool | None,
     typer.Option(
@@ -56,6 +60,7 @@ def bench(  # noqa: PLR0913  (one parameter for each flag)
     output_len: OutputLen = "128",
     shared_prefix: SharedPrefix = 0.0,
     temperature: Temperature = 0.0,
+    speculation: Speculation = None,
     ignore_eos: IgnoreEos = None,
     seed: Seed = 0,
     warmup: Warmup = 2,
@@ -64,12 +69,13 @@ def bench(  # noqa: PLR0913  (one parameter for each flag)
 ) -> None:
     """Put load on an OpenAI-compatible server; report latencies and throughput. Exits with 1 if a request failed."""
     from server.api_client import base_url as clean_url  # noqa: PLC0415
-    from server.loadtest.session import BenchOptions  # noqa: PLC0415
+    from server.loadtest.session import BenchOptions, parse_speculation  # noqa: PLC0415
     from server.loadtest.workload import Lengths, Workload  # noqa: PLC0415
 
     try:
         address = clean_url(base_url)
         lengths = Lengths.parse(input_len), Lengths.parse(output_len)
+        speculation_field = parse_speculation(speculation)
     except ValueError as error:
         fail(str(error), code=2)
     options = BenchOptions(
@@ -81,6 +87,7 @@ def bench(  # noqa: PLR0913  (one parameter for each flag)
         concurrency=concurrency or (None if rate else 8),
         rate=rate,
         temperature=temperature,
+        speculation=speculation_field,
         ignore_eos=ignore_eos,
         warmup=warmup,
         vocab_size=vocab_size,

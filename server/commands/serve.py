@@ -12,9 +12,12 @@ from server.commands.console import fail, warn
 if TYPE_CHECKING:
     from server.config import Settings
 
+Flag = str | bool | list[str] | None
+
 EPILOG = (
     "Every option is also an environment variable (SAMEWISE_MAX_MODEL_LEN for --max-model-len) and a key of the YAML "
-    "file (max_model_len). A flag goes before a variable, a variable before the file."
+    "file (max_model_len). A flag goes before a variable, a variable before the file. A variable for several folders "
+    "is written as in PATH."
 )
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", envvar="SAMEWISE_CONFIG", help="YAML file of settings.")
@@ -25,7 +28,7 @@ def register(app: typer.Typer) -> None:
     """Add the command, with an option for each field of the settings."""
     from server.commands.settings import parameters  # noqa: PLC0415
 
-    def serve(config: Path | None = None, **flags: str | bool | None) -> None:
+    def serve(config: Path | None = None, **flags: Flag) -> None:
         run(_read_settings(flags, config))
 
     own = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
@@ -47,7 +50,7 @@ def run(settings: "Settings") -> None:
         fail(str(error))
 
 
-def _read_settings(flags: dict[str, str | bool | None], config: Path | None) -> "Settings":
+def _read_settings(flags: dict[str, Flag], config: Path | None) -> "Settings":
     from server.commands.settings import SettingsError, load, misspelt_variables  # noqa: PLC0415
 
     try:

@@ -52,7 +52,7 @@ def parameters(positional: str) -> list[inspect.Parameter]:
 
 def load(flags: Mapping[str, object], config_file: Path | None = None) -> Settings:
     """Read the settings from flags (None: not given), environment and file. Raises SettingsError."""
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
     environment: dict[str, Any] = EnvSettingsSource(Settings)()
     from_file = _read_file(config_file) if config_file is not None else {}
     try:
@@ -79,14 +79,17 @@ def _annotation(name: str, field: FieldInfo) -> object:
     if bool in choices:
         names = f"{flag(name)}/--no-{name.replace('_', '-')}"
         return Annotated[bool | None, typer.Option(names, help=text, show_default=False)]
-    return Annotated[str | None, typer.Option(flag(name), help=text, show_default=False, metavar=_metavar(choices))]
+    kind = list[str] if get_origin(field.annotation) is tuple else str
+    return Annotated[kind | None, typer.Option(flag(name), help=text, show_default=False, metavar=_metavar(choices))]
 
 
 def _alternatives(annotation: object) -> tuple[Any, ...]:
-    """The types or literal values that a field takes, None left out."""
+    """The types or literal values that a field takes, None left out; of a list, those of its entries."""
     origin = get_origin(annotation)
     if origin is Literal:
         return get_args(annotation)
+    if origin is tuple:
+        return _alternatives(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
         return tuple(one for part in get_args(annotation) for one in _alternatives(part) if one is not types.NoneType)
     return (annotation,)
@@ -100,7 +103,7 @@ def _metavar(choices: tuple[Any, ...]) -> str:
 
 def _shown_default(field: FieldInfo) -> str:
     """Never of a secret."""
-    if field.default is None or SecretStr in _alternatives(field.annotation):
+    if field.default in (None, ()) or SecretStr in _alternatives(field.annotation):
         return ""
     return f"  [default: {str(field.default).lower() if isinstance(field.default, bool) else field.default}]"
 

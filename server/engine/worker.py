@@ -19,6 +19,7 @@ from functools import partial
 
 import zmq
 
+from model_runner.config import RunnerConfig
 from server.engine.client import EngineInfo
 from server.engine.loop import EXIT_CRASHED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
@@ -26,6 +27,7 @@ from server.logs import configure_logging
 
 DEFAULT_FACTORY = "server.engine.worker:load_engine"
 
+HEAD_METHODS = frozenset({"eagle", "hydra", "medusa", "mtp"})
 PARENT_CHECK_MS = 1000
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -43,6 +45,7 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
 
     imports_s = time.perf_counter() - start
     runner = ModelRunner.load(config.runner)
+    check_speculation(config.runner, runner.info.speculation_methods)
     scheduler_config = SchedulerConfig(
         block_size=runner.info.block_size,
         max_num_seqs=config.runner.max_num_seqs,
@@ -69,6 +72,17 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         ),
     )
     return LoadedEngine(Engine(Scheduler(scheduler_config, runner.info.num_blocks), runner), info)
+
+
+def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:
+    """Raises ValueError for a setting that would have no effect with the model that was loaded."""
+    there = f"there is {', '.join(methods)}" if methods else "there is no speculation"
+    if config.speculation not in ("off", "auto", *methods):
+        raise ValueError(f"speculation by {config.speculation} is not possible here; {there}")
+    if config.draft_model is not None and "draft_model" not in methods:
+        raise ValueError(f"the draft model {config.draft_model} cannot be used here; {there}")
+    if config.heads and not HEAD_METHODS.intersection(methods):
+        raise ValueError(f"the heads {', '.join(map(str, config.heads))} cannot be used here; {there}")
 
 
 @contextmanager

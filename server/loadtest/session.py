@@ -1,5 +1,6 @@
 """One run of `samewise bench`: ask the server what it can do, warm up, put the load on it, report."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ class BenchOptions:
     concurrency: int | None = None
     rate: float | None = None
     temperature: float = 0.0
+    speculation: str | dict[str, Any] | None = None
+    """The field as it is sent; None leaves it out."""
     ignore_eos: bool | None = None
     warmup: int = 0
     vocab_size: int | None = None
@@ -45,6 +48,7 @@ class BenchResult:
     concurrency: int | None
     rate: float | None
     temperature: float
+    speculation: str | dict[str, Any] | None
     ignore_eos: bool
     prompt_kind: str
     """"token ids" or "words"."""
@@ -55,6 +59,19 @@ class BenchResult:
         workload = asdict(self.workload)
         workload["input_len"], workload["output_len"] = str(self.workload.input_len), str(self.workload.output_len)
         return {**asdict(self), "workload": workload}
+
+
+def parse_speculation(text: str | None) -> str | dict[str, Any] | None:
+    """The field `speculation` from `off`, the name of a method, or the object itself as JSON. Raises ValueError."""
+    if text is None or text == "off":
+        return text
+    if not text.startswith("{"):
+        return {"method": text}
+    try:
+        value: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--speculation: {text!r} is not JSON: {error}") from None
+    return value
 
 
 async def run_bench(options: BenchOptions, on_done: Callable[[Outcome], None]) -> BenchResult:
@@ -75,6 +92,7 @@ async def run_bench(options: BenchOptions, on_done: Callable[[Outcome], None]) -
         concurrency=options.concurrency,
         rate=options.rate,
         temperature=options.temperature,
+        speculation=options.speculation,
         ignore_eos="ignore_eos" in target.extra,
         prompt_kind="words" if vocab_size is None else "token ids",
         report=report,
@@ -84,7 +102,10 @@ async def run_bench(options: BenchOptions, on_done: Callable[[Outcome], None]) -
 async def _discover(client: httpx.AsyncClient, options: BenchOptions) -> tuple[Target, int | None]:
     """Where and how to send, and the vocabulary size if prompts can be token ids. Says why if nothing gets through."""
     model = options.model or await find_model(client, options.base_url)
-    plain = Target(options.base_url, model, options.endpoint, {"temperature": options.temperature}, options.timeout_s)
+    extra: dict[str, Any] = {"temperature": options.temperature}
+    if options.speculation is not None:
+        extra["speculation"] = options.speculation
+    plain = Target(options.base_url, model, options.endpoint, extra, options.timeout_s)
     await probe(client, plain, _probe_request(None))
     return await _choose_target(client, plain, options.ignore_eos), await _find_vocabulary(client, plain, options)
 

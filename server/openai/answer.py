@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 from fastapi import Request
 
@@ -33,6 +33,7 @@ class Head(TypedDict):
     model: str
     system_fingerprint: str
     seed: int
+    verification: NotRequired[Literal["rejection", "typical"]]
 
 
 def new_id(prefix: str) -> str:
@@ -44,7 +45,10 @@ def make_head(services: Services, id: str, plan: Plan) -> Head:  # noqa: A002 - 
     """The head of a new answer."""
     fingerprint = services.model.fingerprint(services.info(), services.settings)
     name = services.model.name
-    return Head(id=id, created=int(time.time()), model=name, system_fingerprint=fingerprint, seed=plan.seed)
+    head = Head(id=id, created=int(time.time()), model=name, system_fingerprint=fingerprint, seed=plan.seed)
+    if plan.verification != "match":
+        head["verification"] = plan.verification
+    return head
 
 
 def start_run(services: Services, request: Request, plan: Plan) -> Run:
@@ -107,7 +111,9 @@ def make_usage(run: Run) -> Usage:
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=run.num_cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(),
+        completion_tokens_details=CompletionTokensDetails(
+            accepted_prediction_tokens=run.num_accepted, rejected_prediction_tokens=run.num_rejected
+        ),
     )
 
 

@@ -37,7 +37,7 @@ from server.openai.protocol.objects import (
 from server.openai.run import Run
 from server.openai.sse import event_stream
 from server.openapi import GENERATION_ERRORS, streamed
-from server.params import Wanted
+from server.params import Planner, Wanted
 from server.responses import documented_errors, json_response
 from server.services import Services, ServicesDep
 
@@ -62,10 +62,11 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
         open_turn=body.opens_turn,
         continue_last=bool(body.continue_final_message),
     )
-    planner.check_text(text, body, "messages")
+    if body.truncate_prompt_tokens is None:
+        planner.check_text(text, "messages")
     tokens = await encode(services, text, add_special_tokens=False)
     completion_id = new_id("chatcmpl")
-    plan = planner.plan(completion_id, body, [tokens], _wanted(body))
+    plan = planner.plan(completion_id, body, [tokens], _wanted(body, await _prediction(services, planner, body)))
     answer = _ChatAnswer(body, start_run(services, request, plan), make_head(services, completion_id, plan), services)
     if body.stream:
         chunks = answer.chunks()
@@ -74,7 +75,15 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
     return json_response(await asyncio.to_thread(answer.whole, choices))  # many logprobs take a while
 
 
-def _wanted(body: ChatCompletionRequest) -> Wanted:
+async def _prediction(services: Services, planner: Planner, body: ChatCompletionRequest) -> list[int] | None:
+    """The tokens of the predicted output."""
+    if body.prediction is None:
+        return None
+    planner.check_text(body.prediction.text, "prediction")
+    return await encode(services, body.prediction.text, add_special_tokens=False)
+
+
+def _wanted(body: ChatCompletionRequest, prediction: list[int] | None) -> Wanted:
     named = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     return Wanted(
         prompt_param="messages",
@@ -83,6 +92,7 @@ def _wanted(body: ChatCompletionRequest) -> Wanted:
         default_max_tokens=None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        prediction=prediction,
     )
 
 

@@ -64,7 +64,8 @@ async def create_completion(body: CompletionRequest, request: Request, services:
 async def _tokens(services: Services, planner: Planner, body: CompletionRequest, index: int) -> Sequence[int]:
     prompt = body.prompts[index]
     if isinstance(prompt, str):
-        planner.check_text(prompt, body, "prompt")
+        if body.truncate_prompt_tokens is None:
+            planner.check_text(prompt, "prompt")
         return await encode(services, prompt, add_special_tokens=True)
     planner.check_tokens(prompt, "prompt" if body.prompt is prompt else f"prompt[{index}]")
     return prompt

@@ -56,6 +56,10 @@ class Run:
         self._engine = engine
         self._meter = meter
         self._deadline = asyncio.get_running_loop().time() + timeout_s
+        self.num_accepted = 0
+        """Draft tokens that became part of the answer, and ..."""
+        self.num_rejected = 0
+        """... those that did not."""
         self.prompts = tuple(
             PromptRun(
                 index,
@@ -127,7 +131,9 @@ class Run:
             return None
         before = choice.num_tokens
         piece = choice.push(output)
-        self._meter.tokens((prompt.index, output.choice), choice.num_tokens - before, piece.text)
+        num_tokens = choice.num_tokens - before
+        self._count_drafts(output, num_tokens)
+        self._meter.tokens((prompt.index, output.choice), num_tokens, piece.text)
         if piece.finish_reason is not None:
             self._meter.choice_end(piece.finish_reason)
             if output.finish_reason is None:
@@ -135,3 +141,9 @@ class Run:
             if not prompt.unfinished:
                 self._meter.prompt_end(sum(choice.num_tokens for choice in prompt.choices))
         return piece if piece.text or piece.finish_reason is not None else None
+
+    def _count_drafts(self, output: RequestOutput, num_kept: int) -> None:
+        """Accepted drafts come first among a step's tokens; a stop string cuts off those behind it."""
+        accepted = min(output.num_accepted, num_kept)
+        self.num_accepted += accepted
+        self.num_rejected += output.num_rejected + output.num_accepted - accepted

@@ -196,6 +196,26 @@ def test_bench_does_without_what_a_server_does_not_know(base_url: str, fake: Fak
     assert all("ignore_eos" not in body and isinstance(body["prompt"], str) for body in fake.bodies[-6:])
 
 
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("off", "off"),
+        ("ngram", {"method": "ngram"}),
+        ('{"method": "suffix", "num_tokens": 4}', {"method": "suffix", "num_tokens": 4}),
+    ],
+)
+def test_bench_sends_speculation(text: str, field: object, base_url: str, fake: FakeOpenAI, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    assert bench(base_url, "--speculation", text, "--output", str(file)).exit_code == 0
+    assert all(body["speculation"] == field for body in fake.bodies)
+    assert json.loads(file.read_text())["speculation"] == field
+
+
+def test_bench_sends_no_speculation_unasked(base_url: str, fake: FakeOpenAI) -> None:
+    assert bench(base_url).exit_code == 0
+    assert not any("speculation" in body for body in fake.bodies)
+
+
 def test_bench_insists_on_what_was_asked_for(base_url: str, fake: FakeOpenAI) -> None:
     fake.takes_ignore_eos = False
     result = bench(base_url, "--ignore-eos")
@@ -224,6 +244,7 @@ def test_bench_reports_failures_by_kind(base_url: str, fake: FakeOpenAI) -> None
         (["--base-url", "ftp://x"], "not an http"),
         (["--input-len", "9:5"], "1 <= low <= high"),
         (["--output", "/no/such/folder/x.json"], "there is no folder"),
+        (["--speculation", "{method"], "--speculation: '{method' is not JSON"),
     ],
 )
 def test_bench_says_in_one_line_what_is_wrong(arguments: list[str], message: str) -> None:

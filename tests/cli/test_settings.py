@@ -75,6 +75,10 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "policy": ("priority", "priority"),
     "logprobs": ("processed", "processed"),
     "threads": ("1", 1),
+    "speculation": ("suffix", "suffix"),
+    "num_draft_tokens": ("4", 4),
+    "draft_model": ("some/draft", "some/draft"),
+    "heads": ("some/heads", ("some/heads",)),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "max_body_mib": ("1.5", 1.5),
     "max_waiting": ("0", 0),
@@ -122,6 +126,10 @@ def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.
         (["--port", "70000"], "--port: input should be less than or equal to 65535 (got '70000')"),
         (["--block-size", "48"], "--block-size: input should be 16, 32 or 64 (got 48)"),
         (["--device", "tpu"], "--device: input should be 'auto', 'cpu' or 'cuda' (got 'tpu')"),
+        (["--speculation", "n-gram"], "--speculation: input should be 'auto', 'draft_model', 'early_exit', "),
+        (["--speculation", "draft_model"], "speculation by draft_model needs the setting draft_model\n"),
+        (["--num-draft-tokens", "0"], "--num-draft-tokens: input should be greater than or equal to 1 (got '0')"),
+        (["--num-draft-tokens", "65"], "--num-draft-tokens: input should be less than or equal to 64 (got '65')"),
         (["--keepalive-s", "nan"], "--keepalive-s: input should be"),
         (["--keepalive-s", "inf"], "--keepalive-s: input should be a finite number"),
     ],
@@ -131,6 +139,24 @@ def test_a_bad_flag_is_one_line_that_names_it(arguments: list[str], message: str
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {message}")
     assert result.stderr.count("\n") == 1
+
+
+def test_several_heads(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of("--heads", "a", "--heads", "b:c").heads == ("a", "b:c")
+    yaml_file.write_text("heads: [a, /b/c]\n")
+    assert settings_of("--config", str(yaml_file)).heads == ("a", "/b/c")
+    yaml_file.write_text("heads: [1]\n")
+    message = invoke("--config", str(yaml_file)).stderr
+    assert message == f"error: heads in {yaml_file}: input should be a valid string (got 1)\n"
+    monkeypatch.setenv("SAMEWISE_HEADS", "a:org/name")
+    assert settings_of().heads == ("a", "org/name")
+    assert settings_of("--heads", "x").heads == ("x",)
+    monkeypatch.setenv("SAMEWISE_HEADS", "")
+    assert settings_of().heads == ()
+
+
+def test_a_draft_model_for_its_method() -> None:
+    assert settings_of("--speculation", "draft_model", "--draft-model", "x").speculation == "draft_model"
 
 
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,22 @@
 """Real engines on tiny models and on the embedded one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from bench.shared_runner import SharedRunner
 from model_runner.config import Quantization, RunnerConfig
-from model_runner.contract import SamplingParams, SpeculationStats, StepPlan, StepResult, TokenLogprobs
+from model_runner.contract import SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
 
+SMALL_VOCAB = 24
+"""So few tokens that outputs of a random model repeat themselves, and there is something to guess."""
 GREEDY = SamplingParams(temperature=0.0, logprobs=3, stop_token_ids=(2,))
 
 
@@ -28,26 +31,6 @@ class Answer:
     finish_reason: FinishReason | None = None
     num_accepted: int = 0
     num_rejected: int = 0
-
-
-class SharedRunner:
-    """A runner that several engines use one after the other, with as many blocks as each is given."""
-
-    def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:
-        self.num_blocks = num_blocks
-        self._runner = runner
-        self._known = known
-        self._is_fresh = True
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        released = tuple(self._known) if self._is_fresh else plan.released
-        self._is_fresh = False
-        self._known.difference_update(released)
-        self._known.update(admitted.key for admitted in plan.admitted)
-        return self._runner.execute(replace(plan, released=released))
-
-    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        return self._runner.speculation_stats()
 
 
 @dataclass
@@ -102,7 +85,7 @@ class Harness:
 
 
 @pytest.fixture(scope="session")
-def load(tiny_model: Callable[[str], Path], embedded_folder: Path) -> Callable[..., Harness]:
+def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[..., Harness]:
     """Returns a function from a family's name, or "embedded", and a quantization to a harness with its model."""
     made: dict[tuple[str, Quantization], Harness] = {}
 
@@ -117,5 +100,21 @@ def load(tiny_model: Callable[[str], Path], embedded_folder: Path) -> Callable[.
             )
             made[key] = Harness(ModelRunner.load(config))
         return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def load_drafting(tiny_model: Callable[..., Path]) -> Callable[[], Harness]:
+    """Returns a function to a harness with a tiny model that can speculate by every method."""
+
+    def make() -> Harness:
+        config = RunnerConfig(
+            model=tiny_model("llama", SMALL_VOCAB),
+            draft_model=tiny_model("qwen3", SMALL_VOCAB),
+            kv_cache_gib=0.02,
+            max_num_seqs=34,
+        )
+        return Harness(ModelRunner.load(config))
 
     return make

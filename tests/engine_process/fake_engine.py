@@ -69,17 +69,28 @@ class FakeEngine:
         return [self._advance(running) for running in list(self.running.values())]
 
     def _advance(self, running: Running) -> RequestOutput:
-        request = running.request
-        token = next_token(request.prompt, running.output, request.sampling.seed, running.choice)
-        running.output += (token,)
+        """A step with speculation accepts all drafts but one, as far as there is room."""
+        request, start = running.request, len(running.output)
+        num_drafts = 0 if request.speculation is None else request.speculation.num_tokens or 0
         reason = None
-        if token in request.sampling.stop_token_ids:
-            reason = FinishReason.STOP
-        elif len(running.output) == request.max_tokens:
-            reason = FinishReason.LENGTH
+        while reason is None and len(running.output) < start + max(1, num_drafts):
+            running.output += (next_token(request.prompt, running.output, request.sampling.seed, running.choice),)
+            if running.output[-1] in request.sampling.stop_token_ids:
+                reason = FinishReason.STOP
+            elif len(running.output) == request.max_tokens:
+                reason = FinishReason.LENGTH
         if reason is not None:
             del self.running[request.request_id, running.choice]
-        return RequestOutput(request.request_id, running.choice, (token,), finish_reason=reason)
+        tokens = running.output[start:]
+        accepted = len(tokens) - 1
+        return RequestOutput(
+            request.request_id,
+            running.choice,
+            tokens,
+            finish_reason=reason,
+            num_accepted=accepted,
+            num_rejected=num_drafts - accepted,
+        )
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), steps=self.steps)
@@ -125,5 +136,6 @@ def load(config: EngineConfig) -> LoadedEngine:
         max_num_seqs=config.runner.max_num_seqs,
         device="cpu",
         dtype="float32",
+        speculation_methods=("auto", "ngram"),
     )
     return LoadedEngine(FakeEngine(), info)

@@ -1,9 +1,11 @@
 """Requests under way: what the reader brings, what the consumer gets."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from model_runner.contract import Speculation
 from scheduler.interface import ChoiceState, FinishReason, RequestOutput
 from server.engine.live import LiveRequest, LiveRequests
 from tests.engine_process.conftest import request
@@ -26,6 +28,14 @@ def test_a_resumed_request_has_its_unfinished_choices_with_their_outputs():
         live.apply(output)
     assert live.resumed().choices == (ChoiceState(0, (5, 7, 8)), ChoiceState(2, ()))
     assert live.resumed().prompt == request("a").prompt
+
+
+def test_a_resumed_request_is_the_same_in_all_else():
+    wanted = replace(request("a", n=2), speculation=Speculation("prediction", 4, "match", (1, 2)), cache_salt="salt")
+    live = LiveRequest(wanted)
+    live.apply(replace(out(0, 5, 6, 7), num_accepted=2, num_rejected=2))
+    assert replace(live.resumed(), choices=wanted.choices) == wanted
+    assert live.resumed().choices == (ChoiceState(0, (5, 6, 7)), ChoiceState(1, ()))
 
 
 async def test_outputs_come_in_order_and_end_with_the_last_choice():

@@ -47,6 +47,7 @@ OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.
     "message",
     [
         Load(EngineConfig(RunnerConfig(Path("/m"), kv_cache_gib=0.5), "fair", False, "debug", "json")),
+        Load(EngineConfig(RunnerConfig(Path("/m"), speculation="hydra", draft_model=Path("d"), heads=(Path("h"),)))),
         Submit(REQUEST),
         Abort("x"),
         Abort("x", 3),

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from model_runner.models import repository
-from model_runner.models.repository import EMBEDDED_NAME, ModelNotFoundError, resolve_model
+from model_runner.models.repository import EMBEDDED_NAME, ModelNotFoundError, resolve_heads, resolve_model
 
 
 @pytest.fixture
@@ -104,6 +104,25 @@ def test_what_is_no_model_is_refused(make: str, tmp_path: Path, console: Console
     path.mkdir() if make == "folder" else path.write_bytes(b"x")
     with pytest.raises(ModelNotFoundError, match=r"no config.json|not a GGUF file"):
         resolve_model(str(path), console)
+
+
+def test_heads_are_a_folder_or_a_hub_name(tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return f"/hub/{name}"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    (tmp_path / "heads").mkdir()
+    assert resolve_heads(str(tmp_path / "heads"), console) == tmp_path / "heads"
+    assert not asked
+    assert resolve_heads("some/heads", console) == Path("/hub/some/heads")
+    assert "*.safetensors" in asked[0]
+    assert "*.pt" in asked[0]
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(ModelNotFoundError, match="is a file; give the folder that holds it"):
+        resolve_heads(str(tmp_path / "file"), console)
 
 
 def test_unknown_hub_name_is_refused(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:

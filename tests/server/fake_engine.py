@@ -49,7 +49,14 @@ class FakeEngine:
     script: Script = letters
     info_: EngineInfo = field(
         default_factory=lambda: EngineInfo(
-            vocab_size=320, max_model_len=256, block_size=16, num_blocks=64, max_num_seqs=8, device="cpu", dtype="fake"
+            vocab_size=320,
+            max_model_len=256,
+            block_size=16,
+            num_blocks=64,
+            max_num_seqs=8,
+            device="cpu",
+            dtype="fake",
+            speculation_methods=("auto", "ngram", "prediction", "suffix"),
         )
     )
     state: EngineState = EngineState.READY
@@ -58,6 +65,8 @@ class FakeEngine:
     )
     num_restarts: int = 2
     tokens_per_step: int = 1
+    counts_drafts: bool = False
+    """Report each step as one that verified `tokens_per_step` drafts, of which the last was rejected."""
     first_delay_s: float = 0.0
     step_delay_s: float = 0.0
     refuse: Exception | None = None
@@ -139,6 +148,7 @@ class FakeEngine:
         stop = next((i for i, t in enumerate(new) if t in request.sampling.stop_token_ids), None)
         new = new if stop is None else new[: stop + 1]
         at_end = position + len(new) >= len(tokens)
+        accepted = min(len(new), self.tokens_per_step - 1)
         vocab, count = self.info_.vocab_size, request.sampling.logprobs
         of_prompt = request.sampling.prompt_logprobs if choice == 0 and position == 0 else None
         return RequestOutput(
@@ -154,4 +164,6 @@ class FakeEngine:
             num_cached_tokens=self.num_cached if position == 0 else 0,
             finish_reason=FinishReason.STOP if stop is not None else FinishReason.LENGTH if at_end else None,
             stop_token_id=None if stop is None else new[-1],
+            num_accepted=accepted if self.counts_drafts else 0,
+            num_rejected=self.tokens_per_step - accepted if self.counts_drafts else 0,
         )

@@ -119,6 +119,11 @@ async def test_capabilities_name_every_field(client: httpx.AsyncClient):
     assert fields["top_logprobs"]["requires"] == ["logprobs"]
     assert answer["endpoints"][COMPLETIONS]["max_tokens"]["default"] == 16
     assert answer["chat_template_variables"] == ["tone"]
+    assert answer["speculation"] == {
+        "methods": ["auto", "ngram", "prediction", "suffix"], "default": "auto", "max_num_tokens": 16,
+    }  # fmt: skip
+    assert fields["speculation"]["default"] == {"method": "auto"}
+    assert fields["prediction"]["support"] == "honoured"
     assert "$ref" not in json.dumps(answer)
 
 
@@ -126,7 +131,7 @@ async def test_refused_fields_say_so(client: httpx.AsyncClient):
     """The capabilities are true: what is called refused is refused, what has no effect is not."""
     fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
     refused = [name for name, field in fields.items() if field["support"] == "refused"]
-    assert len(refused) == 20
+    assert len(refused) == 19
     for name in refused:
         error = (await client.post(CHAT, json=chat(**{name: {"x": 1}}))).json()["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")

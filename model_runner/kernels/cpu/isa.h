@@ -7,9 +7,10 @@ namespace samewise {
 
 struct Kernels {
   const char *isa;
-  void (*pack)(ThreadPool &, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed, float *scales);
-  int64_t (*linear_scratch)(const SwInt8Weight &, int32_t rows);
-  void (*linear)(ThreadPool &, const SwInt8Weight &, const float *x, int32_t rows, float *y, char *scratch);
+  void (*pack)(ThreadPool &, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
+               float *scales);
+  int64_t (*linear_scratch)(const SwWeight &, int32_t rows);
+  void (*linear)(ThreadPool &, const SwWeight &, const float *x, int32_t rows, float *y, char *scratch);
   void (*attention)(ThreadPool &, const SwKvCache &, const SwStep &, const SwAttention &, const float *query,
                     const float *key, const float *value, float *output);
   int64_t (*layer_scratch)(const SwDecoderLayer &, int32_t rows);

@@ -15,6 +15,7 @@ from server.openai.protocol.rules import (
     refused,
     shape,
 )
+from server.openai.protocol.speculation import SpeculationChoice
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 1024
@@ -94,6 +95,13 @@ class SamplingFields(RequestModel):
     )
     cache_salt: str | None = Field(
         None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
+    )
+
+    speculation: SpeculationChoice | None = Field(
+        None,
+        description="Guess tokens ahead and verify several at a time, for speed: `off`, or how. By default as the "
+        "server was started.",
+        examples=["off", {"method": "ngram", "num_tokens": 8}, {"verify": "rejection"}],
     )
 
     use_beam_search: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused("Beam search.")

@@ -40,8 +40,8 @@ class CompletionTokensDetails(ResponseModel):
 
     reasoning_tokens: int = 0
     audio_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
+    accepted_prediction_tokens: int = Field(0, description="Draft tokens of any method that became output.")
+    rejected_prediction_tokens: int = Field(0, description="Draft tokens that were verified in vain.")
 
 
 class Usage(ResponseModel):
@@ -123,6 +123,11 @@ class Envelope(ResponseModel):
     model: str
     system_fingerprint: str
     seed: int = Field(description="Extension: the request's seed, or the one that was drawn for it.")
+    verification: Literal["rejection", "typical"] | None = Field(
+        None,
+        description="Extension, where the request asked for one of these: the answer is not the one that it would be "
+        "without speculation. After `rejection` it is of the same distribution, after `typical` of another.",
+    )
 
 
 class ChatCompletion(Envelope):

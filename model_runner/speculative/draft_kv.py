@@ -1,0 +1,162 @@
+"""Keys and values of a drafter's own layers, kept beside the target's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from model_runner.batch import Batch, IntArray, TreePaths
+from model_runner.speculative.growing import Bud
+from model_runner.speculative.proposer import ChoiceStep, NewChoice
+
+
+def num_draft_blocks(num_blocks: int, max_num_seqs: int, block_size: int, nodes: int) -> int:
+    """Blocks of a cache for drafts: one for each of the target's, and for each choice some for `nodes` tree nodes."""
+    return num_blocks + max_num_seqs * _scratch_of_slot(block_size, nodes)
+
+
+def _scratch_of_slot(block_size: int, nodes: int) -> int:
+    return -(-(nodes + 1) // block_size)  # the last known token may have no block yet, and goes there as well
+
+
+@dataclass(slots=True)
+class _Slot:
+    length: int
+    """Leading tokens whose keys and values are in the cache."""
+    num_blocks: int
+    """Blocks of the choice that were looked at."""
+    table: list[int] = field(default_factory=list)
+    """The choice's blocks, then its scratch blocks."""
+    paths: dict[int, list[int]] = field(default_factory=dict)
+    """Of each node of the tree that is growing: the places of its ancestors and its own."""
+
+
+class DraftKV:
+    """Which keys and values a drafter has, and batches for those that it computes next.
+
+    A known token has its keys and values in the block, and at the place in it, where the target has its own: what the
+    prefix cache or a fork finds for the target, it finds for the drafter, too. Nodes of a tree have theirs in scratch
+    blocks of the slot, for no longer than the tree grows.
+
+        table   | the choice's blocks ......................... | scratch blocks         |
+                | known tokens, at their own places             | last token?  | nodes   |
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, nodes: int, *, is_targets: bool = False) -> None:
+        """
+        Args:
+            num_blocks: of the target.
+            block_size: of both.
+            nodes: of one tree that are computed, at most.
+            is_targets: whether the cache is the target's own, which fills it.
+        """
+        self._is_targets = is_targets
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._scratch = _scratch_of_slot(block_size, nodes)
+        self._filled = np.zeros(num_blocks, dtype=np.bool_)
+        """Whether all tokens of a block have their keys and values here."""
+        self._slots: dict[int, _Slot] = {}
+
+    def begin(self, choice: NewChoice) -> None:
+        """A choice begins; what is in the blocks that it shares need not be computed again if it is here."""
+        shared = choice.num_computed // self._block_size
+        length = 0
+        for block in choice.blocks[:shared]:
+            if not self._filled[block]:
+                break
+            length += self._block_size
+        self._filled[choice.blocks[shared:]] = False
+        self._slots[choice.slot] = _Slot(length, len(choice.blocks))
+
+    def end(self, slot: int) -> None:
+        """A choice has ended."""
+        del self._slots[slot]
+
+    def missing(self, step: ChoiceStep, end: int) -> range:
+        """Positions below `end` that are still to be computed. Begins a new step of the choice."""
+        slot = self._slots[step.slot]
+        self._filled[step.blocks[slot.num_blocks :]] = False
+        slot.num_blocks = len(step.blocks)
+        first = self._num_blocks + step.slot * self._scratch
+        if self._is_targets:
+            slot.length = step.num_computed
+        slot.table = [*step.blocks, *range(first, first + self._scratch)]
+        slot.paths = {}
+        return range(min(slot.length, end - 1), end)
+
+    def known_batch(self, steps: Sequence[ChoiceStep], spans: Sequence[range]) -> Batch:
+        """Known tokens of these choices at these positions; logits are wanted of the last of each."""
+        places = [position for span in spans for position in span]
+        positions = np.array(places, dtype=np.int64)
+        choice_of = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
+        tokens = [
+            token for step, span in zip(steps, spans, strict=True) for token in step.tokens[span.start : span.stop]
+        ]
+        tables = [self._slots[step.slot].table for step in steps]
+        last = np.cumsum([len(span) for span in spans]) - 1
+        return self._batch(np.array(tokens), positions, positions, choice_of, tables, last)
+
+    def keep(self, step: ChoiceStep, span: range) -> None:
+        """Known tokens at these positions were computed. Those that have no block yet will have to be again."""
+        slot = self._slots[step.slot]
+        slot.length = min(span.stop, len(step.blocks) * self._block_size)
+        full = slot.length // self._block_size
+        self._filled[step.blocks[span.start // self._block_size : full]] = True
+
+    def node_batch(self, buds: Sequence[Bud]) -> Batch:
+        """Nodes of trees, whose ancestors but the root were in earlier such batches; logits are wanted of all."""
+        choices = sorted({bud.choice for bud in buds})
+        ordered = sorted(range(len(buds)), key=lambda index: buds[index].choice)
+        paths = [self._path(buds[index]) for index in ordered]
+        nodes = [buds[index] for index in ordered]
+        positions = np.array([len(bud.step.tokens) - 1 + bud.depth for bud in nodes], dtype=np.int64)
+        row_of = np.argsort(ordered)  # of each bud
+        start = np.array([len(bud.step.tokens) for bud in nodes], dtype=np.int64)
+        first = np.cumsum([0, *(len(path) for path in paths)])
+        slots = {bud.choice: self._slots[bud.step.slot] for bud in nodes}
+        return self._batch(
+            np.array([bud.token for bud in nodes]),
+            positions,
+            np.array([path[-1] for path in paths], dtype=np.int64),
+            np.searchsorted(choices, [bud.choice for bud in nodes]),
+            [slots[choice].table for choice in choices],
+            row_of,
+            TreePaths(start, first, np.array([place for path in paths for place in path], dtype=np.int64)),
+        )
+
+    def _path(self, bud: Bud) -> list[int]:
+        """Places of the node's ancestors and its own, which it gets now."""
+        slot = self._slots[bud.step.slot]
+        first = max(len(bud.step.tokens), slot.num_blocks * self._block_size)
+        path = [*slot.paths.get(bud.parent, ()), first + len(slot.paths)]
+        slot.paths[bud.node] = path
+        return path
+
+    def _batch(
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        places: IntArray,
+        choice_of: IntArray,
+        tables: list[list[int]],
+        logits_index: IntArray,
+        paths: TreePaths | None = None,
+    ) -> Batch:
+        block_of = np.array(
+            [tables[choice][place // self._block_size] for choice, place in zip(choice_of, places, strict=True)]
+        )
+        return Batch(
+            tokens=torch.from_numpy(tokens),
+            positions=torch.from_numpy(positions),
+            position_of=positions,
+            choice_of=choice_of,
+            block_tables=tables,
+            block_of=torch.from_numpy(block_of),
+            offset_of=torch.from_numpy(places % self._block_size),
+            logits_index=torch.from_numpy(logits_index),
+            samples=[],
+            prompt_rows=[],
+            paths=paths,
+        )

@@ -1,0 +1,153 @@
+"""Growing draft trees depth by depth from the guesses of a network."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model_runner.draft_tree import ROOT, DraftTree
+from model_runner.sampling.noise import gumbels
+from model_runner.speculative.proposer import ChoiceStep
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthLimits:
+    """How a tree grows."""
+
+    max_depth: int
+    branches: int = 3
+    """Children of a node at most."""
+    front: int = 3
+    """Nodes of one depth that are followed further, the most probable ones."""
+    least: float = 0.08
+    """Nodes less probable than this are left out: they would not pay for their row."""
+    candidates: int = 32
+    """Tokens that are considered at a node, the most probable ones of the draft."""
+
+    @property
+    def num_extended(self) -> int:
+        """From how many nodes a tree grows further, at most."""
+        return self.front * (self.max_depth - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Bud:
+    """A node from which a tree can grow further."""
+
+    step: ChoiceStep
+    choice: int
+    """Index of the choice in the step."""
+    node: int
+    """Number of the node in the choice's growth."""
+    token: int
+    parent: int
+    depth: int
+
+
+Extend = Callable[[Sequence[Bud]], Tensor]
+"""Logits [n, draft vocabulary] of what follows each of these nodes; all are of one depth, children of earlier ones."""
+
+
+@dataclass(slots=True)
+class _Growth:
+    """One choice's tree in the making."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    probability: list[float] = field(default_factory=list)
+    """To become output, by the confidences along the path."""
+
+    def add(self, parent: int, token: int, confidence: float) -> int:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.confidence.append(confidence)
+        self.probability.append(confidence * (1.0 if parent == ROOT else self.probability[parent]))
+        return len(self.tokens) - 1
+
+    def best(self, count: int) -> DraftTree:
+        """The most probable nodes; a node's parent is never less probable, and stands before it."""
+        order = sorted(range(len(self.tokens)), key=lambda node: -self.probability[node])[:count]
+        return DraftTree(tuple(self.tokens), tuple(self.parents), tuple(self.confidence)).take(order)
+
+
+def grow(
+    steps: Sequence[ChoiceStep],
+    first: Tensor,
+    extend: Extend,
+    draft_ids: NDArray[np.int64] | None,
+    limits: GrowthLimits,
+) -> list[DraftTree]:
+    """A tree for each choice, the most probable nodes first (EAGLE-2's dynamic trees, arXiv:2406.16858).
+
+    For choices that sample, a node's children are those that the target's own noise makes the draft draw: if draft and
+    target agree on the distribution, they agree on the token (arXiv:2408.07978).
+
+    Args:
+        steps: the choices; those that want no nodes get none.
+        first: [choices, draft vocabulary] logits of the first token of each.
+        extend: gives the logits of all further ones.
+        draft_ids: the target's ids of the draft vocabulary; None where they are the same.
+        limits: of every tree.
+    """
+    growths = [_Growth() for _ in steps]
+    buds = [Bud(step, index, ROOT, -1, ROOT, 0) for index, step in enumerate(steps) if step.max_nodes]
+    logits = first[[bud.choice for bud in buds]] if len(buds) < len(steps) else first
+    while buds:
+        grown = _sprout(buds, logits, growths, draft_ids, limits)
+        buds = [bud for bud in _leading(grown, growths, limits.front) if bud.depth < limits.max_depth]
+        if buds:
+            logits = extend(buds)
+    return [growth.best(step.max_nodes) for growth, step in zip(growths, steps, strict=True)]
+
+
+def _sprout(
+    buds: Sequence[Bud],
+    logits: Tensor,
+    growths: Sequence[_Growth],
+    draft_ids: NDArray[np.int64] | None,
+    limits: GrowthLimits,
+) -> list[Bud]:
+    """Give each bud its children."""
+    temperatures = torch.tensor([[bud.step.sampling.temperature or 1.0] for bud in buds], device=logits.device)
+    scaled = logits / temperatures
+    values, columns = scaled.topk(min(limits.candidates, logits.shape[-1]), -1)
+    log_probs = (values - scaled.logsumexp(-1, keepdim=True)).double().cpu().numpy()
+    tokens = columns.cpu().numpy() if draft_ids is None else draft_ids[columns.cpu().numpy()]
+    grown = []
+    for bud, of_draft, ids in zip(buds, log_probs, tokens, strict=True):
+        scores = of_draft
+        if bud.step.sampling.temperature:
+            drawn = of_draft + gumbels(bud.step.noise_key(bud.depth + 1), ids)
+            scores = drawn - np.logaddexp.reduce(drawn)
+        growth = growths[bud.choice]
+        above = 1.0 if bud.node == ROOT else growth.probability[bud.node]
+        for place in scores.argsort()[::-1][: limits.branches]:
+            confidence = float(np.exp(scores[place]))
+            if above * confidence < limits.least:
+                break
+            token = int(ids[place])
+            node = growth.add(bud.node, token, confidence)
+            grown.append(Bud(bud.step, bud.choice, node, token, bud.node, bud.depth + 1))
+    return grown
+
+
+def _leading(grown: Sequence[Bud], growths: Sequence[_Growth], count: int) -> list[Bud]:
+    """The most probable buds of each choice."""
+    by_choice: dict[int, list[Bud]] = {}
+    for bud in grown:
+        by_choice.setdefault(bud.choice, []).append(bud)
+    return [
+        bud
+        for choice, buds in by_choice.items()
+        for bud in heapq.nlargest(count, buds, key=lambda bud: growths[choice].probability[bud.node])
+    ]
+
+
+def to_array(draft_ids: Tensor | None) -> NDArray[np.int64] | None:
+    """A draft vocabulary for `grow`."""
+    return None if draft_ids is None else draft_ids.cpu().numpy()

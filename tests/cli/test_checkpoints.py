@@ -1,0 +1,75 @@
+"""The models that the settings name: found before the engine starts, handed to it, and told at the start."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from model_runner.config import RunnerConfig
+from model_runner.models.repository import ModelFolder, ModelNotFoundError
+from server.checkpoints import Checkpoints, find_checkpoints
+from server.config import Settings
+from server.lifecycle import describe_speculation, engine_config
+
+CONSOLE = Console(file=io.StringIO())
+
+
+def make_model(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def settings_for(tmp_path: Path, **changes: object) -> Settings:
+    return Settings(**{"model": str(make_model(tmp_path / "model")), **changes})
+
+
+def test_all_are_found_and_handed_on(tmp_path: Path) -> None:
+    draft, heads = make_model(tmp_path / "draft"), [tmp_path / "medusa", tmp_path / "eagle"]
+    for folder in heads:
+        folder.mkdir()
+    settings = settings_for(
+        tmp_path,
+        draft_model=str(draft),
+        heads=[str(folder) for folder in heads],
+        speculation="eagle",
+        num_draft_tokens=5,
+    )
+    found = find_checkpoints(settings, CONSOLE)
+    assert found == Checkpoints(ModelFolder(tmp_path / "model", "model"), draft, tuple(heads))
+    runner = engine_config(settings, found).runner
+    assert runner.model == tmp_path / "model"
+    assert (runner.speculation, runner.num_draft_tokens) == ("eagle", 5)
+    assert (runner.draft_model, runner.heads) == (draft, tuple(heads))
+
+
+def test_none_are_needed(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    found = find_checkpoints(settings, CONSOLE)
+    assert engine_config(settings, found).runner == RunnerConfig(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("draft_model", r"^draft_model: the folder .* has no config.json"), ("heads", r"^heads: .* is a file; give the")],
+)
+def test_errors_name_the_setting(tmp_path: Path, setting: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    value = {"draft_model": str(tmp_path / "empty"), "heads": [str(tmp_path / "file")]}[setting]
+    with pytest.raises(ModelNotFoundError, match=message):
+        find_checkpoints(settings_for(tmp_path, **{setting: value}), CONSOLE)
+
+
+@pytest.mark.parametrize(
+    ("setting", "methods", "text"),
+    [
+        ("auto", ("auto", "ngram"), "auto by default; auto, ngram; at most 16 draft tokens in a step"),
+        ("off", ("auto", "ngram"), "off by default; auto, ngram; at most 16 draft tokens in a step"),
+        ("auto", (), "none"),
+    ],
+)
+def test_the_start_tells_the_methods(setting: str, methods: tuple[str, ...], text: str) -> None:
+    assert describe_speculation(Settings(speculation=setting), methods) == text

@@ -1,0 +1,41 @@
+"""The matrix: every method with every feature gives the tokens and logprobs of no speculation."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bench.speculation_matrix import FEATURES, Matrix
+from tests.engine.conftest import Harness
+
+METHODS = ["draft_model", "early_exit", "ngram"]
+
+
+@pytest.fixture(scope="module")
+def drafting(load_drafting: Callable[[], Harness]) -> Iterator[Harness]:
+    harness = load_drafting()
+    yield harness
+    harness.forget()
+
+
+@pytest.fixture(scope="module")
+def matrix(drafting: Harness) -> Matrix:
+    info = drafting.runner.info
+    return Matrix(
+        lambda chunk, num_blocks: drafting.engine(chunk=chunk, num_blocks=num_blocks),
+        info.num_blocks,
+        info.block_size,
+        info.vocab_size,
+    )
+
+
+def test_all_methods_are_here(drafting: Harness) -> None:
+    assert sorted(drafting.runner.info.speculation_methods) == METHODS
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_to_no_speculation(matrix: Matrix, method: str, feature: str) -> None:
+    cell = matrix.cell(method, feature)
+    assert cell.is_equal
+    assert cell.num_drafted > 0
+    assert cell.num_preempted > 0 or not FEATURES[feature].is_short_of_blocks
