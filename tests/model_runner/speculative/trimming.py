@@ -57,7 +57,7 @@ class Trimmed:
             "", PROMPT, len(PROMPT), 0, (), said.params, Speculation("method", None, said.verify)
         )
         self._proposer.next = self._draft(said)
-        self._speculator.begin(0, said.tokens, admitted)
+        self._speculator.begin(0, said.tokens, (), admitted)
         load = StepLoad(1, 1, 1)
         (offered,) = self._speculator.propose(load, [_step(said)], {})
         (tree,) = self._speculator.drafts(load, [0], [ScheduledRequest("", 1, (), offered)])
