@@ -6,7 +6,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from model_runner.batch import IntArray
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.draft_tree import DraftTree
 from model_runner.models.features import Feature
@@ -42,7 +41,7 @@ class ChoiceStep:
     """How many of them are new; 0 while the prompt is being computed."""
     num_computed: int
     """Leading tokens whose keys and values are in `blocks`."""
-    rows: IntArray
+    rows: Sequence[int]
     """Rows of the step's features for the tokens computed in it that stay, the last of num_computed, in order."""
     blocks: Sequence[int]
     max_nodes: int
@@ -68,7 +67,7 @@ class TargetStep:
 
     def last(self, feature: Feature) -> Tensor:
         """[choices, width] of the last token that was computed of each choice."""
-        return self.features[feature][[int(choice.rows[-1]) for choice in self.choices]].float()
+        return self.features[feature][[choice.rows[-1] for choice in self.choices]].float()
 
 
 Embed = Callable[[Tensor], Tensor]

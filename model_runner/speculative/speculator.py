@@ -180,21 +180,26 @@ class Speculator:
             if parent in accepted:
                 calibration.observe(confidence, accepted=node in accepted)
 
-    def propose(self, load: StepLoad, steps: Sequence[ChoiceStep], features: Mapping[Feature, Tensor]) -> list[int]:
-        """Have drafts made for the next step; returns how many nodes each choice of this one would like to verify.
+    def has(self, slot: int) -> bool:
+        """Whether the choice in this slot speculates."""
+        return slot in self._choices
+
+    def propose(
+        self, load: StepLoad, steps: Sequence[ChoiceStep], features: Mapping[Feature, Tensor]
+    ) -> dict[int, int]:
+        """Have drafts made for the next step; returns for each slot how many nodes its choice would like to verify.
 
         Args:
             load: what the next step would be if only these choices ran.
-            steps: what this step brought; `max_nodes` is filled in here.
+            steps: what this step brought the choices that speculate; `max_nodes` is filled in here.
             features: of all tokens of this step.
         """
         groups: dict[str, list[ChoiceStep]] = {}
         for step in steps:
-            if (choice := self._choices.get(step.slot)) is not None:
-                groups.setdefault(choice.speculation.method, []).append(step)
+            groups.setdefault(self._choices[step.slot].speculation.method, []).append(step)
         for method, group in groups.items():
             self._propose_by(method, load, group, features)
-        return [len(self._choices[step.slot].draft) if step.slot in self._choices else 0 for step in steps]
+        return {step.slot: len(self._choices[step.slot].draft) for step in steps}
 
     def _propose_by(
         self, method: str, load: StepLoad, group: Sequence[ChoiceStep], features: Mapping[Feature, Tensor]
