@@ -51,7 +51,8 @@ class ChoiceStep:
     def noise_key(self, depth: int) -> int:
         """The key of the noise with which the target will draw the token `depth` ahead of the last known one.
 
-        A proposer that draws its guesses with the same noise is right more often (arXiv:2408.07978).
+        A proposer that draws its guesses with the same noise is right more often (arXiv:2408.07978). It may do so for
+        choices that are verified by rejection, too: there the target uses other noise.
         """
         position = len(self.tokens) - self.num_prompt + depth - 1
         return noise_key(self.sampling.seed, self.sampling.choice, Stream.TARGET, position)
@@ -75,7 +76,11 @@ Embed = Callable[[Tensor], Tensor]
 
 
 class Proposer(Protocol):
-    """Suggests continuations. Decides how fast tokens come, never (in match mode) which."""
+    """Suggests continuations. Decides how fast tokens come, never (in match mode) which.
+
+    What is certain given the tokens (and the target's noise) may be guessed in any way. A proposer that draws at random
+    says so in the tree (see DraftTree.drawn_from), or rejection sampling would not keep the target's distribution.
+    """
 
     needs: frozenset[Feature]
     """What the target has to tell of the tokens that it computes."""

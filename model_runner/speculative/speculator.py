@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +15,7 @@ from model_runner.models.features import Feature
 from model_runner.speculative.budget import Budget, StepLoad
 from model_runner.speculative.calibration import Calibration
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
+from model_runner.speculative.rejection import blind_confidence
 from model_runner.speculative.verify import Verdict
 
 
@@ -222,12 +224,22 @@ class Speculator:
         return self._max_nodes if asked is None else min(asked, self._max_nodes)
 
     def _store(self, choice: _Speculating, method: str, tree: DraftTree) -> None:
-        """Keep a draft, most probable nodes first: no node is more probable than its parent, so it stays after it."""
+        """Keep a draft, most probable nodes first: no node is more probable than its parent, so it stays after it.
+
+        Rejection sampling is exact only if nothing that was drawn decides what is verified. So drawn nodes keep their
+        order, and neither their tokens nor their proposer's confidence, but only their places in the tree say what they
+        are worth.
+        """
+        is_blind = choice.speculation.verify == "rejection" and tree.drawn_from is not None
+        if is_blind:
+            tree = replace(tree, confidence=blind_confidence(tree))
         calibration = self._calibrations[method]
         survival: list[float] = []
         for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
             probability = calibration.probability(confidence)
             survival.append(probability if parent == ROOT else survival[parent] * probability)
+        if is_blind:
+            survival = list(accumulate(survival, min))
         order = sorted(range(len(tree)), key=lambda node: -survival[node])  # stable
         choice.draft = tree.take(order)
         choice.survival = [survival[node] for node in order]
