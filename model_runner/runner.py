@@ -25,7 +25,7 @@ from model_runner.models.hf_attention import StepAttention
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.sampling.logprobs import prompt_logprobs
 from model_runner.speculative.budget import StepLoad
-from model_runner.speculative.proposer import ChoiceStep, Proposer
+from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
 from model_runner.speculative.step_times import StepTimes
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
@@ -82,7 +82,8 @@ class ModelRunner:
         of_choice = dict(zip((sample.choice for sample in batch.samples), verdicts, strict=True))
         decided = [of_choice.get(index, Verdict()) for index in range(len(choices))]
         steps = self._commit(plan, choices, decided, batch)
-        offers = self._speculator.propose(_next_load(choices, verdicts), steps, self._target.features())
+        step = TargetStep(steps, self._target.features(), logits)
+        offers = self._speculator.propose(_next_load(choices, verdicts), step)
         return StepResult(
             tuple(
                 _result(entry.key, verdict, len(tree), offers.get(choice.slot, 0), prompts.get(index, ()))
@@ -100,9 +101,11 @@ class ModelRunner:
         Returns what it brought the choices that speculate.
         """
         first_row = np.searchsorted(batch.choice_of, np.arange(len(choices)))
+        samples = {sample.choice: sample for sample in batch.samples}
         moves: list[Move] = []
         steps = []
-        for choice, entry, verdict, row in zip(choices, plan.scheduled, verdicts, first_row.tolist(), strict=True):
+        parts = zip(choices, plan.scheduled, verdicts, first_row.tolist(), strict=True)
+        for index, (choice, entry, verdict, row) in enumerate(parts):
             moves += self._state.commit(choice, entry.num_tokens, verdict.tokens, verdict.nodes)
             if not self._speculator.has(choice.slot):
                 continue
@@ -118,6 +121,7 @@ class ModelRunner:
                     blocks=choice.blocks,
                     max_nodes=0,
                     sampling=choice.sampling,
+                    sample=samples.get(index),
                 )
             )
         self._kv_cache.move(moves)

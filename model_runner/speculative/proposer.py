@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.draft_tree import DraftTree
 from model_runner.models.features import Feature
@@ -47,6 +48,9 @@ class ChoiceStep:
     max_nodes: int
     """How many nodes the tree may have; 0 if none is wanted."""
     sampling: SamplingParams
+    sample: SampleRows | None = None
+    """The drafts that the step verified, which are some of those proposed, in another order, and their rows of logits;
+    None while the prompt is being computed."""
 
     def noise_key(self, depth: int) -> int:
         """The key of the noise with which the target will draw the token `depth` ahead of the last known one.
@@ -65,6 +69,8 @@ class TargetStep:
     choices: Sequence[ChoiceStep]
     features: Mapping[Feature, Tensor]
     """Those that the proposer needs, [T, width] each, for all tokens of the step."""
+    logits: Tensor  # [rows, vocab] float32
+    """Where the model had to have them: after all prompts' ends, last known tokens and drafts; see `sample`."""
 
     def last(self, feature: Feature) -> Tensor:
         """[choices, width] of the last token that was computed of each choice."""
