@@ -110,7 +110,7 @@ def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[...
 def load_drafting(
     tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Callable[[Path, int], Path]], Harness]:
-    """Returns a function to a harness with a tiny model that speculates by every method, from the kind of EAGLE heads."""
+    """Returns a function to a harness with a tiny model that speculates by every method."""
 
     def make(write_eagle: Callable[[Path, int], Path]) -> Harness:
         torch.manual_seed(1)
