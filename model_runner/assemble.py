@@ -10,13 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
-from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import RunnerConfig
 from model_runner.cores import available_cores
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels
-from model_runner.kv_cache import KVCache, resolve_kv_dtype
+from model_runner.kv_cache import KVCache, cache_structs, resolve_kv_dtype
 from model_runner.memory import MemoryPlan, StorageTypes, plan_memory
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers
@@ -150,7 +150,8 @@ class _Loader:
     def load(self, folder: Path, shape: ModelShape) -> _Loaded:
         packer = NativePacker(self.kernels, self.types.weights) if self.kernels and self.types.weights else None
         model = load_model(folder, load_config(folder), self.types.compute, self.device, packer)
-        kv_cache = KVCache(shape.kv, self.blocks.with_scratch, self.blocks.block_size, self.types.kv, self.device)
+        sizes = self.blocks.with_scratch, self.blocks.block_size
+        kv_cache = KVCache(shape.kv, *sizes, self.types.kv, self.device, self.kernels)
         if self.kernels is None:
             return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))
         if packer is not None:

@@ -17,6 +17,7 @@ from model_runner.kernels.structs import (
     DecoderLayerStruct,
     DrawStruct,
     KVCacheStruct,
+    MoveStruct,
     StepStruct,
     WeightStruct,
 )
@@ -45,6 +46,7 @@ _SIGNATURES = {
         [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
     ),
     "sw_gumbel_max": (c_int32, [c_void_p, c_void_p, c_int64, POINTER(DrawStruct), c_int32, POINTER(c_int64)]),
+    "sw_move_kv": (c_int32, [c_void_p, POINTER(KVCacheStruct), c_int32, POINTER(MoveStruct), c_int32]),
 }
 
 
@@ -159,6 +161,14 @@ class Kernels:
         structs = (DrawStruct * len(draws))(*(DrawStruct(*draw) for draw in draws))
         self._call("sw_gumbel_max", logits.data_ptr(), logits.shape[1], structs, len(draws), tokens)
         return list(tokens)
+
+    def move_kv(self, layers: "ctypes.Array[KVCacheStruct]", moves: Sequence[tuple[int, int, int, int]]) -> None:
+        """Copy keys and values of tokens in all layers, one move (from block, offset; to block, offset) after another.
+
+        No move reads a place that one before it has written.
+        """
+        structs = (MoveStruct * len(moves))(*(MoveStruct(*move) for move in moves))
+        self._call("sw_move_kv", layers, len(layers), structs, len(moves))
 
     def _call(self, name: str, *arguments: object) -> None:
         if getattr(self._library, name)(self._context, *arguments):

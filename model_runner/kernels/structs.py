@@ -86,3 +86,9 @@ class DrawStruct(ctypes.Structure):
     """SwDraw."""
 
     _fields_ = (("row", c_int64), ("key", c_uint64), ("temperature", c_double))
+
+
+class MoveStruct(ctypes.Structure):
+    """SwMove."""
+
+    _fields_ = (("from_block", c_int32), ("from_offset", c_int32), ("to_block", c_int32), ("to_offset", c_int32))

@@ -62,8 +62,8 @@ def gumbels(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
     x ^= x >> np.uint64(31)
-    uniform = ((x >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
-    result: NDArray[np.float64] = -np.log(-np.log(uniform))
+    uniforms = ((x >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
+    result: NDArray[np.float64] = -np.log(-np.log(uniforms))
     return result
 
 

@@ -18,6 +18,7 @@ struct Kernels {
                 float *output, char *scratch);
   void (*gumbel_max)(ThreadPool &, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
                      int64_t *tokens);
+  void (*move_kv)(ThreadPool &, const SwKvCache *layers, int32_t num_layers, const SwMove *moves, int32_t count);
 };
 
 extern const Kernels portable_kernels;

@@ -119,3 +119,9 @@ int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, co
   context->kernels.gumbel_max(context->pool, logits, width, draws, count, tokens);
   return 0;
 }
+
+int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
+                   int32_t count) {
+  context->kernels.move_kv(context->pool, layers, num_layers, moves, count);
+  return 0;
+}

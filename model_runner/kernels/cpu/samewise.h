@@ -91,6 +91,14 @@ struct SwDraw {
   double temperature;  // what the logits are still to be divided by
 };
 
+// A token's key and value that go to another place.
+struct SwMove {
+  int32_t from_block;
+  int32_t from_offset;
+  int32_t to_block;
+  int32_t to_offset;
+};
+
 // isa: "avx512vnni", "avx2", "portable", or "auto" for the best that this machine has; null is returned if it has not.
 SW_PUBLIC SwContext *sw_create(int32_t threads, const char *isa);
 SW_PUBLIC void sw_destroy(SwContext *context);
@@ -116,4 +124,8 @@ SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *lay
 // tokens[count] = what is drawn from rows of logits[., width], each with at least one finite entry, none above or NaN.
 SW_PUBLIC int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws,
                       int32_t count, int64_t *tokens);
+
+// Makes the moves in the caches of all layers. No move reads a place that one before it has written.
+SW_PUBLIC int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
+                   int32_t count);
 }

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.attention.cpu import NativeAttention
 from model_runner.batch import Batch
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.kv_cache import KVCache, KVShape
+from model_runner.kv_cache import KVCache, KVShape, cache_structs
 from model_runner.models.activations import replace_activations
 from model_runner.models.decoder_form import DecoderForm, recognise
 from model_runner.models.fused import FusedDecoderLayer, bind_layers

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.attention.cpu import NativeAttention
 from model_runner.kernels.library import Kernels
+from model_runner.kv_cache import cache_structs
 from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.fused import FusedDecoderLayer, bind_layers
 from model_runner.models.hf_attention import StepAttention
