@@ -28,6 +28,8 @@ from model_runner.speculative.recurrent import RecurrentProposer, TargetEnds
 
 _SELF_FED_DEPTH = 5
 """How deep heads draft that have no depth of their own."""
+BY_WORTH = ("mtp", "eagle", "hydra", "medusa", "draft_model")
+"""Methods that guess by a trained network. Where there are several, auto takes the first."""
 _METHODS = {"eagle3": "eagle"}
 """Of kinds that are not named like their method."""
 
