@@ -34,6 +34,7 @@ from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
+from model_runner.speculative.heads import BY_WORTH, HeadsRoom, make_heads_proposer
 from model_runner.speculative.methods import Blocks, DraftModel, check_tokenizers, make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
@@ -113,7 +114,10 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     sampler = Sampler(shape.vocab_size, device, config.logprobs_mode, kernels)
     budget = Budget()
     proposers = make_proposers(target.model, target.attention, blocks, draft)
-    speculator = Speculator(proposers, budget, config.num_draft_tokens)
+    room = HeadsRoom(kernels, types.kv, plan.num_blocks, config.block_size, config.max_num_seqs)
+    proposers |= dict(make_heads_proposer(folder, target.model, room) for folder in config.heads)
+    trained = next((method for method in BY_WORTH if method in proposers), None)
+    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
     needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
     parts = RunnerParts(
         target=HFTargetModel(target.model, device, needs),

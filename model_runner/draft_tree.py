@@ -54,6 +54,13 @@ class DraftTree:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return depths
 
+    def survival(self, probability: Sequence[float] | None = None) -> list[float]:
+        """For each node, the probability to become output, from those to follow the parent; None takes `confidence`."""
+        survival: list[float] = []
+        for parent, value in zip(self.parents, self.confidence if probability is None else probability, strict=True):
+            survival.append(value if parent == ROOT else survival[parent] * value)
+        return survival
+
     def path(self, node: int) -> list[int]:
         """The nodes from the root's child to this node, itself included."""
         path = []

@@ -13,8 +13,11 @@ from model_runner.models.truncated import first_layers
 from model_runner.speculative.draft_kv import DraftKV, num_draft_blocks
 from model_runner.speculative.draft_model import DraftModelProposer
 from model_runner.speculative.growing import GrowthLimits
+from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.ngram import NgramProposer
+from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import Proposer
+from model_runner.speculative.suffix import SuffixProposer
 
 _MODEL_LIMITS = GrowthLimits(max_depth=5, branches=2, front=2)
 _EXIT_SHARE = 3
@@ -50,7 +53,7 @@ class Blocks:
 def make_proposers(
     model: PreTrainedModel, attention: AttentionBackend[Any], blocks: Blocks, draft: DraftModel | None
 ) -> dict[str, Proposer]:
-    """A proposer for each method that can be had, by its name.
+    """A proposer for each method that can be had, by its name. `auto` chooses among them (auto.py).
 
     Args:
         model: the target.
@@ -59,7 +62,10 @@ def make_proposers(
         draft: for `draft_model`.
     """
     proposers: dict[str, Proposer] = {
+        "lookahead": LookaheadProposer(),
         "ngram": NgramProposer(),
+        "prediction": PredictionProposer(),
+        "suffix": SuffixProposer(),
         "early_exit": _early_exit(model, attention, blocks),
     }
     if draft is not None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from model_runner.batch import IntArray
+from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.draft_tree import DraftTree
 from model_runner.models.features import Feature
@@ -42,12 +42,15 @@ class ChoiceStep:
     """How many of them are new; 0 while the prompt is being computed."""
     num_computed: int
     """Leading tokens whose keys and values are in `blocks`."""
-    rows: IntArray
+    rows: Sequence[int]
     """Rows of the step's features for the tokens computed in it that stay, the last of num_computed, in order."""
     blocks: Sequence[int]
     max_nodes: int
     """How many nodes the tree may have; 0 if none is wanted."""
     sampling: SamplingParams
+    sample: SampleRows | None = None
+    """The drafts that the step verified, which are some of those proposed, in another order, and their rows of logits;
+    None while the prompt is being computed."""
 
     def noise_key(self, depth: int) -> int:
         """The key of the noise with which the target will draw the token `depth` ahead of the last known one.
@@ -66,10 +69,12 @@ class TargetStep:
     choices: Sequence[ChoiceStep]
     features: Mapping[Feature, Tensor]
     """Those that the proposer needs, [T, width] each, for all tokens of the step."""
+    logits: Tensor  # [rows, vocab] float32
+    """Where the model had to have them: after all prompts' ends, last known tokens and drafts; see `sample`."""
 
     def last(self, feature: Feature) -> Tensor:
         """[choices, width] of the last token that was computed of each choice."""
-        return self.features[feature][[int(choice.rows[-1]) for choice in self.choices]].float()
+        return self.features[feature][[choice.rows[-1] for choice in self.choices]].float()
 
 
 Embed = Callable[[Tensor], Tensor]

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
-from torch import Tensor
 
 from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation, SpeculationStats
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.models.features import Feature
+from model_runner.speculative import auto
 from model_runner.speculative.budget import Budget, StepLoad
 from model_runner.speculative.calibration import Calibration
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
 from model_runner.speculative.rejection import blind_confidence
+from model_runner.speculative.tally import Tally
 from model_runner.speculative.verify import Verdict
 
 
@@ -24,50 +24,50 @@ class _Speculating:
     """A choice that speculates."""
 
     speculation: Speculation
+    methods: tuple[str, ...]
+    """Those that draft for it, in the order in which they are asked."""
+    asked: list[str] = field(default_factory=list)
+    """Those that were asked for the next step's draft."""
+    made_by: str = ""
+    """The one whose draft it is."""
     draft: DraftTree = NO_DRAFT
     """For its next step, most probable nodes first."""
     survival: list[float] = field(default_factory=list)
     """Of each node of the draft: the probability to become output."""
 
+    @property
+    def competes(self) -> bool:
+        """Whether the budget decides how many of its drafts are verified."""
+        return self.speculation.num_tokens is None
 
-@dataclass(slots=True)
-class _Tally:
-    """Counts of one method; see SpeculationStats."""
-
-    drafted: int = 0
-    accepted_by_depth: list[int] = field(default_factory=list)
-    verified_by_depth: list[int] = field(default_factory=list)
-    steps: int = 0
-    tokens: int = 0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-
-    def count(self, depths: Sequence[int], accepted: int) -> None:
-        deepest = max(depths)
-        for counts in (self.accepted_by_depth, self.verified_by_depth):
-            counts.extend([0] * (deepest - len(counts)))
-        for depth in range(accepted):
-            self.accepted_by_depth[depth] += 1
-        for depth in range(min(accepted + 1, deepest)):
-            self.verified_by_depth[depth] += 1
+    def start_over(self) -> None:
+        """Forget the draft."""
+        self.asked, self.made_by, self.draft, self.survival = [], "", NO_DRAFT, []
 
 
 class Speculator:
-    """Asks each choice's proposer for drafts, lets them compete for the step's budget and keeps the statistics."""
+    """Asks each choice's proposers for drafts, lets them compete for the step's budget and keeps the statistics.
 
-    def __init__(self, proposers: Mapping[str, Proposer], budget: Budget, max_nodes: int) -> None:
+    Calibration, record and statistics belong to the method that made a draft, also where auto chose it.
+    """
+
+    def __init__(
+        self, proposers: Mapping[str, Proposer], budget: Budget, max_nodes: int, heads: str | None = None
+    ) -> None:
         """
         Args:
             proposers: by the names that requests use.
             budget: decides for choices that do not ask for a number of draft tokens themselves.
             max_nodes: of one choice in one step.
+            heads: the method that auto asks where the quick ones find too little.
         """
         self._proposers: dict[str, Proposer] = {}
         self._budget = budget
         self._max_nodes = max_nodes
+        self._heads = heads
         self._choices: dict[int, _Speculating] = {}
         self._calibrations: dict[str, Calibration] = {}
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, Tally] = {}
         for method, proposer in proposers.items():
             self.add(method, proposer)
 
@@ -75,48 +75,52 @@ class Speculator:
         """Let choices use another method."""
         self._proposers[method] = proposer
         self._calibrations[method] = Calibration()
-        self._tallies[method] = _Tally()
+        self._tallies[method] = Tally()
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The names that requests can use."""
-        return tuple(sorted(self._proposers))
+        return tuple(sorted({*self._proposers, *([auto.AUTO] if self._methods_of(Speculation(auto.AUTO)) else [])}))
+
+    def _methods_of(self, speculation: Speculation) -> tuple[str, ...]:
+        return auto.members(speculation, self._proposers, self._heads)
 
     def begin(self, slot: int, tokens: Sequence[int], blocks: Sequence[int], admitted: AdmittedRequest) -> None:
         """A choice starts; `tokens` and `blocks` are the lists that grow with it."""
         speculation = admitted.speculation
         if speculation is None:
             return
-        self._choices[slot] = _Speculating(speculation)
-        self._proposers[speculation.method].begin(
-            NewChoice(
-                slot=slot,
-                tokens=tokens,
-                num_prompt=admitted.num_prompt,
-                num_computed=admitted.num_computed,
-                blocks=blocks,
-                sampling=admitted.sampling,
-                speculation=speculation,
-                cache_salt=admitted.cache_salt,
-            )
+        choice = self._choices[slot] = _Speculating(speculation, self._methods_of(speculation))
+        new = NewChoice(
+            slot=slot,
+            tokens=tokens,
+            num_prompt=admitted.num_prompt,
+            num_computed=admitted.num_computed,
+            blocks=blocks,
+            sampling=admitted.sampling,
+            speculation=speculation,
+            cache_salt=admitted.cache_salt,
         )
+        for method in choice.methods:
+            self._proposers[method].begin(new)
 
     def end(self, slot: int) -> None:
         """A choice has ended, or was preempted."""
         choice = self._choices.pop(slot, None)
         if choice is not None:
-            self._proposers[choice.speculation.method].end(slot)
+            for method in choice.methods:
+                self._proposers[method].end(slot)
+
+    # -- before the forward pass ---------------------------------------------------------------------------------------
 
     def drafts(self, load: StepLoad, slots: Sequence[int], scheduled: Sequence[ScheduledRequest]) -> list[DraftTree]:
         """What each scheduled choice verifies in this step: what it insists on, and the best that the budget allows."""
         granted = [self._granted(slot, entry) for slot, entry in zip(slots, scheduled, strict=True)]
-        fixed = sum(len(draft.tokens) for draft, survival in granted if survival is None)
-        offers = [survival for _, survival in granted if survival]
-        least = self._least_survival(StepLoad(load.rows + fixed, load.context, load.num_ready), offers)
+        fixed = sum(len(draft) for draft, survival in granted if survival is None)
+        counts = self._share_out(load.plus(fixed), [survival or [] for _, survival in granted])
         trees = []
-        for draft, survival in granted:
-            count = len(draft) if survival is None else sum(s >= least for s in survival)
-            trees.append(draft.first(count))
+        for (draft, survival), count in zip(granted, counts, strict=True):
+            trees.append(draft if survival is None else draft.first(count))
         self._observe_choice(slots, granted, trees)
         return trees
 
@@ -125,16 +129,18 @@ class Speculator:
         choice = self._choices.get(slot)
         if choice is None or entry.num_draft == 0:
             return NO_DRAFT, []
-        insists = choice.speculation.num_tokens is not None
-        return choice.draft.first(entry.num_draft), None if insists else choice.survival[: entry.num_draft]
+        return choice.draft.first(entry.num_draft), choice.survival[: entry.num_draft] if choice.competes else None
 
-    def _least_survival(self, load: StepLoad, offers: Sequence[Sequence[float]]) -> float:
-        """Nodes with at least this survival are worth their time."""
-        if not offers:
-            return 2.0
-        candidates = np.sort(np.concatenate([np.asarray(offer) for offer in offers]))[::-1]
-        count = self._budget.choose(load, candidates)
-        return float(candidates[count - 1]) if count else 2.0
+    def _share_out(self, load: StepLoad, offers: Sequence[Sequence[float]]) -> list[int]:
+        """How many nodes of each offer are worth their time. Offers descend, so the first ones are the best of each."""
+        survival = np.array([value for offer in offers for value in offer])
+        if not len(survival):
+            return [0] * len(offers)
+        order = np.argsort(-survival, kind="stable")
+        best = order[: self._budget.choose(load, survival[order])]
+        owner = np.repeat(np.arange(len(offers)), [len(offer) for offer in offers])
+        counts: list[int] = np.bincount(owner[best], minlength=len(offers)).tolist()
+        return counts
 
     def _observe_choice(
         self,
@@ -142,12 +148,18 @@ class Speculator:
         granted: Sequence[tuple[DraftTree, list[float] | None]],
         trees: Sequence[DraftTree],
     ) -> None:
-        chosen: dict[str, list[list[float]]] = {}
+        """Book what every method that was asked brought: the nodes that were chosen, or nothing."""
+        brought: dict[str, list[Sequence[float]]] = {}
         for slot, (draft, survival), tree in zip(slots, granted, trees, strict=True):
-            if draft and survival is not None:
-                chosen.setdefault(self._choices[slot].speculation.method, []).append(survival[: len(tree)])
-        for method, survivals in chosen.items():
+            choice = self._choices.get(slot)
+            if choice is None or survival is None or len(draft) < min(len(choice.draft), 1):
+                continue  # does not compete, or had no room
+            for method in choice.asked:
+                brought.setdefault(method, []).append(survival[: len(tree)] if method == choice.made_by else ())
+        for method, survivals in brought.items():
             self._budget.observe_drafts(method, len(survivals), [s for of_choice in survivals for s in of_choice])
+
+    # -- after it ------------------------------------------------------------------------------------------------------
 
     def observe(
         self, load: StepLoad, batch: Batch, slots: Sequence[int], verdicts: Sequence[Verdict], seconds: float
@@ -162,18 +174,14 @@ class Speculator:
             seconds: of the forward pass and of drawing the tokens.
         """
         num_draft = sum(len(sample.tree) for sample in batch.samples)
-        self._budget.observe_step(load, num_draft, seconds)
+        num_accepted = sum(len(verdict.nodes) for verdict in verdicts)
+        self._budget.observe_step(load, num_draft, num_accepted, seconds)
         for sample, slot, verdict in zip(batch.samples, slots, verdicts, strict=True):
-            if not sample.tree:
-                continue
-            method = self._choices[slot].speculation.method
-            tally = self._tallies[method]
-            tally.drafted += len(sample.tree)
-            tally.steps += 1
-            tally.tokens += len(verdict.tokens)
-            tally.verify_s += seconds * (1 + len(sample.tree)) / (load.rows + num_draft)
-            tally.count(sample.tree.depths(), len(verdict.nodes))
-            self._calibrate(method, sample.tree, verdict)
+            if sample.tree:
+                method = self._choices[slot].made_by
+                share = (1 + len(sample.tree)) / (load.rows + num_draft)
+                self._tallies[method].count(sample.tree, verdict, seconds * share)
+                self._calibrate(method, sample.tree, verdict)
 
     def _calibrate(self, method: str, tree: DraftTree, verdict: Verdict) -> None:
         calibration = self._calibrations[method]
@@ -182,76 +190,80 @@ class Speculator:
             if parent in accepted:
                 calibration.observe(confidence, accepted=node in accepted)
 
-    def propose(self, load: StepLoad, steps: Sequence[ChoiceStep], features: Mapping[Feature, Tensor]) -> list[int]:
-        """Have drafts made for the next step; returns how many nodes each choice of this one would like to verify.
+    def has(self, slot: int) -> bool:
+        """Whether the choice in this slot speculates."""
+        return slot in self._choices
+
+    def propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
+        """Have drafts made for the next step; returns for each slot how many nodes its choice would like to verify.
 
         Args:
             load: what the next step would be if only these choices ran.
-            steps: what this step brought; `max_nodes` is filled in here.
-            features: of all tokens of this step.
+            step: what this step brought the choices that speculate; `max_nodes` is filled in here.
         """
         groups: dict[str, list[ChoiceStep]] = {}
-        for step in steps:
-            if (choice := self._choices.get(step.slot)) is not None:
-                groups.setdefault(choice.speculation.method, []).append(step)
-        for method, group in groups.items():
-            self._propose_by(method, load, group, features)
-        return [len(self._choices[step.slot].draft) if step.slot in self._choices else 0 for step in steps]
+        for of_choice in step.choices:
+            choice = self._choices[of_choice.slot]
+            choice.start_over()
+            for method in choice.methods:
+                groups.setdefault(method, []).append(of_choice)
+        for method in sorted(groups, key=auto.turn):
+            self._propose_by(method, load, replace(step, choices=groups[method]))
+        return {of_choice.slot: len(self._choices[of_choice.slot].draft) for of_choice in step.choices}
 
-    def _propose_by(
-        self, method: str, load: StepLoad, group: Sequence[ChoiceStep], features: Mapping[Feature, Tensor]
-    ) -> None:
-        wanted = self._budget.wants(method, load, sum(step.num_new > 0 for step in group))
-        steps = [replace(step, max_nodes=self._max_nodes_of(step, wanted=wanted)) for step in group]
+    def _propose_by(self, method: str, load: StepLoad, step: TargetStep) -> None:
+        """Let a method see what the step brought all its choices, and draft for those that still look for a draft."""
+        choices = self._with_max_nodes(method, load, step.choices)
         start = time.perf_counter()
-        trees = self._proposers[method].propose(TargetStep(steps, features))
+        trees = self._proposers[method].propose(replace(step, choices=choices))
         seconds = time.perf_counter() - start
         self._tallies[method].draft_s += seconds
-        if any(step.max_nodes for step in steps):
+        if any(choice.max_nodes for choice in choices):
             self._budget.observe_drafting(method, seconds)
-        for step, tree in zip(steps, trees, strict=True):
-            self._store(self._choices[step.slot], method, tree.first(step.max_nodes))
+        for choice, tree in zip(choices, trees, strict=True):
+            if choice.max_nodes:
+                self._store(self._choices[choice.slot], method, tree.first(choice.max_nodes))
 
-    def _max_nodes_of(self, step: ChoiceStep, *, wanted: bool) -> int:
-        asked = self._choices[step.slot].speculation.num_tokens
-        if step.num_new == 0 or (asked is None and not wanted):
-            return 0
-        return self._max_nodes if asked is None else min(asked, self._max_nodes)
+    def _with_max_nodes(self, method: str, load: StepLoad, steps: Sequence[ChoiceStep]) -> list[ChoiceStep]:
+        rival = self._budget.expected_gain(method)
+        looking = {
+            step.slot: self._choices[step.slot]
+            for step in steps
+            if step.num_new and not auto.is_promising(sum(self._choices[step.slot].survival), rival)
+        }
+        competing = sum(choice.competes for choice in looking.values())
+        wanted = competing > 0 and self._budget.wants(method, load, competing)
+        max_nodes = {slot: self._max_nodes_of(choice, wanted=wanted) for slot, choice in looking.items()}
+        return [replace(step, max_nodes=max_nodes.get(step.slot, 0)) for step in steps]
+
+    def _max_nodes_of(self, choice: _Speculating, *, wanted: bool) -> int:
+        asked = choice.speculation.num_tokens
+        if asked is None:
+            return self._max_nodes if wanted else 0
+        return min(asked, self._max_nodes)
 
     def _store(self, choice: _Speculating, method: str, tree: DraftTree) -> None:
-        """Keep a draft, most probable nodes first: no node is more probable than its parent, so it stays after it.
+        """Keep the better draft, most probable nodes first. Stable, so parents, never less probable, stay in front.
 
         Rejection sampling is exact only if nothing that was drawn decides what is verified. So drawn nodes keep their
         order, and neither their tokens nor their proposer's confidence, but only their places in the tree say what they
         are worth.
         """
+        choice.asked.append(method)
         is_blind = choice.speculation.verify == "rejection" and tree.drawn_from is not None
         if is_blind:
             tree = replace(tree, confidence=blind_confidence(tree))
-        calibration = self._calibrations[method]
-        survival: list[float] = []
-        for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
-            probability = calibration.probability(confidence)
-            survival.append(probability if parent == ROOT else survival[parent] * probability)
+        probability = self._calibrations[method].probability
+        survival = tree.survival([probability(confidence) for confidence in tree.confidence])
         if is_blind:
             survival = list(accumulate(survival, min))
-        order = sorted(range(len(tree)), key=lambda node: -survival[node])  # stable
-        choice.draft = tree.take(order)
-        choice.survival = [survival[node] for node in order]
+        if sum(survival) > sum(choice.survival):
+            order = sorted(range(len(tree)), key=lambda node: -survival[node])
+            choice.made_by = method
+            choice.draft = tree.take(order)
+            choice.survival = [survival[node] for node in order]
 
     def stats(self) -> tuple[SpeculationStats, ...]:
         """Of the methods that made drafts so far."""
-        return tuple(
-            SpeculationStats(
-                method=method,
-                drafted=tally.drafted,
-                accepted_by_depth=tuple(tally.accepted_by_depth),
-                verified_by_depth=tuple(tally.verified_by_depth),
-                steps=tally.steps,
-                tokens=tally.tokens,
-                draft_s=tally.draft_s,
-                verify_s=tally.verify_s,
-            )
-            for method, tally in self._tallies.items()
-            if tally.drafted
-        )
+        stats = (tally.stats(method) for method, tally in self._tallies.items())
+        return tuple(of_method for of_method in stats if of_method.drafted)

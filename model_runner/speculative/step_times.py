@@ -5,11 +5,16 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
-_ROWS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024], dtype=np.float64)
+_ROWS = np.array(
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384],
+    dtype=np.float64,
+)
 _SPEED_RATE = 0.2
 """How quickly the estimate of the machine's speed follows, and ..."""
-_SHAPE_RATE = 0.05
+_SHAPE_RATE = 0.03
 """... that of a row count beside the others, once it has been seen often."""
+_MEMORY = 0.998
+"""What is left of what was seen after another step."""
 _OUTLIER = 3.0
 """A step that took so many times longer than expected was disturbed, and counts as this."""
 
@@ -18,7 +23,8 @@ class StepTimes:
     """Seconds of a step as speed * (a curve over rows + a slope * summed context of the rows).
 
     The curve has knots, between which it is straight. What slows all steps down for a while moves the speed alone, so
-    that the counts of rows that do not occur then are not left behind.
+    that the counts of rows that do not occur then are not left behind. More rows never take less time: where knots say
+    so, they are averaged, each by how much was seen of it lately.
     """
 
     def __init__(self, rows: FloatArray, seconds: FloatArray, per_context: float) -> None:
@@ -31,10 +37,11 @@ class StepTimes:
         """
         slope = max((seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]), 0.0)
         beyond = seconds[-1] + slope * np.maximum(_ROWS - rows[-1], 0)
-        self._curve = np.maximum.accumulate(np.where(rows[-1] >= _ROWS, np.interp(_ROWS, rows, seconds), beyond))
+        self._knots = np.where(rows[-1] >= _ROWS, np.interp(_ROWS, rows, seconds), beyond)
+        self._seen = np.ones(len(_ROWS))
+        self._curve = _ascending(self._knots, self._seen)
         self._per_context = per_context
         self._speed = 1.0
-        self._seen = np.ones(len(_ROWS))
 
     def predict(self, rows: FloatArray, context: FloatArray) -> FloatArray:
         """Seconds of steps with these numbers of rows and summed contexts."""
@@ -45,10 +52,28 @@ class StepTimes:
         expected = float(self.predict(np.array([rows]), np.array([context]))[0])
         ratio = min(seconds / expected, _OUTLIER)
         self._speed *= ratio**_SPEED_RATE
+        self._seen = np.maximum(self._seen * _MEMORY, 1.0)
         upper = min(int(np.searchsorted(_ROWS, rows)), len(_ROWS) - 1)
         lower = max(upper - 1, 0)
-        share = (rows - _ROWS[lower]) / (_ROWS[upper] - _ROWS[lower]) if upper > lower else 1.0
-        for knot, weight in ((lower, 1 - share), (upper, min(share, 1.0))):
-            self._curve[knot] *= ratio ** (weight * max(_SHAPE_RATE, 1 / (1 + self._seen[knot])))
+        share = min((rows - _ROWS[lower]) / (_ROWS[upper] - _ROWS[lower]), 1.0) if upper > lower else 1.0
+        for knot, weight in ((lower, 1 - share), (upper, share)):
+            self._knots[knot] *= ratio ** (weight * max(_SHAPE_RATE, 1 / (1 + self._seen[knot])))
             self._seen[knot] += weight
-        self._curve = np.maximum.accumulate(self._curve)
+        self._curve = _ascending(self._knots, self._seen)
+
+
+def _ascending(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """The ascending sequence that is nearest to the values: neighbours out of order get their weighted mean.
+
+    Pool adjacent violators (Ayer et al. 1955).
+    """
+    pools: list[tuple[float, float, int]] = []
+    """Mean, weight, and how many values."""
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        pool = value, weight, 1
+        while pools and pools[-1][0] >= pool[0]:
+            mean, other, count = pools.pop()
+            total = other + pool[1]
+            pool = (mean * other + pool[0] * pool[1]) / total, total, count + pool[2]
+        pools.append(pool)
+    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])

@@ -4,19 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from model_runner.training.prompts import Prompt, passages
 
-_DOCUMENTED = (
-    "abc",
-    "array",
-    "binascii",
-    "bz2",
-    "cmd",
-    "colorsys",
-    "dis",
-    "ipaddress",
-    "fileinput",
-    "gettext",
-    "hashlib",
-)
+_DOCUMENTED = ("abc", "array", "binascii", "bz2", "cmd", "colorsys", "dis", "fileinput", "gettext", "hashlib")
 
 _BY_KIND: Mapping[str, Sequence[str]] = {
     "knowledge": (

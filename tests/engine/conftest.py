@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.shared_runner import SharedRunner
 from model_runner.config import Quantization, RunnerConfig
@@ -14,6 +15,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
+from tests.engine import tiny_heads
 
 SMALL_VOCAB = 24
 """So few tokens that outputs of a random model repeat themselves, and there is something to guess."""
@@ -105,13 +107,22 @@ def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[...
 
 
 @pytest.fixture(scope="session")
-def load_drafting(tiny_model: Callable[..., Path]) -> Callable[[], Harness]:
-    """Returns a function to a harness with a tiny model that can speculate by every method."""
+def load_drafting(
+    tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Callable[[Path, int], Path]], Harness]:
+    """Returns a function to a harness with a tiny model that speculates by every method."""
 
-    def make() -> Harness:
+    def make(write_eagle: Callable[[Path, int], Path]) -> Harness:
+        torch.manual_seed(1)
+        folder = tmp_path_factory.mktemp("heads")
+        heads = [
+            write(folder / write.__name__, SMALL_VOCAB)
+            for write in (tiny_heads.write_medusa, tiny_heads.write_hydra, write_eagle)
+        ]
         config = RunnerConfig(
             model=tiny_model("llama", SMALL_VOCAB),
             draft_model=tiny_model("qwen3", SMALL_VOCAB),
+            heads=tuple(heads),
             kv_cache_gib=0.02,
             max_num_seqs=34,
         )

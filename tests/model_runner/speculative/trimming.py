@@ -1,6 +1,6 @@
 """Drafts as a Speculator passes them on, after they have competed for a budget."""
 
-import numpy as np
+import torch
 
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import DraftTree
@@ -59,12 +59,11 @@ class Trimmed:
         self._proposer.next = self._draft(said)
         self._speculator.begin(0, said.tokens, (), admitted)
         load = StepLoad(1, 1, 1)
-        (offered,) = self._speculator.propose(load, [_step(said)], {})
+        offered = self._speculator.propose(load, TargetStep([_step(said)], {}, torch.empty(0)))[0]
         (tree,) = self._speculator.drafts(load, [0], [ScheduledRequest("", 1, (), offered)])
         self._speculator.end(0)
         return tree
 
 
 def _step(said: Said) -> ChoiceStep:
-    rows = np.zeros(1, dtype=np.int64)
-    return ChoiceStep(0, said.tokens, len(PROMPT), 1, len(said.tokens) - 1, rows, (), 0, said.params)
+    return ChoiceStep(0, said.tokens, len(PROMPT), 1, len(said.tokens) - 1, (0,), (), 0, said.params, None)

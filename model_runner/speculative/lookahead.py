@@ -1,0 +1,203 @@
+"""Lookahead decoding: the target guesses for itself, by Jacobi iteration, while it verifies."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from model_runner.batch import SampleRows
+from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
+from model_runner.models.features import Feature
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
+
+SIZE = 4
+"""N: tokens of an n-gram. The window has N - 1 levels."""
+MOST_PER_TOKEN = 8
+"""G: n-grams that the pool keeps for each first token."""
+_NEXT, _LATER = 0.3, 0.6
+"""First guesses of how often the newest n-gram's second token is right, and a later one after the one before it."""
+_WINDOW = 0.01
+"""Windows are there to be computed. A node can be right all the same; how often is measured."""
+
+
+class LookaheadProposer:
+    """Drafts n-grams from a pool, and a window in which the target makes new ones.
+
+    Lookahead Decoding (Fu et al., arXiv:2402.02057). Each of the window's W columns holds what the last N - 1 Jacobi
+    iterations guessed, for positions one after the other: level 0 guessed first, the last level last. The target's
+    greedy token after the last level closes an n-gram, which goes to the pool, and becomes the last level of the next
+    window. The pool's n-grams that begin with the last known token are verified.
+
+    As a tree: level 0 is a chain from the last known token, which is level 0 of the first column; from each node of the
+    chain hangs its column. So a node sees what the paper's mask shows it (the prefix, level 0 up to its column, and its
+    column), and its position is its depth. Nodes that window and n-grams have in common are computed once.
+
+    What differs from the paper: n-grams of prompt and output go to the pool too. Where several tokens are accepted, the
+    window moves on by as many, so that guesses stay at their positions; what enters at its end, and what was not
+    computed for lack of room, is guessed from the known tokens. Half the nodes are the window's.
+    """
+
+    needs: frozenset[Feature] = frozenset()
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Lookahead] = {}
+
+    def begin(self, choice: NewChoice) -> None:
+        """See Proposer.begin."""
+        self._choices[choice.slot] = _Lookahead()
+
+    def propose(self, step: TargetStep) -> list[DraftTree]:
+        """See Proposer.propose."""
+        return [self._choices[choice.slot].take_step(choice, step.logits) for choice in step.choices]
+
+    def end(self, slot: int) -> None:
+        """See Proposer.end."""
+        del self._choices[slot]
+
+
+class _Lookahead:
+    """One choice's window and pool."""
+
+    def __init__(self) -> None:
+        self._pool = Pool()
+        self._window = Window()
+        self._num_known = 0
+
+    def take_step(self, step: ChoiceStep, logits: Tensor) -> DraftTree:
+        """Learn from a step and draft for the next."""
+        self._pool_known(step.tokens, len(step.tokens) if step.num_new else step.num_computed)
+        if step.sample is None or step.num_new == 0:
+            return NO_DRAFT
+        newest = self._newest(step.sample, logits)
+        for ngram in self._window.ngrams(newest):
+            self._pool.add(ngram)
+        self._window.move_on(step.num_new, newest, step.tokens)
+        if step.max_nodes == 0:
+            return NO_DRAFT
+        self._window.resize((step.max_nodes // 2 + 1) // (SIZE - 1), step.tokens)
+        return self._draft(step.tokens[-1], step.max_nodes)
+
+    def _pool_known(self, tokens: Sequence[int], end: int) -> None:
+        for last in range(max(self._num_known, SIZE - 1), end):
+            self._pool.add(tokens[last + 1 - SIZE : last + 1])
+        self._num_known = end
+
+    def _newest(self, sample: SampleRows, logits: Tensor) -> list[int | None]:
+        """The target's greedy token after the last level of each column; None where that was not computed."""
+        children = sample.tree.children()
+        nodes = [_walk(children, path) for path in self._window.paths()]
+        rows = [sample.row_of(node) for node in nodes if node is not None]
+        greedy = iter(logits[rows].argmax(dim=-1).tolist() if rows else [])
+        return [None if node is None else next(greedy) for node in nodes]
+
+    def _draft(self, last: int, max_nodes: int) -> DraftTree:
+        tree = _TreeBuilder()
+        for rank, ngram in enumerate(self._pool.starting_with(last)):
+            confidence = [_NEXT / (rank + 1), *([_LATER] * (SIZE - 2))]
+            tree.add(ngram, confidence, max_nodes - self._window.num_nodes)
+        for path in self._window.paths():
+            tree.add(path, [_WINDOW] * len(path), max_nodes)
+        return tree.build()
+
+
+class Pool:
+    """The last few n-grams of each first token."""
+
+    def __init__(self) -> None:
+        self._ngrams: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Put an n-gram in, as the newest, in place of the oldest where there are too many."""
+        known = self._ngrams.setdefault(ngram[0], {})
+        following = tuple(ngram[1:])
+        known.pop(following, None)
+        known[following] = None
+        if len(known) > MOST_PER_TOKEN:
+            del known[next(iter(known))]
+
+    def starting_with(self, token: int) -> list[tuple[int, ...]]:
+        """What follows the token, newest first."""
+        return list(self._ngrams.get(token, ()))[::-1]
+
+
+class Window:
+    """W columns of N - 1 levels; column i's level j guesses the token i + j after the last known one.
+
+    So level 0 of the first column is that token itself.
+    """
+
+    def __init__(self) -> None:
+        self.columns: list[list[int]] = []
+        self._random = random.Random(0)
+
+    @property
+    def num_nodes(self) -> int:
+        """In a tree; the known token is none of them."""
+        return max(len(self.columns) * (SIZE - 1) - 1, 0)
+
+    def paths(self) -> list[list[int]]:
+        """For each column, the tokens from the last known one to the last level."""
+        heads = [column[0] for column in self.columns[1:]]
+        return [heads[:index] + column[1:] for index, column in enumerate(self.columns)]
+
+    def ngrams(self, newest: Sequence[int | None]) -> list[list[int]]:
+        """The columns, each with the token that follows its last level; without those where this is not known."""
+        return [[*column, token] for column, token in zip(self.columns, newest, strict=True) if token is not None]
+
+    def move_on(self, num_new: int, newest: Sequence[int | None], known: Sequence[int]) -> None:
+        """Level up and move to the new last known token; `newest` tokens are the new last level."""
+        up = [
+            [*column[1:], self._guess(known) if token is None else token]
+            for column, token in zip(self.columns, newest, strict=True)
+        ]
+        self.columns = up[num_new - 1 :]
+        self.resize(len(up), known)
+
+    def resize(self, num_columns: int, known: Sequence[int]) -> None:
+        """Leave columns out at the end, or guess some more."""
+        del self.columns[num_columns:]
+        while len(self.columns) < num_columns:
+            self.columns.append([self._guess(known) for _ in range(SIZE - 1)])
+        if self.columns:
+            self.columns[0][0] = known[-1]
+
+    def _guess(self, known: Sequence[int]) -> int:
+        return self._random.choice(known)
+
+
+def _walk(children: Mapping[tuple[int, int], int], path: Sequence[int]) -> int | None:
+    """The node at the end of a path of tokens."""
+    node: int | None = ROOT
+    for token in path:
+        if node is not None:
+            node = children.get((node, token))
+    return node
+
+
+class _TreeBuilder:
+    """A tree of paths that share their beginnings."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[int, int], int] = {}
+        """By parent and token, in topological order."""
+        self._confidence: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._confidence)
+
+    def add(self, path: Sequence[int], confidence: Sequence[float], max_nodes: int) -> None:
+        """Add a path from the root's child on, as far as the tree may grow; nodes keep their first confidence."""
+        parent = ROOT
+        for token, value in zip(path, confidence, strict=True):
+            edge = parent, token
+            if edge not in self._nodes:
+                if len(self) == max_nodes:
+                    return
+                self._nodes[edge] = len(self)
+                self._confidence.append(value)
+            parent = self._nodes[edge]
+
+    def build(self) -> DraftTree:
+        """The tree."""
+        parents, tokens = zip(*self._nodes, strict=True) if self._nodes else ((), ())
+        return DraftTree(tokens, parents, tuple(self._confidence))

@@ -1,0 +1,129 @@
+"""SuffixDecoding: what followed the longest stretch of the last tokens, here and in earlier answers."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.models.features import Feature
+from model_runner.speculative.best_first import grow_best_first
+from model_runner.speculative.past_outputs import PastOutputs
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
+from model_runner.speculative.suffix_automaton import Match, SuffixAutomaton, Writer
+
+DEPTH = 64
+"""Tokens of context that are looked at, at most, those of the draft included."""
+_FACTOR = 2.0
+"""A draft has at most so many nodes for each token of the match that it starts from, ..."""
+_OFFSET = 1
+"""... and so many more."""
+_LEAST = 0.1
+"""Nodes that are less probable than this are left out."""
+_TRIES = 2
+"""Matches from which drafts are grown in each automaton, the longest first."""
+_MANY = 32
+"""What is followed by more different tokens than this says little about the next one."""
+_NOVELTY = 2.6
+"""The weight of all that was never seen to follow, times the length of the match. This and the formula it is in fit how
+text and source code repeat themselves."""
+
+
+class SuffixProposer:
+    """Drafts trees from suffix automata: one of the choice's own tokens, and those of past outputs with its salt.
+
+    SuffixDecoding (Oliaro et al., arXiv:2411.04975): the more tokens match, the more are drafted; branches grow by
+    their probability, which comes from counts; of several matches in several automata that with the most expected
+    tokens wins. The paper takes the ratio of counts; here what was never seen has its share of the probability as well,
+    so that one occurrence is no certainty.
+    """
+
+    needs: frozenset[Feature] = frozenset()
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Choice] = {}
+        self._past = PastOutputs(DEPTH)
+
+    def begin(self, choice: NewChoice) -> None:
+        """See Proposer.begin."""
+        self._choices[choice.slot] = _Choice(choice)
+
+    def propose(self, step: TargetStep) -> list[DraftTree]:
+        """See Proposer.propose."""
+        return [self._propose(choice) for choice in step.choices]
+
+    def end(self, slot: int) -> None:
+        """See Proposer.end. What came since `begin` is kept for later choices: all of it was generated, by this choice
+        and not by the one that it may have been before preemption.
+        """
+        choice = self._choices.pop(slot)
+        self._past.add(choice.new.cache_salt, *choice.generated())
+
+    def _propose(self, step: ChoiceStep) -> DraftTree:
+        choice = self._choices[step.slot]
+        choice.follow(step, self._past.of_salt(choice.new.cache_salt))
+        best, best_score = NO_DRAFT, 0.0
+        for automaton, match in choice.matches():
+            max_nodes = min(step.max_nodes, int(_FACTOR * match.length + _OFFSET))
+            if max_nodes > best_score:  # otherwise even certain drafts would not be better
+                tree = grow_best_first(match, partial(_children, automaton), max_nodes, _LEAST)
+                score = sum(tree.survival())
+                best, best_score = (tree, score) if score > best_score else (best, best_score)
+        return best
+
+
+class _Choice:
+    """One choice's tokens, and where the last of them stand in the automata."""
+
+    def __init__(self, new: NewChoice) -> None:
+        self.new = new
+        self._num_given = len(new.tokens)
+        self._num_known = 0
+        self._own = SuffixAutomaton(DEPTH)
+        self._writer = Writer(self._own)
+        self._past: list[tuple[SuffixAutomaton, Match]] = []
+
+    def follow(self, step: ChoiceStep, past: Sequence[SuffixAutomaton]) -> None:
+        """Take in the tokens that are new: those of a prompt as they are computed, so that no step takes long."""
+        known = len(step.tokens) if step.num_new else step.num_computed
+        new = step.tokens[self._num_known : known]
+        self._num_known = known
+        self._writer.extend(new)
+        matches = {id(automaton): match for automaton, match in self._past}
+        context = step.tokens[max(known - DEPTH, 0) : known]
+        self._past = [
+            (automaton, _advance(automaton, matches[id(automaton)], new))
+            if id(automaton) in matches
+            else (automaton, _advance(automaton, Match(), context))
+            for automaton in past
+        ]
+
+    def matches(self) -> Iterator[tuple[SuffixAutomaton, Match]]:
+        """Where drafts may start: ends of the known tokens, as long as can be, that something follows."""
+        for automaton, match in [(self._own, self._writer.end), *self._past]:
+            tries = 0
+            shorter = match
+            while shorter.length and tries < _TRIES:
+                if 0 < automaton.num_following(shorter) <= _MANY:
+                    yield automaton, shorter
+                    tries += 1
+                shorter = automaton.shorter(shorter)
+
+    def generated(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The context before, and the output since this began; what was drawn beyond a stop token is no output."""
+        tokens, first = self.new.tokens, self._num_given
+        stops = set(self.new.sampling.stop_token_ids)
+        end = next((place + 1 for place in range(first, len(tokens)) if tokens[place] in stops), len(tokens))
+        return tokens[max(first - DEPTH, 0) : first], tokens[first:end]
+
+
+def _advance(automaton: SuffixAutomaton, match: Match, tokens: Sequence[int]) -> Match:
+    for token in tokens:
+        match = automaton.advance(match, token)
+    return match
+
+
+def _children(automaton: SuffixAutomaton, match: Match) -> list[tuple[int, float, Match]]:
+    """What followed the match, each with its probability: its share of the counts, less where there are rivals."""
+    following = automaton.following(match)
+    weight = sum(count for _, count, _ in following) + _NOVELTY / match.length
+    rivals = int(len(following) > 1)
+    return [(token, count / weight * count / (count + rivals), child) for token, count, child in following]
