@@ -4,9 +4,9 @@ import numpy as np
 
 _BINS = 10
 _PRIOR = 4.0
-"""Observations that the proposer's own guess counts as."""
-_MEMORY = 0.995
-"""What is left of an observation's weight after the next in its bin."""
+"""Observations that the proposer's own guess counts as; they fade as others do."""
+_MEMORY = 0.98
+"""What is left of an observation's weight after the next in its bin: what runs now counts."""
 
 
 class Calibration:
@@ -15,17 +15,20 @@ class Calibration:
     def __init__(self) -> None:
         self._accepted = np.zeros(_BINS)
         self._seen = np.zeros(_BINS)
+        self._prior = np.full(_BINS, _PRIOR)
 
     def probability(self, confidence: float) -> float:
         """That a node with this confidence follows its parent."""
         place = _bin(confidence)
-        return float((_PRIOR * confidence + self._accepted[place]) / (_PRIOR + self._seen[place]))
+        prior = self._prior[place]
+        return float((prior * confidence + self._accepted[place]) / (prior + self._seen[place]))
 
     def observe(self, confidence: float, *, accepted: bool) -> None:
         """A node whose parent was accepted was accepted, or not."""
         place = _bin(confidence)
         self._accepted[place] = _MEMORY * self._accepted[place] + accepted
         self._seen[place] = _MEMORY * self._seen[place] + 1
+        self._prior[place] *= _MEMORY
 
 
 def _bin(confidence: float) -> int:

@@ -1,7 +1,7 @@
 """Everything about speculation that is not the forward pass: who drafts for whom, how much, and how it went."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -52,7 +52,12 @@ class Speculator:
     """
 
     def __init__(
-        self, proposers: Mapping[str, Proposer], budget: Budget, max_nodes: int, heads: str | None = None
+        self,
+        proposers: Mapping[str, Proposer],
+        budget: Budget,
+        max_nodes: int,
+        heads: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
@@ -60,11 +65,13 @@ class Speculator:
             budget: decides for choices that do not ask for a number of draft tokens themselves.
             max_nodes: of one choice in one step.
             heads: the method that auto asks where the quick ones find too little.
+            clock: seconds, to time proposers with.
         """
         self._proposers: dict[str, Proposer] = {}
         self._budget = budget
         self._max_nodes = max_nodes
         self._heads = heads
+        self._clock = clock
         self._choices: dict[int, _Speculating] = {}
         self._calibrations: dict[str, Calibration] = {}
         self._tallies: dict[str, Tally] = {}
@@ -121,7 +128,6 @@ class Speculator:
         trees = []
         for (draft, survival), count in zip(granted, counts, strict=True):
             trees.append(draft if survival is None else draft.first(count))
-        self._observe_choice(slots, granted, trees)
         return trees
 
     def _granted(self, slot: int, entry: ScheduledRequest) -> tuple[DraftTree, list[float] | None]:
@@ -142,23 +148,6 @@ class Speculator:
         counts: list[int] = np.bincount(owner[best], minlength=len(offers)).tolist()
         return counts
 
-    def _observe_choice(
-        self,
-        slots: Sequence[int],
-        granted: Sequence[tuple[DraftTree, list[float] | None]],
-        trees: Sequence[DraftTree],
-    ) -> None:
-        """Book what every method that was asked brought: the nodes that were chosen, or nothing."""
-        brought: dict[str, list[Sequence[float]]] = {}
-        for slot, (draft, survival), tree in zip(slots, granted, trees, strict=True):
-            choice = self._choices.get(slot)
-            if choice is None or survival is None or len(draft) < min(len(choice.draft), 1):
-                continue  # does not compete, or had no room
-            for method in choice.asked:
-                brought.setdefault(method, []).append(survival[: len(tree)] if method == choice.made_by else ())
-        for method, survivals in brought.items():
-            self._budget.observe_drafts(method, len(survivals), [s for of_choice in survivals for s in of_choice])
-
     # -- after it ------------------------------------------------------------------------------------------------------
 
     def observe(
@@ -174,8 +163,14 @@ class Speculator:
             seconds: of the forward pass and of drawing the tokens.
         """
         num_draft = sum(len(sample.tree) for sample in batch.samples)
-        num_accepted = sum(len(verdict.nodes) for verdict in verdicts)
-        self._budget.observe_step(load, num_draft, num_accepted, seconds)
+        chosen = [
+            (len(sample.tree), len(verdict.nodes))
+            for sample, slot, verdict in zip(batch.samples, slots, verdicts, strict=True)
+            if sample.tree and self._choices[slot].competes
+        ]
+        num_chosen = sum(nodes for nodes, _ in chosen)
+        num_accepted = sum(accepted for _, accepted in chosen)
+        self._budget.observe_step(load.plus(num_draft - num_chosen), num_chosen, num_accepted, seconds)
         for sample, slot, verdict in zip(batch.samples, slots, verdicts, strict=True):
             if sample.tree:
                 method = self._choices[slot].made_by
@@ -209,14 +204,26 @@ class Speculator:
                 groups.setdefault(method, []).append(of_choice)
         for method in sorted(groups, key=auto.turn):
             self._propose_by(method, load, replace(step, choices=groups[method]))
+        self._observe_offers(step.choices)
         return {of_choice.slot: len(self._choices[of_choice.slot].draft) for of_choice in step.choices}
+
+    def _observe_offers(self, steps: Sequence[ChoiceStep]) -> None:
+        """Book what every method that was asked brought: its draft, or nothing where another one was better."""
+        offers: dict[str, list[Sequence[float]]] = {}
+        for step in steps:
+            choice = self._choices[step.slot]
+            if choice.competes:
+                for method in choice.asked:
+                    offers.setdefault(method, []).append(choice.survival if method == choice.made_by else ())
+        for method, of_method in offers.items():
+            self._budget.observe_offers(method, of_method)
 
     def _propose_by(self, method: str, load: StepLoad, step: TargetStep) -> None:
         """Let a method see what the step brought all its choices, and draft for those that still look for a draft."""
         choices = self._with_max_nodes(method, load, step.choices)
-        start = time.perf_counter()
+        start = self._clock()
         trees = self._proposers[method].propose(replace(step, choices=choices))
-        seconds = time.perf_counter() - start
+        seconds = self._clock() - start
         self._tallies[method].draft_s += seconds
         if any(choice.max_nodes for choice in choices):
             self._budget.observe_drafting(method, seconds)

@@ -13,8 +13,12 @@ _SPEED_RATE = 0.2
 """How quickly the estimate of the machine's speed follows, and ..."""
 _SHAPE_RATE = 0.03
 """... that of a row count beside the others, once it has been seen often."""
+_MEASURED = 30.0
+"""Steps that a first measurement counts as, ..."""
+_LEAST_SEEN = 4.0
+"""... and what was seen, after many steps in which it was not."""
 _MEMORY = 0.998
-"""What is left of what was seen after another step."""
+"""What is left of the rest after another step."""
 _OUTLIER = 3.0
 """A step that took so many times longer than expected was disturbed, and counts as this."""
 
@@ -38,7 +42,7 @@ class StepTimes:
         slope = max((seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]), 0.0)
         beyond = seconds[-1] + slope * np.maximum(_ROWS - rows[-1], 0)
         self._knots = np.where(rows[-1] >= _ROWS, np.interp(_ROWS, rows, seconds), beyond)
-        self._seen = np.ones(len(_ROWS))
+        self._seen = np.where(rows[-1] >= _ROWS, _MEASURED, 1.0)
         self._curve = _ascending(self._knots, self._seen)
         self._per_context = per_context
         self._speed = 1.0
@@ -52,7 +56,7 @@ class StepTimes:
         expected = float(self.predict(np.array([rows]), np.array([context]))[0])
         ratio = min(seconds / expected, _OUTLIER)
         self._speed *= ratio**_SPEED_RATE
-        self._seen = np.maximum(self._seen * _MEMORY, 1.0)
+        self._seen -= (1 - _MEMORY) * np.maximum(self._seen - _LEAST_SEEN, 0)
         upper = min(int(np.searchsorted(_ROWS, rows)), len(_ROWS) - 1)
         lower = max(upper - 1, 0)
         share = min((rows - _ROWS[lower]) / (_ROWS[upper] - _ROWS[lower]), 1.0) if upper > lower else 1.0

@@ -1,0 +1,143 @@
+"""A simulated server: choices, a drafter that is right so often, and a machine that takes its time."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import torch
+
+from model_runner.batch import SampleRows
+from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation
+from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree, chain
+from model_runner.models.features import Feature
+from model_runner.speculative.budget import Budget, StepLoad
+from model_runner.speculative.proposer import NewChoice, TargetStep
+from model_runner.speculative.speculator import Speculator
+from model_runner.speculative.verify import Verdict
+from tests.model_runner.speculative.driving import check_tree, choice_step, new_choice
+
+Seconds = Callable[[float], float]
+"""Of a step with so many rows."""
+
+
+def memory_bound(rows: float) -> float:
+    """A step that reads the weights for the first rows, and computes for further ones."""
+    return max(0.010, 0.004 + 0.001 * rows)
+
+
+def compute_bound(rows: float) -> float:
+    """A step in which each row costs as much as the others."""
+    return 0.001 + 0.009 * rows
+
+
+@dataclass
+class Guesser:
+    """A proposer that drafts chains, says how sure it is, and is right in truth as often as `accuracy`."""
+
+    accuracy: float
+    confidence: float = 0.8
+    length: int = 4
+    coverage: float = 1.0
+    """How often it has something to say."""
+    seconds: float = 0.0
+    needs: frozenset[Feature] = frozenset()
+    running: set[int] = field(default_factory=set)
+    seen: int = 0
+    """Choices' steps that it was told of, and ..."""
+    asked: int = 0
+    """... how often it was to draft."""
+    clock: list[float] = field(default_factory=lambda: [0.0])
+    rng: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def begin(self, choice: NewChoice) -> None:
+        assert choice.slot not in self.running
+        self.running.add(choice.slot)
+
+    def end(self, slot: int) -> None:
+        self.running.remove(slot)
+
+    def propose(self, step: TargetStep) -> list[DraftTree]:
+        trees = [self._draft(choice.max_nodes) for choice in step.choices]
+        self.seen += len(trees)
+        if any(choice.max_nodes for choice in step.choices):
+            self.asked += 1
+            self.clock[0] += self.seconds
+        return trees
+
+    def _draft(self, max_nodes: int) -> DraftTree:
+        if self.rng.random() >= self.coverage:
+            return NO_DRAFT
+        length = min(self.length, max_nodes)
+        return chain(range(length), [self.confidence] * length)
+
+
+@dataclass
+class World:
+    """Steps of a batch of equal choices. Time is simulated, that of drafting too."""
+
+    guessers: dict[str, Guesser]
+    methods: list[str]
+    """Of each choice."""
+    true_seconds: Seconds
+    num_tokens: int | None = None
+    heads: str | None = None
+    noise: float = 0.0
+    budget: Budget = field(default_factory=Budget)
+    clock: list[float] = field(default_factory=lambda: [0.0])
+    tokens: int = 0
+    verified: list[int] = field(default_factory=list)
+    """Draft rows of each step."""
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(3)
+        for guesser in self.guessers.values():
+            guesser.clock = self.clock
+        self.speculator = Speculator(self.guessers, self.budget, 16, self.heads, lambda: self.clock[0])
+        for slot, method in enumerate(self.methods):
+            speculation = Speculation(method, self.num_tokens, prediction=(1,))
+            admitted = AdmittedRequest(f"{slot}", (1,), 1, 0, (), SamplingParams(), speculation)
+            self.speculator.begin(slot, [1], [], admitted)
+        self.offers = [0] * len(self.methods)
+
+    def run(self, num_steps: int) -> "World":
+        for _ in range(num_steps):
+            self.step()
+        return self
+
+    def rate(self, num_steps: int) -> float:
+        """Tokens per second over the next steps."""
+        start, tokens = self.clock[0], self.tokens
+        self.run(num_steps)
+        return (self.tokens - tokens) / (self.clock[0] - start)
+
+    def step(self) -> None:
+        slots = range(len(self.methods))
+        load = StepLoad(len(slots), 0, len(slots))
+        scheduled = [ScheduledRequest(f"{slot}", 1, (), self.offers[slot]) for slot in slots]
+        trees = self.speculator.drafts(load, slots, scheduled)
+        for tree, offer in zip(trees, self.offers, strict=True):
+            check_tree(tree, offer)
+        self.verified.append(sum(map(len, trees)))
+        makers = [self.speculator._choices[slot].made_by for slot in slots]
+        verdicts = [self._walk(tree, maker) for tree, maker in zip(trees, makers, strict=True)]
+        seconds = self.true_seconds(len(slots) + self.verified[-1]) * self.rng.lognormvariate(0, self.noise)
+        self.clock[0] += seconds
+        self.tokens += sum(len(verdict.tokens) for verdict in verdicts)
+        samples = [SampleRows(slot, 0, tree) for slot, tree in zip(slots, trees, strict=True)]
+        self.speculator.observe(load, SimpleNamespace(samples=samples), slots, verdicts, seconds)  # type: ignore[arg-type]
+        self._propose(load, verdicts)
+
+    def _propose(self, load: StepLoad, verdicts: Sequence[Verdict]) -> None:
+        steps = [
+            choice_step(new_choice([1], slot=slot), len(verdict.tokens), 0) for slot, verdict in enumerate(verdicts)
+        ]
+        offers = self.speculator.propose(load, TargetStep(steps, {}, torch.zeros(0, 1)))
+        self.offers = [offers[slot] for slot in range(len(self.methods))]
+
+    def _walk(self, tree: DraftTree, maker: str) -> Verdict:
+        """Follow the chain for as long as the guesser is right."""
+        nodes: list[int] = []
+        while len(nodes) < len(tree) and self.rng.random() < self.guessers[maker].accuracy:
+            nodes.append(tree.children()[nodes[-1] if nodes else ROOT, len(nodes)])
+        return Verdict(tokens=[0] * (len(nodes) + 1), nodes=nodes)
