@@ -1,0 +1,79 @@
+"""Hidden states of the target, taken from its forward pass for draft heads."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from model_runner.models.inspection import UnsupportedModelError
+
+LAST = "last"
+"""What the target's head multiplies: the last layer's output after the final norm."""
+
+Feature = str
+"""LAST, or what `entering` names."""
+
+
+def entering(layer: int) -> Feature:
+    """The hidden states that enter a decoder layer: transformers' `hidden_states[layer]` below the last one."""
+    return f"layers.{layer}"
+
+
+def layer_of(feature: Feature) -> int:
+    """The layer that a feature of `entering` enters."""
+    return int(feature.removeprefix("layers."))
+
+
+class FeatureTap:
+    """Keeps the wanted hidden states of each forward pass of a model until they are taken.
+
+    Works with transformers' decoder layers and with those that stand in for them. A model that nothing is wanted from
+    is left as it was.
+    """
+
+    def __init__(self, model: PreTrainedModel, needs: Collection[Feature]) -> None:
+        """Raises UnsupportedModelError if the model's decoder layers cannot be found or are too few."""
+        self._taken: dict[Feature, Tensor] = {}
+        decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+        layers = _decoder_layers(model, decoder) if set(needs) - {LAST} else nn.ModuleList()
+        self._hooks = [
+            decoder.register_forward_hook(self._keep_last)
+            if need == LAST
+            else _layer(layers, need).register_forward_pre_hook(self._keeper(need), with_kwargs=True)
+            for need in needs
+        ]
+
+    def take(self) -> dict[Feature, Tensor]:
+        """Each wanted feature of the last forward pass, [T, hidden] in the type that the model computes in."""
+        taken, self._taken = self._taken, {}
+        return taken
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keep_last(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        self._taken[LAST] = output.last_hidden_state[0]
+
+    def _keeper(self, need: Feature) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def keep(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            self._taken[need] = (arguments[0] if arguments else keywords["hidden_states"])[0]
+
+        return keep
+
+
+def _decoder_layers(model: PreTrainedModel, decoder: nn.Module) -> nn.ModuleList:
+    text: Any = model.config.get_text_config()
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers:
+            return module
+    raise UnsupportedModelError(f"the decoder layers of {model.config.model_type} were not found")
+
+
+def _layer(layers: nn.ModuleList, need: Feature) -> nn.Module:
+    index = layer_of(need)
+    if not 0 <= index < len(layers):
+        raise UnsupportedModelError(f"the heads take what enters layer {index}; the model has {len(layers)} layers")
+    return layers[index]
