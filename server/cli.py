@@ -1,11 +1,11 @@
-"""The command line: `samewise serve`, `chat` and `bench`. A command imports what it needs when it runs."""
+"""The command line: `samewise serve`, `chat`, `bench`, `train-heads`. A command imports what it needs when it runs."""
 
 from typing import Annotated
 
 import typer
 
 from server import __version__
-from server.commands import bench, chat, serve
+from server.commands import bench, chat, serve, train_heads
 
 app = typer.Typer(
     name="samewise",
@@ -36,6 +36,7 @@ def root(
 serve.register(app)
 chat.register(app)
 bench.register(app)
+train_heads.register(app)
 
 
 def main() -> None:

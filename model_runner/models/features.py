@@ -20,6 +20,11 @@ def entering(layer: int) -> Feature:
     return f"layers.{layer}"
 
 
+def layer_of(feature: Feature) -> int:
+    """The layer that a feature of `entering` enters."""
+    return int(feature.removeprefix("layers."))
+
+
 class FeatureTap:
     """Keeps the wanted hidden states of each forward pass of a model until they are taken.
 
@@ -68,7 +73,7 @@ def _decoder_layers(model: PreTrainedModel, decoder: nn.Module) -> nn.ModuleList
 
 
 def _layer(layers: nn.ModuleList, need: Feature) -> nn.Module:
-    index = int(need.removeprefix("layers."))
+    index = layer_of(need)
     if not 0 <= index < len(layers):
         raise UnsupportedModelError(f"the heads take what enters layer {index}; the model has {len(layers)} layers")
     return layers[index]

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from model_runner.models.heads.base import HeadsError, TargetShape, from_offsets
 
-WEIGHTS = "model.safetensors"
-_SCALE = "_scale"
+SCALE = "_scale"
+"""Added to the name of an int8 weight: its scales."""
 
 
 class HeadsCheckpoint:
@@ -58,7 +57,7 @@ class HeadsCheckpoint:
             if not tensor.is_floating_point():
                 raise self.error(f"{name} holds {tensor.dtype}, not floats")
             return tensor.float()
-        return tensor.float() * self.take(name + _SCALE, shape[0]).unsqueeze(1)
+        return tensor.float() * self.take(name + SCALE, shape[0]).unsqueeze(1)
 
     def fill(self, heads: nn.Module, renamed: Mapping[str, str] | None = None) -> None:
         """Give all parameters of the heads the tensors of their names; `renamed` has the file's word for a prefix."""
@@ -91,34 +90,6 @@ class HeadsCheckpoint:
             raise self.error(f"they were trained for a hidden size of {hidden:,}; the target's is {target.hidden:,}")
 
 
-def save_heads(
-    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, dtype: torch.dtype = torch.bfloat16
-) -> None:
-    """Write a folder that HeadsCheckpoint reads. An older checkpoint there is replaced only by a whole one.
-
-    Matrices are stored as `dtype`, where int8 rounds each output to 127 steps either way; everything else in float32.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    stored: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.dim() != 2 or not tensor.is_floating_point():
-            stored[name] = tensor.detach().cpu().contiguous()
-        elif dtype == torch.int8:
-            stored[name], stored[name + _SCALE] = _to_int8(tensor.detach().float().cpu())
-        else:
-            stored[name] = tensor.detach().to(dtype).cpu().contiguous()
-    partial = folder / (WEIGHTS + ".partial")
-    save_file(stored, partial)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / WEIGHTS)
-
-
-def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers [outputs, inputs] and scales [outputs]."""
-    scale = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny * 128) / 127
-    return (weight / scale.unsqueeze(1)).round().to(torch.int8), scale
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json. Raises HeadsError if there is no object."""
     path = folder / "config.json"
@@ -134,7 +105,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """The folder's weights whose names begin with the prefix; safetensors where there are any, else torch's files."""
+    """The weights whose names begin with the prefix; from safetensors where there are any, else from torch's files."""
     files = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.pt"), *folder.glob("*.bin")])
     if not files:
         raise HeadsError(f"the heads in {folder} cannot be used: there is no .safetensors, .pt or .bin file")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from model_runner.models.features import Feature, entering
+from model_runner.models.features import Feature, entering, layer_of
 from model_runner.models.heads.base import TargetShape, to_offsets
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
 from model_runner.models.heads.layer import Attend, DraftLayer, LayerShape, RMSNorm, Rotary, layer_config
@@ -135,8 +135,8 @@ def load_eagle3(checkpoint: HeadsCheckpoint, target: TargetShape) -> Eagle3Heads
 
 
 def eagle3_checkpoint(heads: Eagle3Heads) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Config and tensors, for checkpoint.save_heads."""
-    layers = [int(need.removeprefix("layers.")) for need in heads.needs]
+    """Config and tensors, for save_heads."""
+    layers = [layer_of(need) for need in heads.needs]
     config = {
         **heads.config.to_diff_dict(),
         "architectures": ["LlamaForCausalLMEagle3"],

@@ -4,16 +4,16 @@ Head i (1, 2, ...) sees the target's hidden state h_t and the embeddings of the 
 and guesses x_{t+i+1}. Its layers: u = R z + r + silu(W z + b) for z, all of these joined; then u + silu(W u + b), as
 often as there are further layers.
 
-The published format has `hydra_num_heads`, `hydra_num_layers` and `hydra_head_arch` in config.json, and the tensors
+The published format has `hydra_num_heads`, `hydra_num_layers`, `hydra_head_arch` and `hidden_state_offset` (k for the
+hidden states that enter the k-th layer from the end) in config.json, and the tensors
 
     hydra_mlp.{i}.{j}.linear.weight|bias           [hidden, (i + 2) * hidden] for j = 0, else [hidden, hidden]; i from 0
     hydra_mlp.{i}.0.res_connection.weight|bias     [hidden, (i + 2) * hidden]
     hydra_lm_head.{i}.weight|bias                  [vocab, hidden]
 
-The published training code repeats one module for all layers but the first, so that these are equal there. `prefix-mlp`
-(Hydra++) has dropouts counted between the layers, `hydra_mlp.{i}.{2 j + 1}` and `hydra_lm_head.{i}.1`, and runs
-`prefix_embeding_layer` over the hidden states first. Our own checkpoints may have one head for all,
-`hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py).
+The published training code repeats one module for all layers but the first, so that these are equal there. Its other
+architectures, `prefix-mlp` (Hydra++), `cross-attn` and `eagle-attn`, are refused. Our own checkpoints may have one head
+for all, `hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py).
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_runner.models.features import LAST
+from model_runner.models.features import LAST, Feature, entering, layer_of
 from model_runner.models.heads.base import Heads, TargetShape, to_offsets
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
 
@@ -39,6 +39,8 @@ class HydraShape:
     draft_vocab: int
     shared_head: bool
     """One matrix for the logits of all heads, without a bias."""
+    feature: Feature = LAST
+    """What of the target the heads take."""
 
 
 class _FirstLayer(nn.Module):
@@ -70,7 +72,7 @@ class HydraHeads(Heads):
     depth: int
 
     def __init__(self, shape: HydraShape, draft_ids: Tensor | None = None) -> None:
-        super().__init__(draft_ids, (LAST,), shape.depth)
+        super().__init__(draft_ids, (shape.feature,), shape.depth)
         self.shape = shape
         self.hydra_mlp = nn.ModuleList(
             nn.Sequential(
@@ -102,7 +104,7 @@ class HydraHeads(Heads):
 
         Args:
             index: 1 for the first head.
-            hidden: [n, d] the target's hidden state at some place (LAST).
+            hidden: [n, d] the target's hidden state at some place.
             embedded_path: [n, index, d] the target's embeddings of the tokens after it.
         """
         return self.logits(index, self.state(index, hidden, embedded_path))
@@ -120,6 +122,7 @@ def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
         num_layers=checkpoint.integer("hydra_num_layers"),
         draft_vocab=target.vocab_size if draft_ids is None else len(draft_ids),
         shared_head="hydra_lm_head.weight" in checkpoint.names,
+        feature=_feature(checkpoint, target),
     )
     checkpoint.check_hidden(checkpoint.rows("hydra_mlp.0.0.linear.weight"), target)
     heads = HydraHeads(shape, draft_ids)
@@ -127,14 +130,23 @@ def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
     return heads
 
 
-def hydra_checkpoint(heads: HydraHeads) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Config and tensors, for checkpoint.save_heads."""
+def _feature(checkpoint: HeadsCheckpoint, target: TargetShape) -> Feature:
+    """By `hidden_state_offset` k, that is hidden_states[-(k + 1)] of transformers, the last of which is normed."""
+    offset = checkpoint.integer("hidden_state_offset", default=0)
+    if offset > target.num_layers:
+        raise checkpoint.error(f"hidden_state_offset is {offset}; the target has {target.num_layers} layers")
+    return entering(target.num_layers - offset) if offset else LAST
+
+
+def hydra_checkpoint(heads: HydraHeads, num_layers: int) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+    """Config and tensors, for save_heads; `num_layers` are the target's."""
+    feature = heads.shape.feature
     config = {
         "hydra_num_heads": heads.shape.depth,
         "hydra_num_layers": heads.shape.num_layers,
         "hydra_head_arch": "mlp",
         "grounded_heads": True,
-        "hidden_state_offset": 0,
+        "hidden_state_offset": 0 if feature == LAST else num_layers - layer_of(feature),
         "hidden_size": heads.shape.hidden,
     }
     tensors = dict(heads.state_dict())

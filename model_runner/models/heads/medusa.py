@@ -1,4 +1,4 @@
-"""Medusa heads (arXiv:2401.10774): head k guesses the token k after the target's next one, from one hidden state.
+"""Medusa heads (arXiv:2401.10774): head k guesses the token k places after the target's next one from a hidden state.
 
 A head is `num_layers` layers u + silu(W u + b), then a matrix of its own for the logits. The published format has
 `medusa_num_heads` and `medusa_num_layers` in config.json, and the tensors, i and j from 0,
@@ -91,7 +91,7 @@ def load_medusa(checkpoint: HeadsCheckpoint, target: TargetShape) -> MedusaHeads
 
 
 def medusa_checkpoint(heads: MedusaHeads) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Config and tensors, for checkpoint.save_heads."""
+    """Config and tensors, for save_heads."""
     config = {
         "medusa_num_heads": heads.shape.depth,
         "medusa_num_layers": heads.shape.num_layers,

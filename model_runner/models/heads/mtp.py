@@ -51,18 +51,16 @@ class MTPHeads(RecurrentHeads):
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__(None, needs=(LAST,))
         register_attention()
-        config = copy.deepcopy(config)
-        config._attn_implementation = ATTENTION_NAME
-        config._experts_implementation = "eager"
-        key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-        value_dim: Any = config.v_head_dim
-        self.kv = KVShape(config.num_attention_heads, key_dim, value_dim)
-        self.enorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.hnorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layer = DeepseekV3DecoderLayer(config, config.num_hidden_layers)
-        self.shared_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary = DeepseekV3RotaryEmbedding(config)
+        own: Any = copy.deepcopy(config)
+        own._attn_implementation = ATTENTION_NAME
+        own._experts_implementation = "eager"
+        self.kv = KVShape(own.num_attention_heads, own.qk_nope_head_dim + own.qk_rope_head_dim, own.v_head_dim)
+        self.enorm = RMSNorm(own.hidden_size, own.rms_norm_eps)
+        self.hnorm = RMSNorm(own.hidden_size, own.rms_norm_eps)
+        self.eh_proj = nn.Linear(2 * own.hidden_size, own.hidden_size, bias=False)
+        self.layer = DeepseekV3DecoderLayer(own, own.num_hidden_layers)
+        self.shared_norm = RMSNorm(own.hidden_size, own.rms_norm_eps)
+        self.rotary = DeepseekV3RotaryEmbedding(own)
         self.scale = self.layer.self_attn.scaling
 
     def first_state(self, features: Mapping[Feature, Tensor]) -> Tensor:

@@ -1,0 +1,124 @@
+"""EAGLE-3 heads in training: whole sequences, each depth on the states that the depth before it made."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, LlamaConfig
+
+from model_runner.models.features import LAST, Feature
+from model_runner.models.heads.eagle3 import Eagle3Heads, Eagle3Shape
+from model_runner.models.heads.layer import LayerShape
+from model_runner.training.examples import Example
+from model_runner.training.objective import Guess, Judge
+from model_runner.training.teacher import TargetWeights
+from model_runner.training.unrolled import Span, UnrolledAttention
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The places of whole sequences, one after the other: all but each one's last token has one."""
+
+    features: dict[Feature, Tensor]  # each [T, hidden]
+    following: Tensor  # [T] the token after each place
+    positions: Tensor  # [T]
+    spans: list[Span]
+
+
+class Eagle3Objective:
+    """Implements Objective. Norm and head begin as the target's own."""
+
+    def __init__(
+        self, target: TargetWeights, judge: Judge, depth: int, features: tuple[Feature, ...], config: LlamaConfig
+    ) -> None:
+        self.needs = tuple(dict.fromkeys((*features, LAST)))
+        layer = LayerShape.of(config, frozenset(), "")
+        shape = Eagle3Shape(layer, features, target.shape.hidden, len(judge.draft_ids))
+        self._heads = Eagle3Heads(config, shape, judge.draft_ids)
+        self._embedding = target.embedding.to(judge.device)
+        self._judge = judge
+        self._depth = depth
+        with torch.no_grad():
+            self._heads.lm_head.weight.copy_(target.head[judge.draft_ids.cpu()])
+        self.module = self._heads.to(judge.device)
+
+    def loss(self, examples: Sequence[Example]) -> Tensor:
+        """See Objective."""
+        return self._judge.loss(self._guesses(_places(examples, self.needs, self._judge.device)))
+
+    @torch.no_grad()
+    def ranks(self, examples: Sequence[Example]) -> Tensor:
+        """See Objective."""
+        places = _places(examples, self.needs, self._judge.device)
+        return self._judge.ranks(self._guesses(places), sum(one.num_answer for one in examples))
+
+    def export(self) -> Eagle3Heads:
+        """See Objective."""
+        return copy.deepcopy(self._heads).cpu()
+
+    def _guesses(self, places: _Places) -> Iterator[Guess]:
+        attention = UnrolledAttention(places.spans, self._heads.scale)
+        embedded = self._embedding(places.following)
+        before = torch.arange(len(embedded), device=embedded.device)  # of the rows that the last step ran at
+        state = torch.empty(0)
+        for step in range(self._depth):
+            at = _joined(places.spans, step, places.following.device)
+            with self._judge.products():
+                if step == 0:
+                    state = self._heads.first_state(places.features)
+                else:
+                    state = state[torch.searchsorted(before, at - 1)]
+                state = self._heads.step(embedded[at], state, places.positions[at], attention)
+                guess = self._guess(places, state, at, step)
+            before = at
+            yield guess
+
+    def _guess(self, places: _Places, state: Tensor, at: Tensor, step: int) -> Guess:
+        """Of the rows at which the next place is also in the sequence."""
+        rows, kept, row = [], [], 0
+        for span in places.spans:
+            count = max(0, span.end - 1 - span.first - step)
+            rows.append(torch.arange(row, row + count))
+            kept.append(torch.arange(span.first + step, span.first + step + count))
+            row += span.end - span.first
+        place = torch.cat(kept).to(at.device)
+        logits = self._heads.logits(state[torch.searchsorted(at, place)])
+        tokens, teacher = places.following[place + 1], places.features[LAST][place + 1]
+        return Guess(torch.cat(rows).to(at.device), logits, tokens, teacher)
+
+
+def draft_layer_config(model: Path) -> LlamaConfig:
+    """A layer of Llama of the target's sizes."""
+    text: Any = AutoConfig.from_pretrained(model).get_text_config()
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    sizes = {name: getattr(text, name) for name in (*names, "max_position_embeddings", "rope_parameters")}
+    head_dim = getattr(text, "head_dim", None)
+    return LlamaConfig(**sizes, head_dim=head_dim, rms_norm_eps=text.rms_norm_eps, num_hidden_layers=1)
+
+
+def _joined(spans: Sequence[Span], step: int, device: torch.device) -> Tensor:
+    """The rows at which a step runs, ascending."""
+    parts = [span.rows(step) for span in spans]
+    return torch.cat([torch.arange(part.start, part.stop) for part in parts]).to(device)
+
+
+def _places(examples: Sequence[Example], needs: Sequence[Feature], device: torch.device) -> _Places:
+    spans, start = [], 0
+    for one in examples:
+        end = start + len(one.tokens) - 1
+        spans.append(Span(start, start + one.num_prompt - 1, end))
+        start = end
+    features = {need: np.concatenate([one.features[need][:-1] for one in examples]) for need in needs}
+    following = np.concatenate([one.tokens[1:] for one in examples])
+    positions = np.concatenate([np.arange(len(one.tokens) - 1) for one in examples])
+    return _Places(
+        {need: torch.from_numpy(rows).to(device).float() for need, rows in features.items()},
+        torch.from_numpy(following).to(device),
+        torch.from_numpy(positions).to(device),
+        spans,
+    )

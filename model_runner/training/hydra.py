@@ -1,0 +1,73 @@
+"""Hydra heads in training: every head at every place of an answer, given the actual tokens before it."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_runner.models.features import LAST
+from model_runner.models.heads.hydra import HydraHeads, HydraShape
+from model_runner.training.examples import Example
+from model_runner.training.objective import Guess, Judge
+from model_runner.training.rows import AnswerRows, answer_rows
+from model_runner.training.teacher import TargetWeights
+
+
+class HydraObjective:
+    """Implements Objective.
+
+    Inputs are divided by their typical size, so that all weights learn at the same rate; `export` takes that into the
+    weights. The shared head begins as the target's own rows.
+    """
+
+    needs = (LAST,)
+
+    def __init__(self, target: TargetWeights, judge: Judge, depth: int, num_layers: int, sample: AnswerRows) -> None:
+        """`sample` has the rows by which the size of the inputs is found."""
+        shape = HydraShape(target.shape.hidden, depth, num_layers, len(judge.draft_ids), shared_head=True)
+        self._heads = HydraHeads(shape, judge.draft_ids)
+        self._embedding = target.embedding.to(judge.device)
+        self._judge = judge
+        self._hidden_size = sample.features[LAST].square().mean(0).sqrt().clamp_min(1e-3)  # [hidden]
+        self._embedding_size = self._embedding(sample.tokens).std()
+        head = self._heads.hydra_lm_head
+        assert isinstance(head, nn.Linear)
+        with torch.no_grad():
+            head.weight.copy_(target.head[judge.draft_ids.cpu()])
+            for mlp in self._heads.hydra_mlp:
+                first: Any = mlp[0]  # type: ignore[index]
+                first.res_connection.weight.mul_(0.1)
+        self.module = self._heads.to(judge.device)
+
+    def loss(self, examples: Sequence[Example]) -> Tensor:
+        """See Objective."""
+        return self._judge.loss(self._guesses(answer_rows(examples, self.needs, self._judge.device)))
+
+    @torch.no_grad()
+    def ranks(self, examples: Sequence[Example]) -> Tensor:
+        """See Objective."""
+        rows = answer_rows(examples, self.needs, self._judge.device)
+        return self._judge.ranks(self._guesses(rows), len(rows.tokens))
+
+    def export(self) -> HydraHeads:
+        """See Objective."""
+        heads = copy.deepcopy(self._heads).cpu()
+        with torch.no_grad():
+            for index, mlp in enumerate(heads.hydra_mlp):
+                size = torch.cat([self._hidden_size, self._embedding_size.expand((index + 1) * len(self._hidden_size))])
+                first: Any = mlp[0]  # type: ignore[index]
+                for linear in (first.linear, first.res_connection):
+                    linear.weight.div_(size.cpu())
+        return heads
+
+    def _guesses(self, rows: AnswerRows) -> Iterator[Guess]:
+        hidden = rows.features[LAST] / self._hidden_size
+        embedded = self._embedding(rows.tokens) / self._embedding_size
+        for index in range(1, self._heads.depth + 1):
+            at = rows.before(index)
+            path = torch.stack([embedded[at + offset] for offset in range(index)], dim=1)  # [n, index, hidden]
+            with self._judge.products():
+                logits = self._heads.head(index, hidden[at], path)
+            yield Guess(at, logits, rows.tokens[at + index], rows.features[LAST][at + index])

@@ -1,0 +1,95 @@
+"""What the training loop asks of each kind of heads, and what they share."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from model_runner.models.features import Feature
+from model_runner.models.heads.base import Heads
+from model_runner.training.examples import Example
+from model_runner.training.loss import soft_cross_entropy
+from model_runner.training.teacher import TargetWeights, Teacher
+
+RANKS = 8
+"""How far down the guesses an actual token is looked for."""
+
+
+class Objective(Protocol):
+    """Heads in training."""
+
+    @property
+    def module(self) -> nn.Module:
+        """All that is trained."""
+        ...
+
+    @property
+    def needs(self) -> tuple[Feature, ...]:
+        """Features of examples that are used."""
+        ...
+
+    def loss(self, examples: Sequence[Example]) -> Tensor:
+        """A scalar to be made smaller."""
+        ...
+
+    def ranks(self, examples: Sequence[Example]) -> Tensor:
+        """Where the actual tokens stand among the guesses.
+
+        Returns:
+            [R, depth] int64 for R places in answers: the rank, 0 for the first guess, of the token that each depth
+            guesses from there, given the actual tokens before it; RANKS if it is not among the first ones, -1 where the
+            answer has ended.
+        """
+        ...
+
+    def export(self) -> Heads:
+        """The heads as they are now, ready to be saved."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What one depth guesses at some of the rows of answers."""
+
+    rows: Tensor  # [n] int64
+    logits: Tensor  # [n, draft_vocab]
+    tokens: Tensor  # [n] the actual tokens there
+    teacher: Tensor  # [n, hidden] the hidden state from which the target makes its own logits there
+
+
+class Judge:
+    """Compares guesses with the target. Tokens outside the draft vocabulary teach nothing, but count as missed."""
+
+    def __init__(self, target: TargetWeights, draft_ids: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+        self.draft_ids = draft_ids.to(device)
+        self.device = device
+        self.dtype = dtype
+        self._teacher = Teacher(target, draft_ids, device, dtype)
+        is_drafted = torch.zeros(target.shape.vocab_size)
+        is_drafted[draft_ids] = 1.0
+        self._is_drafted = is_drafted.to(device)
+
+    def products(self) -> torch.autocast:
+        """Context in which products run in the type that is fast."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def loss(self, guesses: Iterable[Guess]) -> Tensor:
+        """The mean over depths of the cross entropy to the target's distribution."""
+        losses = [
+            soft_cross_entropy(guess.logits, self._teacher(guess.teacher), self._is_drafted[guess.tokens])
+            for guess in guesses
+        ]
+        return torch.stack(losses).mean()
+
+    def ranks(self, guesses: Iterable[Guess], num_rows: int) -> Tensor:
+        """See Objective.ranks."""
+        columns = []
+        for guess in guesses:
+            best = self.draft_ids[guess.logits.topk(min(RANKS, guess.logits.shape[1])).indices]  # [n, RANKS]
+            hit = best == guess.tokens.unsqueeze(1)
+            column = torch.full((num_rows,), -1, device=self.device)
+            column[guess.rows] = hit.float().argmax(1).where(hit.any(1), RANKS)
+            columns.append(column)
+        return torch.stack(columns, dim=1)

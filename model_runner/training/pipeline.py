@@ -1,0 +1,175 @@
+"""From a model to draft heads for it: its own answers, hidden states, training, report, checkpoint.
+
+Everything is kept in a work folder, so that a run that was interrupted, or that shall train another kind of heads on
+the same answers, goes on with what is there.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.progress import Progress
+
+from model_runner.config import RunnerConfig
+from model_runner.models.features import LAST
+from model_runner.models.heads.base import TargetShape
+from model_runner.models.heads.eagle3 import Eagle3Heads, default_features, eagle3_checkpoint
+from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint
+from model_runner.models.heads.medusa import MedusaHeads, medusa_checkpoint
+from model_runner.models.heads.saving import save_heads
+from model_runner.models.loading import load_config, resolve_device
+from model_runner.training.answers import Answerer, AnswerStore, held_out_questions, training_questions
+from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config
+from model_runner.training.examples import Example, ExampleStore
+from model_runner.training.hydra import HydraObjective
+from model_runner.training.loop import LoopOptions, Moment, TrainingLoop
+from model_runner.training.medusa import MedusaObjective
+from model_runner.training.objective import Judge, Objective
+from model_runner.training.precision import product_type
+from model_runner.training.report import Accuracy, as_json, measure
+from model_runner.training.rows import answer_rows
+from model_runner.training.target import TargetForTraining
+from model_runner.training.teacher import TargetWeights
+from model_runner.training.vocabulary import choose_draft_ids
+
+logger = logging.getLogger("samewise.training")
+
+Kind = Literal["medusa", "hydra", "eagle3"]
+
+_SAMPLE = 64
+"""Examples from which the typical size of inputs is taken."""
+MAX_SEQUENCE = 1024
+"""Tokens of a prompt and its answer at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """What to train, on what, and where to keep it."""
+
+    model: Path
+    kind: Kind
+    output: Path
+    work: Path
+    tokens: int = 300_000
+    """Of the model's own answers."""
+    draft_vocab: int = 8192
+    depth: int = 4
+    """Tokens ahead."""
+    num_layers: int = 1
+    """Of each Medusa or Hydra head."""
+    int8: bool = True
+    """Store weights in int8, else in bfloat16."""
+    loop: LoopOptions = field(default_factory=LoopOptions)
+
+
+def train_heads(options: TrainingOptions, answerer: Callable[[], Answerer], progress: Progress) -> list[Accuracy]:
+    """Run all stages that are not done yet; returns how good the heads are on held-out prompts.
+
+    They are in `options.output` then and, as they are, whenever the state of their training is saved.
+
+    Raises:
+        ValueError: if the work folder belongs to another model.
+    """
+    _claim(options.work, options.model)
+    run = _Run(options, answerer, progress)
+    training = run.examples("training", training_questions, options.tokens)
+    held_out = run.examples("held-out", held_out_questions, None)
+    objective = run.objective(training)
+    run.train(objective, training)
+    accuracy = measure(objective, held_out)
+    run.save(objective, as_json(accuracy))
+    return accuracy
+
+
+class _Run:
+    """The stages."""
+
+    def __init__(self, options: TrainingOptions, answerer: Callable[[], Answerer], progress: Progress) -> None:
+        self._options = options
+        self._answerer = answerer
+        self._progress = progress
+        self._device = resolve_device("auto")
+        self._num_layers = TargetShape.of(load_config(options.model)).num_layers
+        features = default_features(self._num_layers) if options.kind == "eagle3" else ()
+        self._needs = (*features, LAST)
+
+    def examples(self, name: str, questions: Callable[[], Any], num_tokens: int | None) -> list[Example]:
+        """Answers and hidden states."""
+        folder = self._options.work / name
+        answers = AnswerStore(folder, questions)
+        task = self._progress.add_task(f"answers, {name}", total=num_tokens)
+        num_files = answers.collect(self._answerer, num_tokens, self._advance(task))
+        task = self._progress.add_task(f"hidden states, {name}", total=num_files)
+        store = ExampleStore(folder, answers, self._needs)
+        config = RunnerConfig(self._options.model)
+        store.compute(num_files, lambda: TargetForTraining(config, self._needs, MAX_SEQUENCE), self._advance(task))
+        examples = [one for shard in range(num_files) for one in store.read(shard)]
+        logger.info("%d %s answers, %d tokens", len(examples), name, sum(one.num_answer for one in examples))
+        return examples
+
+    def objective(self, examples: list[Example]) -> Objective:
+        """Fresh heads."""
+        options = self._options
+        torch.manual_seed(options.loop.seed)
+        target = TargetWeights.load(options.model)
+        draft_ids = choose_draft_ids(examples, options.draft_vocab, target.shape.vocab_size)
+        judge = Judge(target, draft_ids, self._device, product_type(self._device))
+        if options.kind == "medusa":
+            return MedusaObjective(target, judge, options.depth, options.num_layers)
+        if options.kind == "hydra":
+            sample = answer_rows(examples[:_SAMPLE], (LAST,), self._device)
+            return HydraObjective(target, judge, options.depth, options.num_layers, sample)
+        return Eagle3Objective(target, judge, options.depth, self._needs[:-1], draft_layer_config(options.model))
+
+    def train(self, objective: Objective, examples: list[Example]) -> None:
+        """To the end, with a usable checkpoint whenever the state is saved."""
+        task = self._progress.add_task("training", total=None)
+
+        def advance(moment: Moment) -> None:
+            description = f"training, loss {moment.loss:.3f}"
+            self._progress.update(task, completed=moment.step, total=moment.steps, description=description)
+
+        def saved(moment: Moment) -> None:
+            self.save(objective, None)
+            logger.info("step %d of %d, loss %.3f, saved", moment.step, moment.steps, moment.loss)
+
+        state = self._options.work / f"{self._options.kind}-{_settings_hash(self._options)}.state"
+        TrainingLoop(objective, examples, self._options.loop, state).run(advance, saved)
+
+    def save(self, objective: Objective, accuracy: dict[str, Any] | None) -> None:
+        """Write the heads as they are."""
+        heads = objective.export()
+        if isinstance(heads, MedusaHeads):
+            config, tensors = medusa_checkpoint(heads)
+        elif isinstance(heads, HydraHeads):
+            config, tensors = hydra_checkpoint(heads, self._num_layers)
+        else:
+            assert isinstance(heads, Eagle3Heads)
+            config, tensors = eagle3_checkpoint(heads)
+        extra = {} if accuracy is None else {"held_out": accuracy}
+        dtype = torch.int8 if self._options.int8 else torch.bfloat16
+        save_heads(self._options.output, {**config, **extra}, tensors, dtype=dtype)
+
+    def _advance(self, task: Any) -> Callable[[int], None]:
+        return lambda done: self._progress.update(task, completed=done)
+
+
+def _claim(work: Path, model: Path) -> None:
+    """Answers of one model must not train heads for another."""
+    work.mkdir(parents=True, exist_ok=True)
+    owner = work / "model"
+    digest = hashlib.sha256((model / "config.json").read_bytes()).hexdigest()
+    if owner.is_file() and owner.read_text(encoding="utf-8") != digest:
+        raise ValueError(f"{work} holds the answers of another model; name another folder")
+    owner.write_text(digest, encoding="utf-8")
+
+
+def _settings_hash(options: TrainingOptions) -> str:
+    """Of all that the state of the training depends on, but for its length, which the state itself keeps."""
+    loop = {name: value for name, value in asdict(options.loop).items() if name not in ("minutes", "save_every_s")}
+    parts = (options.tokens, options.draft_vocab, options.depth, options.num_layers, sorted(loop.items()))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]

@@ -1,0 +1,96 @@
+"""Folders of heads: what is read, what is written, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_runner.models.heads.base import HeadsError
+from model_runner.models.heads.checkpoint import HeadsCheckpoint
+from model_runner.models.heads.hydra import HydraHeads, HydraShape, hydra_checkpoint
+from model_runner.models.heads.loading import load_heads
+from model_runner.models.heads.medusa import MedusaHeads, MedusaShape, medusa_checkpoint
+from model_runner.models.heads.saving import save_heads
+from tests.model_runner.heads.checkpoints import HIDDEN, TARGET, VOCAB, write
+
+IDS = torch.tensor([2, 3, 9, 30])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.0), (torch.bfloat16, 2**-8), (torch.int8, 1 / 254)])
+def test_saved_weights_come_back(tmp_path: Path, dtype: torch.dtype, tolerance: float) -> None:
+    weight = torch.randn(6, 5)
+    weight[2] = 0.0
+    bias = torch.randn(6)
+    save_heads(tmp_path, {"a": 1}, {"w": weight, "b": bias}, dtype=dtype)
+    read = HeadsCheckpoint(tmp_path)
+    assert read.config == {"a": 1}
+    assert torch.equal(read.take("b", 6), bias)
+    error = (read.take("w", 6, 5) - weight).abs()
+    assert (error <= weight.abs().amax(1, keepdim=True) * tolerance * (1 + 1e-5)).all()
+    assert torch.equal(read.take("w", 6, 5)[2], torch.zeros(5))
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_heads_come_back(tmp_path: Path, kind: str) -> None:
+    hidden, path = torch.randn(3, HIDDEN), torch.randn(3, 2, HIDDEN)
+    if kind == "medusa":
+        medusa = MedusaHeads(MedusaShape(HIDDEN, 2, 1, len(IDS), shared_head=True), IDS)
+        save_heads(tmp_path, *medusa_checkpoint(medusa), dtype=torch.float32)
+        expected = medusa(hidden)
+    else:
+        hydra = HydraHeads(HydraShape(HIDDEN, 2, 2, len(IDS), shared_head=True, feature="layers.7"), IDS)
+        save_heads(tmp_path, *hydra_checkpoint(hydra, TARGET.num_layers), dtype=torch.float32)
+        expected = hydra.head(2, hidden, path)
+    loaded = load_heads(tmp_path, TARGET)
+    assert torch.equal(loaded.draft_ids, IDS)
+    actual = loaded(hidden) if isinstance(loaded, MedusaHeads) else loaded.head(2, hidden, path)  # type: ignore[operator]
+    assert torch.equal(actual, expected)
+    assert loaded.needs == (("last",) if kind == "medusa" else ("layers.7",))
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (tmp_path / "ran",))  # type: ignore[return-value]
+
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({"a": Harmful()}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(HeadsError, match="cannot be read"):
+        load_heads(tmp_path, TARGET)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_folders_without_heads_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HeadsError, match=r"config\.json: No such file"):
+        load_heads(tmp_path, TARGET)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(HeadsError, match="no object"):
+        load_heads(tmp_path, TARGET)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(HeadsError, match="no JSON"):
+        load_heads(tmp_path, TARGET)
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 1}))
+    with pytest.raises(HeadsError, match=r"no \.safetensors"):
+        load_heads(tmp_path, TARGET)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(HeadsError, match="cannot be read"):
+        load_heads(tmp_path, TARGET)
+
+
+def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
+    tensors = {"something.weight": torch.zeros(VOCAB, HIDDEN)}
+    with pytest.raises(HeadsError, match="kind unknown; known are medusa, hydra, eagle, eagle3 and mtp"):
+        load_heads(write(tmp_path, {}, tensors), TARGET)
+    with pytest.raises(HeadsError, match="kind mlp"):
+        load_heads(write(tmp_path, {"speculators_model_type": "mlp"}, tensors), TARGET)
+
+
+def test_integers_where_floats_should_be(tmp_path: Path) -> None:
+    checkpoint = HeadsCheckpoint(
+        write(tmp_path, {}, {"a": torch.zeros(2, 2, dtype=torch.int32), "b": torch.zeros(2, 2, dtype=torch.int8)})
+    )
+    with pytest.raises(HeadsError, match="not floats"):
+        checkpoint.take("a", 2, 2)
+    with pytest.raises(HeadsError, match="no tensor b_scale"):
+        checkpoint.take("b", 2, 2)
