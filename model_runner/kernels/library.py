@@ -99,22 +99,15 @@ class Kernels:
         outputs, inputs = weight.shape
         if kind == "int4" and inputs % INT4_GROUP:
             raise ValueError(f"{inputs} inputs cannot be packed in int4: they are no multiple of {INT4_GROUP}")
-        packed = self._arena.take(self._library.sw_packed_size(_KINDS[kind], outputs, inputs))
+        code = _KINDS[kind]
+        packed = self._arena.take(self._library.sw_packed_size(code, outputs, inputs))
         padded = -(-outputs // _PANEL) * _PANEL
         scales = torch.empty(padded, dtype=torch.float32)
-        pointers = weight.data_ptr(), packed.data_ptr(), scales.data_ptr()
-        self._call("sw_pack", _KINDS[kind], pointers[0], outputs, inputs, *pointers[1:])
+        self._call("sw_pack", code, weight.data_ptr(), outputs, inputs, packed.data_ptr(), scales.data_ptr())
         if bias is not None:
             bias = torch.nn.functional.pad(bias.float(), (0, padded - outputs))
-        struct = WeightStruct(
-            _KINDS[kind],
-            outputs,
-            inputs,
-            packed.data_ptr(),
-            scales.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-        )
-        return NativeWeight(struct, packed, scales, bias)
+        pointers = packed.data_ptr(), scales.data_ptr(), None if bias is None else bias.data_ptr()
+        return NativeWeight(WeightStruct(code, outputs, inputs, *pointers), packed, scales, bias)
 
     def linear(self, weight: NativeWeight, rows: Tensor) -> Tensor:
         """Rows [n, inputs] -> [n, outputs]. A row's result does not depend on the other rows."""
