@@ -7,7 +7,7 @@ import pytest
 from bench.speculation_matrix import FEATURES, Matrix
 from tests.engine.conftest import Harness
 
-METHODS = ["draft_model", "early_exit", "ngram"]
+METHODS = ["auto", "draft_model", "early_exit", "lookahead", "ngram", "prediction", "suffix"]
 
 
 @pytest.fixture(scope="module")
