@@ -83,6 +83,7 @@ class _Record:
     def _mix(self, known: Value, new: Value) -> Value:
         return known * (1 - _RATE) + new * _RATE if self.is_known else new
 
+
 class Budget:
     """Chooses the number of draft tokens that gives the most tokens per second; zero is a valid answer.
 
