@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from model_runner.attention.cpu import NativeAttention
 from model_runner.batch import Batch
 from model_runner.cores import available_cores
 from model_runner.kernels.build import build_kernels
-from model_runner.kernels.library import Kernels
+from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.repository import cache_folder
@@ -47,27 +48,28 @@ class Comparison:
 
 
 def compare_linears(kernels: Kernels) -> Iterator[Comparison]:
-    """The int8 linear against oneDNN's in float32, whose weight was reordered beforehand."""
+    """The int8 and int4 linears against oneDNN's in float32, whose weight was reordered beforehand."""
     generator = torch.Generator().manual_seed(0)
     for name, shape in LINEARS.items():
         weight = torch.randn(shape, generator=generator)
         for rows in (1, 8, 32, 128):
-            yield _compare_linear(kernels, name, weight, torch.randn(rows, shape[1], generator=generator))
+            yield from _compare_linear(kernels, name, weight, torch.randn(rows, shape[1], generator=generator))
 
 
-def _compare_linear(kernels: Kernels, name: str, weight: Tensor, x: Tensor) -> Comparison:
-    packed, product = kernels.pack_int8(weight), OneDNNPacker()(weight)
-
-    def ours() -> Tensor:
-        return kernels.linear(packed, x)
+def _compare_linear(kernels: Kernels, name: str, weight: Tensor, x: Tensor) -> Iterator[Comparison]:
+    """All of them in turns; the head is never int4."""
+    kinds: list[WeightKind] = ["int8"] if name == "head" else ["int8", "int4"]
+    product = OneDNNPacker()(weight)
 
     def theirs() -> Tensor:
         return product(x, None)
 
+    ours = [partial(kernels.linear, kernels.pack(kind, weight), x) for kind in kinds]
     exact = x.double() @ weight.double().T
-    times = _alternate(ours, theirs)
-    errors = _error(ours(), exact), _error(theirs(), exact)
-    return Comparison(f"linear {name}", len(x), *times, "oneDNN float32", *errors)
+    *our_times, torch_us = _alternate(*ours, theirs)
+    for kind, action, us in zip(kinds, ours, our_times, strict=True):
+        errors = _error(action(), exact), _error(theirs(), exact)
+        yield Comparison(f"{kind} {name}", len(x), us, torch_us, "oneDNN float32", *errors)
 
 
 def compare_attention(kernels: Kernels) -> Iterator[Comparison]:
@@ -121,16 +123,16 @@ def _one_choice(start: int, count: int, blocks: int) -> Batch:
     )
 
 
-def _alternate(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
-    """Median microseconds of both, run in turns for about a second."""
-    times: tuple[list[float], list[float]] = ([], [])
+def _alternate(*actions: Callable[[], object]) -> list[float]:
+    """Median microseconds of each, run in turns for about a second."""
+    times: list[list[float]] = [[] for _ in actions]
     end = time.perf_counter() + 1.0
     while time.perf_counter() < end or len(times[0]) < 5:
-        for action, taken in zip((ours, theirs), times, strict=True):
+        for action, taken in zip(actions, times, strict=True):
             start = time.perf_counter()
             action()
             taken.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times[0]), statistics.median(times[1])
+    return [statistics.median(taken) for taken in times]
 
 
 def _error(result: Tensor, exact: Tensor) -> float:

@@ -14,23 +14,28 @@ class ModelWork:
 
     layers: int
     head: int
+    int4_bytes: int
+    """Of all of them, packed with int4."""
 
     @classmethod
     def of(cls, folder: Path) -> "ModelWork":
         """From the model's configuration."""
         shape = inspect_model(load_config(folder))
         head = shape.vocab_size * shape.hidden
-        return cls(shape.num_multiplied - head, head)
+        return cls(shape.num_multiplied - head, head, shape.packed_bytes("int4"))
 
     @property
     def all(self) -> int:
         """Layers and head."""
         return self.layers + self.head
 
+    def weight_bytes(self, dtype: str) -> int:
+        """Of all weights as int8, int4 or float32."""
+        return {"int8": self.all, "int4": self.int4_bytes, "float32": 4 * self.all}[dtype]
+
     def read_s(self, machine: Roofline) -> float:
-        """Seconds to read all weights once."""
-        weight_bytes = self.all * (1 if machine.int8_gmac_per_s else 4)
-        return weight_bytes / machine.read_gb_per_s / 1e9
+        """Seconds to read all weights once, in the type that is taken by default."""
+        return self.weight_bytes("int8" if machine.int8_gmac_per_s else "float32") / machine.read_gb_per_s / 1e9
 
     def bound_tokens_per_s(self, machine: Roofline, concurrency: int, prompt_per_output: float) -> float:
         """Output tokens a second that nothing could exceed: products at the kernel's best rate, or reading weights.

@@ -143,6 +143,8 @@ def main() -> None:
         ("int8", "float32"),
         ("int8", "bfloat16"),
         ("int8", "int8"),
+        ("int4", "float32"),
+        ("int4", "bfloat16"),
     ]
     readings = [
         read(folder, *configuration, texts) for configuration in track(configurations, "Reading", console=console)

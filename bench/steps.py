@@ -72,7 +72,7 @@ class Bench:
     def __init__(self, runner: ModelRunner, work: ModelWork) -> None:
         self._runner = runner
         self._work = work
-        self._reader = Reader(work.all * (1 if runner.info.dtype == "int8" else 4))
+        self._reader = Reader(work.weight_bytes(runner.info.dtype))
         self._random = np.random.default_rng(0)
 
     def decode(self, rows: int, context: int, repeats: int) -> StepTime:
@@ -159,7 +159,7 @@ def main() -> None:
     use_engine_environment()
     parser = argparse.ArgumentParser(description="Measure single steps of the runner on the CPU.")
     parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
-    parser.add_argument("--quantization", choices=("auto", "int8", "none"), default="auto")
+    parser.add_argument("--quantization", choices=("auto", "int8", "int4", "none"), default="auto")
     parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16", "int8"), default="auto")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()

@@ -10,13 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
-from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import RunnerConfig
 from model_runner.cores import available_cores
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels
-from model_runner.kv_cache import KVCache, resolve_kv_dtype
+from model_runner.kv_cache import KVCache, cache_structs, resolve_kv_dtype
 from model_runner.memory import MemoryPlan, StorageTypes, plan_memory
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers
@@ -28,11 +28,13 @@ from model_runner.models.loading import (
     resolve_dtype,
     resolve_quantization,
 )
+from model_runner.models.native import NativePacker
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
+from model_runner.speculative.heads import BY_WORTH, HeadsRoom, make_heads_proposer
 from model_runner.speculative.methods import Blocks, DraftModel, check_tokenizers, make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
@@ -112,7 +114,10 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     sampler = Sampler(shape.vocab_size, device, config.logprobs_mode, kernels)
     budget = Budget()
     proposers = make_proposers(target.model, target.attention, blocks, draft)
-    speculator = Speculator(proposers, budget, config.num_draft_tokens)
+    room = HeadsRoom(kernels, types.kv, plan.num_blocks, config.block_size, config.max_num_seqs)
+    proposers |= dict(make_heads_proposer(folder, target.model, room) for folder in config.heads)
+    trained = next((method for method in BY_WORTH if method in proposers), None)
+    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
     needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
     parts = RunnerParts(
         target=HFTargetModel(target.model, device, needs),
@@ -144,12 +149,13 @@ class _Loader:
     blocks: Blocks
 
     def load(self, folder: Path, shape: ModelShape) -> _Loaded:
-        int8 = self.kernels if self.types.weights == torch.int8 else None
-        model = load_model(folder, load_config(folder), self.types.compute, self.device, int8)
-        kv_cache = KVCache(shape.kv, self.blocks.with_scratch, self.blocks.block_size, self.types.kv, self.device)
+        packer = NativePacker(self.kernels, self.types.weights) if self.kernels and self.types.weights else None
+        model = load_model(folder, load_config(folder), self.types.compute, self.device, packer)
+        sizes = self.blocks.with_scratch, self.blocks.block_size
+        kv_cache = KVCache(shape.kv, *sizes, self.types.kv, self.device, self.kernels)
         if self.kernels is None:
             return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))
-        if int8 is not None:
+        if packer is not None:
             bind_layers(model, cache_structs(kv_cache))
         return _Loaded(model, kv_cache, NativeAttention(self.kernels, kv_cache))
 
@@ -181,6 +187,6 @@ def _load_kernels(threads: int) -> Kernels | None:
 def _resolve_types(
     config: RunnerConfig, compute: torch.dtype, device: torch.device, kernels: Kernels | None
 ) -> StorageTypes:
-    int8 = resolve_quantization(config.quantization, device, kernels)
-    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, int8_weights=int8)
-    return StorageTypes(compute, torch.int8 if int8 else compute, kv)
+    weights = resolve_quantization(config.quantization, device, kernels)
+    kv = resolve_kv_dtype(config.kv_cache_dtype, compute, device, quantized_weights=weights is not None)
+    return StorageTypes(compute, weights, kv)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from model_runner.contract import Verification
 from model_runner.draft_tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]
@@ -33,6 +34,7 @@ class SampleRows:
     first: int
     """Row of the last known token in the step's logits; those of the tree's nodes come after it."""
     tree: DraftTree
+    verify: Verification = "match"
 
     def row_of(self, node: int) -> int:
         """The row of a node, or of the ROOT."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["auto", "int8", "none"]
+Quantization = Literal["auto", "int8", "int4", "none"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
 SpeculationMethod = Literal[
@@ -30,7 +30,7 @@ class RunnerConfig:
     block_size: int = 32
     """Tokens in a KV block; also the tile of the attention."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """auto: bfloat16 where products run in int8 on CPU, elsewhere what the model computes in."""
+    """auto: bfloat16 beside int8 or int4 weights, elsewhere what the model computes in."""
     kv_cache_gib: float | None = None
     """Memory for the KV cache; None takes a share of what is free after the weights."""
     max_num_seqs: int = 64

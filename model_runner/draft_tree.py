@@ -1,10 +1,29 @@
 """The one form that drafts of every method have: a tree of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 ROOT = -1
 """Stands for the last known token, from which the tree grows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftDistribution:
+    """What guesses were drawn from. Tokens not named, as outside a draft's vocabulary, have no chance."""
+
+    tokens: Tensor  # [n] int64, all different
+    weights: Tensor  # [n] floats, at least 0: the probabilities, but for a common factor
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The guesses for one token."""
+
+    tokens: tuple[int, ...]
+    drawn_from: DraftDistribution | None
+    """See DraftTree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +39,10 @@ class DraftTree:
     """For each node, a node before it, or ROOT."""
     confidence: tuple[float, ...] = ()
     """For each node, its proposer's guess of the probability that it follows its parent, 0 to 1."""
+    drawn_from: Mapping[int, DraftDistribution] | None = None
+    """None if the tokens were chosen: they follow from what is known, or from the noise of the target's draws. If they
+    were drawn at random, then for each node with children, and the ROOT, what these were drawn from: without
+    replacement, in the order of the nodes. The shape of such a tree must not depend on what was drawn."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -50,17 +73,29 @@ class DraftTree:
         """The node for each (parent, token)."""
         return {edge: node for node, edge in enumerate(zip(self.parents, self.tokens, strict=True))}
 
+    def fork(self, node: int) -> Fork:
+        """What is guessed after a node, or the ROOT."""
+        tokens = tuple(token for parent, token in zip(self.parents, self.tokens, strict=True) if parent == node)
+        return Fork(tokens, self.drawn_from.get(node) if self.drawn_from else None)
+
     def first(self, count: int) -> "DraftTree":
         """The tree of the first nodes."""
         return self if count >= len(self) else self.take(range(count))
 
     def take(self, nodes: Sequence[int]) -> "DraftTree":
-        """The tree of some of the nodes in another topological order; each node's parent must be among those before."""
+        """The tree of some of the nodes in another topological order; each node's parent must be among those before.
+
+        If the tokens were drawn, siblings must stay in their order, and only the last of them may be left out.
+        """
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
+        drawn_from = self.drawn_from
+        if drawn_from is not None:
+            drawn_from = {place[node]: of for node, of in drawn_from.items() if node in place}
         return DraftTree(
             tuple(self.tokens[node] for node in nodes),
             tuple(place[self.parents[node]] for node in nodes),
             tuple(self.confidence[node] for node in nodes),
+            drawn_from,
         )
 
 

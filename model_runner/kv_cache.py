@@ -1,8 +1,9 @@
 """The paged KV cache: fixed blocks of keys and values for every layer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,9 +11,14 @@ from torch import Tensor
 
 from model_runner.config import KVCacheDType
 from model_runner.kernels.arena import huge_pages
+from model_runner.kernels.library import Kernels
+from model_runner.kernels.structs import KVCacheStruct
 
 _SMALLEST = 1e-30
 """A vector without a larger number is stored as zeros in int8: 127 / x must be finite."""
+
+
+_NATIVE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Move(NamedTuple):
 
 
 def resolve_kv_dtype(
-    asked: KVCacheDType, dtype: torch.dtype, device: torch.device, *, int8_weights: bool
+    asked: KVCacheDType, dtype: torch.dtype, device: torch.device, *, quantized_weights: bool
 ) -> torch.dtype:
     """What keys and values are stored as; `dtype` is what the model computes in.
 
@@ -48,7 +54,7 @@ def resolve_kv_dtype(
         ValueError: for a type that the device's attention cannot read.
     """
     if asked == "auto":
-        return torch.bfloat16 if device.type == "cpu" and int8_weights else dtype
+        return torch.bfloat16 if device.type == "cpu" and quantized_weights else dtype
     wanted: torch.dtype = getattr(torch, asked)
     if device.type != "cpu" and wanted != dtype:
         name = str(dtype).removeprefix("torch.")
@@ -65,8 +71,15 @@ class KVCache:
     """
 
     def __init__(
-        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Sequence[KVShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Kernels | None = None,
     ) -> None:
+        """Kernels, on CPU, make moves faster. Raises ValueError if they cannot read what the cache stores."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -81,6 +94,10 @@ class KVCache:
             if dtype == torch.int8:
                 self.key_scales.append(_zeros((*heads, block_size), torch.float32, device))
                 self.value_scales.append(_zeros((*heads, block_size), torch.float32, device))
+        self._move_natively: Callable[[Sequence[Move]], None] | None = None
+        if kernels is not None:
+            layers = (KVCacheStruct * len(shapes))(*cache_structs(self))
+            self._move_natively = partial(kernels.move_kv, layers)
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:
         """Store key and value [tokens, kv_heads, dim] of each token at its block and offset."""
@@ -120,8 +137,15 @@ class KVCache:
             tensor[destination] = tensor[source]
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Copy keys and values of tokens to other places, in all layers; all are read before any is written."""
+        """Copy keys and values of tokens to other places, in all layers.
+
+        No move reads a place that one before it has written, so it does not matter whether all are read first. It is so
+        where the nodes of a path move up: they are in ascending order, and none is before the place that it goes to.
+        """
         if not moves:
+            return
+        if self._move_natively is not None:
+            self._move_natively(moves)
             return
         places = torch.tensor(moves, dtype=torch.int64, device=self.keys[0].device)
         from_block, from_offset, to_block, to_offset = places.unbind(1)
@@ -145,6 +169,23 @@ class KVCache:
 
     def _tensors(self) -> list[Tensor]:
         return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
+
+
+def cache_structs(cache: KVCache) -> list[KVCacheStruct]:
+    """For each layer, where the kernels find its keys and values. The cache must outlive them.
+
+    Raises:
+        ValueError: if they cannot read what the cache stores.
+    """
+    if cache.dtype not in _NATIVE_TYPES or cache.keys[0].device.type != "cpu":
+        raise ValueError(f"the CPU kernels cannot read a cache of {cache.dtype} on {cache.keys[0].device}")
+    structs = []
+    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+        _, kv_heads, key_dim, block_size = keys.shape
+        scales = [s[layer].data_ptr() if s else None for s in (cache.key_scales, cache.value_scales)]
+        sizes = (block_size, kv_heads, key_dim, values.shape[3])
+        structs.append(KVCacheStruct(keys.data_ptr(), values.data_ptr(), *scales, _NATIVE_TYPES[cache.dtype], *sizes))
+    return structs
 
 
 def _to_int8(vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from model_runner.config import RunnerConfig
+from model_runner.kernels.library import WeightKind
 from model_runner.models.inspection import ModelShape
 
 GIB = 1 << 30
@@ -26,8 +27,8 @@ class StorageTypes:
 
     compute: torch.dtype
     """What the model computes in; embeddings and norms."""
-    weights: torch.dtype
-    """Weights of linears, experts and the head."""
+    weights: WeightKind | None
+    """Weights of linears, experts and the head; None: as the model computes."""
     kv: torch.dtype
     """Keys and values."""
 
@@ -106,7 +107,7 @@ def plan_memory(
         num_blocks=num_blocks,
         max_model_len=min(wanted, fitting),
         device=str(device),
-        dtype=_name(types.weights),
+        dtype=types.weights or _name(types.compute),
         kv_dtype=_name(types.kv),
     )
 
@@ -115,8 +116,10 @@ def _weight_bytes(shape: ModelShape, types: StorageTypes, device: torch.device) 
     """On CPU a head that is shared with the embedding is packed for its products beside it."""
     if device.type != "cpu":
         return shape.num_parameters * types.compute.itemsize
-    others = shape.num_parameters + shape.num_shared - shape.num_multiplied
-    return others * types.compute.itemsize + shape.num_multiplied * types.weights.itemsize
+    num_all = shape.num_parameters + shape.num_shared
+    if types.weights is None:
+        return num_all * types.compute.itemsize
+    return (num_all - shape.num_multiplied) * types.compute.itemsize + shape.packed_bytes(types.weights)
 
 
 def _cache_bytes(free: int, useful: int, config: RunnerConfig, device: torch.device) -> int:

@@ -80,22 +80,26 @@ class ModelRunner:
         self._speculator.observe(load, batch, slots, verdicts, time.perf_counter() - start)
         prompts = self._prompt_logprobs(logits, batch, [choice.sampling for choice in choices])
         of_choice = dict(zip((sample.choice for sample in batch.samples), verdicts, strict=True))
-        steps = self._commit(plan, choices, [of_choice.get(index, Verdict()) for index in range(len(choices))], batch)
+        decided = [of_choice.get(index, Verdict()) for index in range(len(choices))]
+        steps = self._commit(plan, choices, decided, batch)
         step = TargetStep(steps, self._target.features(), logits)
         offers = self._speculator.propose(_next_load(choices, verdicts), step)
         return StepResult(
             tuple(
-                _result(
-                    entry.key, of_choice.get(index, Verdict()), len(trees[index]), offers[index], prompts.get(index, ())
+                _result(entry.key, verdict, len(tree), offers.get(choice.slot, 0), prompts.get(index, ()))
+                for index, (entry, choice, verdict, tree) in enumerate(
+                    zip(plan.scheduled, choices, decided, trees, strict=True)
                 )
-                for index, entry in enumerate(plan.scheduled)
             )
         )
 
     def _commit(
         self, plan: StepPlan, choices: Sequence[Choice], verdicts: Sequence[Verdict], batch: Batch
     ) -> list[ChoiceStep]:
-        """Book the step: tokens to the choices, keys and values of accepted drafts to their places."""
+        """Book the step: tokens to the choices, keys and values of accepted drafts to their places.
+
+        Returns what it brought the choices that speculate.
+        """
         first_row = np.searchsorted(batch.choice_of, np.arange(len(choices)))
         samples = {sample.choice: sample for sample in batch.samples}
         moves: list[Move] = []
@@ -103,8 +107,9 @@ class ModelRunner:
         parts = zip(choices, plan.scheduled, verdicts, first_row.tolist(), strict=True)
         for index, (choice, entry, verdict, row) in enumerate(parts):
             moves += self._state.commit(choice, entry.num_tokens, verdict.tokens, verdict.nodes)
+            if not self._speculator.has(choice.slot):
+                continue
             drafts = row + entry.num_tokens
-            rows = [*range(row, drafts), *(drafts + node for node in verdict.nodes)]
             steps.append(
                 ChoiceStep(
                     slot=choice.slot,
@@ -112,7 +117,7 @@ class ModelRunner:
                     num_prompt=choice.num_prompt,
                     num_new=len(verdict.tokens),
                     num_computed=choice.num_computed,
-                    rows=np.array(rows),
+                    rows=[*range(row, drafts), *(drafts + node for node in verdict.nodes)],
                     blocks=choice.blocks,
                     max_nodes=0,
                     sampling=choice.sampling,

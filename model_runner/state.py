@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from model_runner.batch import Batch, IntArray, PromptRows, SampleRows, TreePaths
-from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
+from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, Verification
 from model_runner.draft_tree import DraftTree
 from model_runner.kv_cache import Move
 from model_runner.sampling.rows import SamplingState
@@ -24,6 +24,7 @@ class Choice:
     num_computed: int
     blocks: list[int]
     sampling: SamplingParams
+    verify: Verification = "match"
 
 
 class RunnerState:
@@ -66,6 +67,7 @@ class RunnerState:
             num_computed=admitted.num_computed,
             blocks=list(admitted.blocks),
             sampling=admitted.sampling,
+            verify=admitted.speculation.verify if admitted.speculation else "match",
         )
         self._choices[admitted.key] = choice
         prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
@@ -139,7 +141,7 @@ class _Layout:
         start, end = choice.num_computed, choice.num_computed + num_tokens
         self._add_prompt_rows(index, choice, end)
         if end == len(choice.tokens):
-            self.samples.append(SampleRows(index, len(self.logits_index), tree))
+            self.samples.append(SampleRows(index, len(self.logits_index), tree, choice.verify))
             last = len(self.tokens) + num_tokens - 1
             self.logits_index.extend(range(last, last + 1 + len(tree)))
         places = range(start, end + len(tree))

@@ -1,16 +1,13 @@
-"""Paged attention by the C++ kernels, and what they need to know of the cache."""
+"""Paged attention by the C++ kernels."""
 
-import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
 from model_runner.kernels.library import Kernels
 from model_runner.kernels.step import NativeStep, make_step
-from model_runner.kernels.structs import AttentionStruct, KVCacheStruct
-from model_runner.kv_cache import KVCache
-
-_KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+from model_runner.kernels.structs import AttentionStruct
+from model_runner.kv_cache import KVCache, cache_structs
 
 
 class NativeAttention(AttentionBackend[NativeStep]):
@@ -34,20 +31,3 @@ class NativeAttention(AttentionBackend[NativeStep]):
         struct = AttentionStruct(query.shape[1], options.window or 0, options.scale, options.softcap or 0.0)
         rows = (tensor.float().contiguous() for tensor in (query, key, value))
         return self._kernels.attention(self._structs[layer], metadata.struct, struct, *rows).to(query.dtype)
-
-
-def cache_structs(cache: KVCache) -> list[KVCacheStruct]:
-    """For each layer, where the kernels find its keys and values. The cache must outlive them.
-
-    Raises:
-        ValueError: if they cannot read what the cache stores.
-    """
-    if cache.dtype not in _KV_TYPES or cache.keys[0].device.type != "cpu":
-        raise ValueError(f"the CPU kernels cannot read a cache of {cache.dtype} on {cache.keys[0].device}")
-    structs = []
-    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        _, kv_heads, key_dim, block_size = keys.shape
-        scales = [s[layer].data_ptr() if s else None for s in (cache.key_scales, cache.value_scales)]
-        sizes = (block_size, kv_heads, key_dim, values.shape[3])
-        structs.append(KVCacheStruct(keys.data_ptr(), values.data_ptr(), *scales, _KV_TYPES[cache.dtype], *sizes))
-    return structs

@@ -30,7 +30,7 @@ _FLAGS = [
     "-Wextra",
 ]
 _X86_FLAGS = {
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512vnni": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"],
 }
 _COMPILERS = ("c++", "g++", "clang++")

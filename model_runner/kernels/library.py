@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,20 +16,27 @@ from model_runner.kernels.structs import (
     AttentionStruct,
     DecoderLayerStruct,
     DrawStruct,
-    Int8WeightStruct,
     KVCacheStruct,
+    MoveStruct,
     StepStruct,
+    WeightStruct,
 )
 
+WeightKind = Literal["int8", "int4"]
+"""int8 has one scale for each output; int4 a scale and a minimum for each output and group of INT4_GROUP inputs."""
+INT4_GROUP = 32
+INT4_BITS = 5
+"""Of a weight, with its share of the group's scale and minimum."""
+_KINDS: dict[WeightKind, int] = {"int8": 0, "int4": 1}
 _PANEL = 16
 
 _SIGNATURES = {
     "sw_create": (c_void_p, [c_int32, c_char_p]),
     "sw_destroy": (None, [c_void_p]),
     "sw_isa": (c_char_p, [c_void_p]),
-    "sw_packed_size": (c_int64, [c_int32, c_int32]),
-    "sw_pack_int8": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
-    "sw_linear_int8": (c_int32, [c_void_p, POINTER(Int8WeightStruct), c_void_p, c_int32, c_void_p]),
+    "sw_packed_size": (c_int64, [c_int32, c_int32, c_int32]),
+    "sw_pack": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "sw_linear": (c_int32, [c_void_p, POINTER(WeightStruct), c_void_p, c_int32, c_void_p]),
     "sw_attention": (
         c_int32,
         [c_void_p, POINTER(KVCacheStruct), POINTER(StepStruct), POINTER(AttentionStruct), *[c_void_p] * 4],
@@ -38,22 +46,22 @@ _SIGNATURES = {
         [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
     ),
     "sw_gumbel_max": (c_int32, [c_void_p, c_void_p, c_int64, POINTER(DrawStruct), c_int32, POINTER(c_int64)]),
+    "sw_move_kv": (c_int32, [c_void_p, POINTER(KVCacheStruct), c_int32, POINTER(MoveStruct), c_int32]),
 }
 
 
-class Int8Weight:
-    """A weight [outputs, inputs] as int8 with one scale for each output, packed for the kernels."""
+class NativeWeight:
+    """A weight [outputs, inputs], packed for the kernels."""
 
-    def __init__(self, struct: Int8WeightStruct, packed: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, struct: WeightStruct, packed: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self.struct = struct
         self.outputs: int = struct.outputs
         self.inputs: int = struct.inputs
+        self.packed = packed
+        """int8 [bytes]: see cpu/int8_panels.h and cpu/int4_group.h."""
+        self.scales = scales[: self.outputs]
+        """[outputs] float32: what 1 stands for; a power of two in int4."""
         self._memory = (packed, scales, bias)  # the struct points into these
-
-    @property
-    def scales(self) -> Tensor:
-        """[outputs] float32."""
-        return self._memory[1][: self.outputs]
 
 
 class Kernels:
@@ -79,24 +87,39 @@ class Kernels:
         self.threads = threads
         self._arena = Arena()
 
-    def pack_int8(self, weight: Tensor, bias: Tensor | None = None) -> Int8Weight:
-        """Quantise a float32 weight [outputs, inputs]: each output's largest magnitude becomes 127."""
+    def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
+        """Quantise a float32 weight [outputs, inputs].
+
+        In int8 each output's largest magnitude becomes 127. In int4 the weights of a group become 0 to 15 times a scale
+        plus a minimum that are chosen for a small squared error; weights that came from such groups stay as they are.
+
+        Raises:
+            ValueError: if the inputs are no multiple of INT4_GROUP in int4.
+        """
         outputs, inputs = weight.shape
-        packed = self._arena.take(self._library.sw_packed_size(outputs, inputs))
+        if kind == "int4" and inputs % INT4_GROUP:
+            raise ValueError(f"{inputs} inputs cannot be packed in int4: they are no multiple of {INT4_GROUP}")
+        packed = self._arena.take(self._library.sw_packed_size(_KINDS[kind], outputs, inputs))
         padded = -(-outputs // _PANEL) * _PANEL
         scales = torch.empty(padded, dtype=torch.float32)
-        self._call("sw_pack_int8", weight.data_ptr(), outputs, inputs, packed.data_ptr(), scales.data_ptr())
+        pointers = weight.data_ptr(), packed.data_ptr(), scales.data_ptr()
+        self._call("sw_pack", _KINDS[kind], pointers[0], outputs, inputs, *pointers[1:])
         if bias is not None:
             bias = torch.nn.functional.pad(bias.float(), (0, padded - outputs))
-        struct = Int8WeightStruct(
-            outputs, inputs, packed.data_ptr(), scales.data_ptr(), None if bias is None else bias.data_ptr()
+        struct = WeightStruct(
+            _KINDS[kind],
+            outputs,
+            inputs,
+            packed.data_ptr(),
+            scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
         )
-        return Int8Weight(struct, packed, scales, bias)
+        return NativeWeight(struct, packed, scales, bias)
 
-    def linear(self, weight: Int8Weight, rows: Tensor) -> Tensor:
+    def linear(self, weight: NativeWeight, rows: Tensor) -> Tensor:
         """Rows [n, inputs] -> [n, outputs]. A row's result does not depend on the other rows."""
         output = torch.empty(rows.shape[0], weight.outputs, dtype=torch.float32)
-        self._call("sw_linear_int8", weight.struct, rows.data_ptr(), rows.shape[0], output.data_ptr())
+        self._call("sw_linear", weight.struct, rows.data_ptr(), rows.shape[0], output.data_ptr())
         return output
 
     def attention(
@@ -138,6 +161,14 @@ class Kernels:
         structs = (DrawStruct * len(draws))(*(DrawStruct(*draw) for draw in draws))
         self._call("sw_gumbel_max", logits.data_ptr(), logits.shape[1], structs, len(draws), tokens)
         return list(tokens)
+
+    def move_kv(self, layers: "ctypes.Array[KVCacheStruct]", moves: Sequence[tuple[int, int, int, int]]) -> None:
+        """Copy keys and values of tokens in all layers, one move (from block, offset; to block, offset) after another.
+
+        No move reads a place that one before it has written.
+        """
+        structs = (MoveStruct * len(moves))(*(MoveStruct(*move) for move in moves))
+        self._call("sw_move_kv", layers, len(layers), structs, len(moves))
 
     def _call(self, name: str, *arguments: object) -> None:
         if getattr(self._library, name)(self._context, *arguments):

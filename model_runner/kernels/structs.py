@@ -44,10 +44,11 @@ class AttentionStruct(ctypes.Structure):
     _fields_ = (("heads", c_int32), ("window", c_int32), ("scale", c_float), ("softcap", c_float))
 
 
-class Int8WeightStruct(ctypes.Structure):
-    """SwInt8Weight."""
+class WeightStruct(ctypes.Structure):
+    """SwWeight."""
 
     _fields_ = (
+        ("kind", c_int32),
         ("outputs", c_int32),
         ("inputs", c_int32),
         ("packed", c_void_p),
@@ -68,10 +69,10 @@ class DecoderLayerStruct(ctypes.Structure):
         ("residual_scale", c_float),
         ("attention", AttentionStruct),
         ("cache", KVCacheStruct),
-        ("qkv", Int8WeightStruct),
-        ("attention_output", Int8WeightStruct),
-        ("gate_up", Int8WeightStruct),
-        ("down", Int8WeightStruct),
+        ("qkv", WeightStruct),
+        ("attention_output", WeightStruct),
+        ("gate_up", WeightStruct),
+        ("down", WeightStruct),
         ("attention_norm", c_void_p),
         ("attention_post_norm", c_void_p),
         ("mlp_norm", c_void_p),
@@ -85,3 +86,9 @@ class DrawStruct(ctypes.Structure):
     """SwDraw."""
 
     _fields_ = (("row", c_int64), ("key", c_uint64), ("temperature", c_double))
+
+
+class MoveStruct(ctypes.Structure):
+    """SwMove."""
+
+    _fields_ = (("from_block", c_int32), ("from_offset", c_int32), ("to_block", c_int32), ("to_offset", c_int32))

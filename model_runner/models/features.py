@@ -30,7 +30,7 @@ class FeatureTap:
     def __init__(self, model: PreTrainedModel, needs: Collection[Feature]) -> None:
         """Raises UnsupportedModelError if the model's decoder layers cannot be found or are too few."""
         self._taken: dict[Feature, Tensor] = {}
-        decoder = model.get_decoder()  # type: ignore[no-untyped-call]
+        decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
         layers = _decoder_layers(model, decoder) if set(needs) - {LAST} else nn.ModuleList()
         self._hooks = [
             decoder.register_forward_hook(self._keep_last)

@@ -7,25 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_runner.kernels.library import Int8Weight, Kernels
+from model_runner.kernels.library import NativeWeight
 from model_runner.kernels.structs import AttentionStruct, DecoderLayerStruct, KVCacheStruct
 from model_runner.models.decoder_form import DecoderForm, Linear, recognise
 from model_runner.models.hf_attention import StepAttention
+from model_runner.models.native import NativePacker
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 class FusedDecoderLayer(nn.Module):
-    """Stands in for a transformers decoder layer: int8 linears, everything else in float32, all rows at once."""
+    """Stands in for a transformers decoder layer: quantised linears, everything else in float32, all rows at once."""
 
-    def __init__(self, index: int, form: DecoderForm, kernels: Kernels) -> None:
+    def __init__(self, index: int, form: DecoderForm, packer: NativePacker) -> None:
         super().__init__()
         self.index = index
-        self._kernels = kernels
+        self._kernels = packer.kernels
         self._uses_rotary = form.uses_rotary
         gate_up = Linear(torch.cat([form.gate.weight, form.up.weight]), _joined_bias(form.gate, form.up))
         self._weights = {
-            name: kernels.pack_int8(linear.weight.float().contiguous(), linear.bias)
+            name: packer.pack(linear.weight, linear.bias)
             for name, linear in (
                 ("qkv", form.qkv),
                 ("attention_output", form.attention_output),
@@ -75,13 +76,13 @@ class FusedDecoderLayer(nn.Module):
         return cos[0].contiguous(), sin[0].contiguous()
 
 
-def fuse_layers(model: nn.Module, kernels: Kernels) -> int:
+def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
     """Replace every decoder layer that is recognised; returns how many were."""
     fused = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if (form := recognise(child)) is not None:
-                setattr(parent, name, FusedDecoderLayer(child.self_attn.layer_idx, form, kernels))  # type: ignore[arg-type, union-attr]
+                setattr(parent, name, FusedDecoderLayer(child.self_attn.layer_idx, form, packer))  # type: ignore[arg-type, union-attr]
                 fused += 1
     return fused
 
@@ -99,7 +100,7 @@ def _joined_bias(first: Linear, second: Linear) -> Tensor | None:
     return torch.cat([first.bias, second.bias])
 
 
-def _layer_struct(form: DecoderForm, weights: dict[str, Int8Weight], norms: dict[str, Tensor]) -> DecoderLayerStruct:
+def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> DecoderLayerStruct:
     options = form.attention
     return DecoderLayerStruct(
         hidden=form.hidden,

@@ -3,23 +3,22 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from model_runner.config import Quantization
-from model_runner.kernels.library import Kernels
+from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.activations import replace_activations
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.fused import fuse_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.inspection import UnsupportedModelError
-from model_runner.models.int8 import Int8Product
+from model_runner.models.native import NativePacker
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.packed import Packer, pack_weights
 
@@ -54,17 +53,25 @@ def resolve_dtype(dtype: str, config: PretrainedConfig, device: torch.device) ->
     return resolved
 
 
-def resolve_quantization(quantization: Quantization, device: torch.device, kernels: Kernels | None) -> bool:
-    """Whether products run in int8.
+def resolve_quantization(
+    quantization: Quantization, device: torch.device, kernels: Kernels | None
+) -> WeightKind | None:
+    """What weights are packed as; None leaves them as the model computes.
 
     Raises:
-        ValueError: if int8 is asked for where it cannot be had.
+        ValueError: if int8 or int4 is asked for where it cannot be had.
     """
-    if quantization == "int8" and device.type != "cpu":
-        raise ValueError(f"quantization int8 is for the CPU; use none or auto on {device.type}")
-    if quantization == "int8" and kernels is None:
-        raise ValueError("quantization int8 needs the native kernels, which this machine cannot build (see above)")
-    return quantization != "none" and kernels is not None
+    if quantization == "none":
+        return None
+    if quantization == "auto":
+        return None if kernels is None else "int8"
+    if device.type != "cpu":
+        raise ValueError(f"quantization {quantization} is for the CPU; use none or auto on {device.type}")
+    if kernels is None:
+        raise ValueError(
+            f"quantization {quantization} needs the native kernels, which this machine cannot build (see above)"
+        )
+    return quantization
 
 
 def load_config(folder: Path) -> PretrainedConfig:
@@ -81,7 +88,7 @@ def load_config(folder: Path) -> PretrainedConfig:
 
 
 def load_model(
-    folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, int8: Kernels | None
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, packer: NativePacker | None
 ) -> PreTrainedModel:
     """Load the weights and prepare them for exact products on the device.
 
@@ -90,7 +97,7 @@ def load_model(
         config: its configuration.
         dtype: what the weights are loaded as.
         device: where they go.
-        int8: the kernels that shall multiply in int8; None leaves the weights in dtype.
+        packer: packs the weights for the native kernels; None leaves them in dtype.
 
     Raises:
         UnsupportedModelError: if a part of the model has no exact counterpart.
@@ -105,26 +112,29 @@ def load_model(
             attn_implementation=ATTENTION_NAME,
             experts_implementation=EXPERTS_NAME if device.type == "cpu" else None,
         )
-    prepare(model, device, int8)
+    prepare(model, device, packer)
     result: PreTrainedModel = model
     return result
 
 
-def prepare(model: nn.Module, device: torch.device, int8: Kernels | None) -> None:
+def prepare(model: PreTrainedModel, device: torch.device, packer: NativePacker | None) -> None:
     """Move the model to the device; on CPU make its results independent of the batch.
+
+    The head stays in int8 beside other weights in int4: its error goes into every logit.
 
     Raises:
         UnsupportedModelError: if a part of the model has no exact counterpart.
     """
-    model.eval().requires_grad_(requires_grad=False)
+    model.eval().requires_grad_(requires_grad=False)  # type: ignore[no-untyped-call]
     if device.type != "cpu":
-        model.to(device)
+        model.to(device)  # type: ignore[arg-type]
         return
     onednn = OneDNNPacker()
-    pack: Packer = onednn
-    if int8 is not None:
-        pack = partial(Int8Product, kernels=int8)
-        logger.info("layers     %d as one native operator each", fuse_layers(model, int8))
+    if packer is not None:
+        logger.info("layers     %d as one native operator each", fuse_layers(model, packer))
+        if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
+            pack_weights(head, replace(packer, kind="int8"), onednn)
+    pack: Packer = packer or onednn
     try:
         replace_activations(model)
         pack_experts(model, pack)

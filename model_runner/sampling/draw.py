@@ -38,10 +38,10 @@ class TorchDraw:
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
         tokens: dict[int, int] = {}
         if rows.whole:
-            keys = [rows.keys[row] for row in rows.whole]
+            keys = [rows.key(row) for row in rows.whole]
             tokens.update(zip(rows.whole, self._noise(take(scores, rows.whole), keys), strict=True))
         if rows.truncated:
-            keys = [rows.keys[row] for row in rows.truncated]
+            keys = [rows.key(row) for row in rows.truncated]
             left = take(scores, rows.truncated)
             columns, real = compact(left > -math.inf)
             left = left.gather(1, columns).masked_fill(~real, -math.inf)
@@ -58,8 +58,8 @@ class NativeDraw:
 
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
         draws = [
-            (row, rows.keys[row], rows.sampling[row].temperature if self.divides else 1.0) for row in rows.whole
-        ] + [(row, rows.keys[row], 1.0) for row in rows.truncated]
+            (row, rows.key(row), rows.sampling[row].temperature if self.divides else 1.0) for row in rows.whole
+        ] + [(row, rows.key(row), 1.0) for row in rows.truncated]
         tokens = self._kernels.gumbel_max(scores.contiguous(), draws)
         return dict(zip((*rows.whole, *rows.truncated), tokens, strict=True))
 

@@ -31,6 +31,11 @@ class Stream(IntEnum):
     """What the noise is for; different streams are independent."""
 
     TARGET = 0
+    """The target's own tokens, and guesses at them: a guess with the same noise is right more often."""
+    ACCEPT = 1
+    """Whether rejection sampling accepts a draft; in place of a token id stands which of its siblings it is."""
+    RESIDUAL = 2
+    """The target's token where rejection sampling has accepted no draft. Drafts must not have been drawn with it."""
 
 
 def noise_key(seed: int, choice: int, stream: Stream, position: int) -> int:
@@ -41,10 +46,14 @@ def noise_key(seed: int, choice: int, stream: Stream, position: int) -> int:
     return key
 
 
+def uniform(key: int, index: int) -> float:
+    """A number from the open interval 0 to 1, with a double's resolution."""
+    return ((_splitmix(key, index) >> (64 - _UNIFORM_BITS)) + 0.5) * 2.0**-_UNIFORM_BITS
+
+
 def gumbel(key: int, token: int) -> float:
     """The standard Gumbel noise of one token, between -3.6 and 36.8."""
-    uniform = ((_splitmix(key, token) >> (64 - _UNIFORM_BITS)) + 0.5) * 2.0**-_UNIFORM_BITS
-    return -math.log(-math.log(uniform))
+    return -math.log(-math.log(uniform(key, token)))
 
 
 def gumbels(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -53,8 +62,8 @@ def gumbels(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
     x ^= x >> np.uint64(31)
-    uniform = ((x >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
-    result: NDArray[np.float64] = -np.log(-np.log(uniform))
+    uniforms = ((x >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
+    result: NDArray[np.float64] = -np.log(-np.log(uniforms))
     return result
 
 

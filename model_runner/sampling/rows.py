@@ -56,8 +56,10 @@ class SamplingRows:
 
     sampling: tuple[SamplingParams, ...]
     """For each row."""
-    keys: tuple[int, ...]
-    """For each row, the key of its noise."""
+    positions: tuple[int, ...]
+    """For each row, how many tokens were generated before."""
+    is_plain: bool
+    """Whether in all rows the highest of the model's logits is the token, and nobody asks for logprobs."""
     greedy: tuple[int, ...]
     """Rows at temperature 0."""
     whole: tuple[int, ...]
@@ -75,6 +77,13 @@ class SamplingRows:
     top_k: Setting
     top_p: Setting
     min_p: Setting
+    stream: Stream = Stream.TARGET
+    """Of the noise that tokens are drawn with."""
+
+    def key(self, row: int, stream: Stream | None = None) -> int:
+        """The key of a row's noise; of `self.stream` if no other is named."""
+        sampling = self.sampling[row]
+        return noise_key(sampling.seed, sampling.choice, self.stream if stream is None else stream, self.positions[row])
 
     def without_whole_temperature(self) -> "SamplingRows":
         """The same, but the rows in `whole` are not in `temperature`."""
@@ -93,9 +102,11 @@ class _Slot:
         self.sampling = sampling
         self.settings = _settings_in_use(sampling, vocab_size)
         self.truncates = sampling.allowed_token_ids is not None or bool(self.settings.keys() - {"temperature"})
+        self.constrains = _constrains(sampling)
+        self.is_plain = sampling.temperature == 0 and not self.constrains and sampling.logprobs is None
         self.logit_bias = _summed(sampling.logit_bias)
         self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)
-        self._num_output = 0
+        self.num_output = 0
         self._history = list(prompt)
         self._bad_words = BadWords(sampling.bad_words)
         self._repetition: TokenCounts | None = TokenCounts(prompt) if sampling.repetition_penalty != 1 else None
@@ -110,18 +121,15 @@ class _Slot:
     def commit(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._history.append(token)
-            self._num_output += 1
+            self.num_output += 1
             for table in (self._repetition, self._output, self._ngrams):
                 if table is not None:
                     table.add(token)
 
-    def key(self) -> int:
-        return noise_key(self.sampling.seed, self.sampling.choice, Stream.TARGET, self._num_output)
-
     def banned(self) -> TokenValues | None:
         """What must not come next, with -inf; a token may repeat."""
         banned = self._bad_words.blocked(self._history)
-        if self._num_output < self.sampling.min_tokens:
+        if self.num_output < self.sampling.min_tokens:
             banned += self.sampling.stop_token_ids
         if self._ngrams is not None:
             banned += self._ngrams.blocked()
@@ -177,25 +185,28 @@ class SamplingState:
     def rows(self, slots: Sequence[int]) -> SamplingRows:
         """What the next token of each of these slots is sampled with. A slot may stand there more than once."""
         states = [self._slot(slot) for slot in slots]
-        restricted = [row for row, state in enumerate(states) if state.sampling.allowed_token_ids is not None]
         drawn = [(row, state) for row, state in enumerate(states) if state.sampling.temperature > 0]
+        tuned = [(row, state) for row, state in drawn if state.settings]
+        constrained = [(row, state) for row, state in enumerate(states) if state.constrains]
+        restricted = [row for row, state in constrained if state.sampling.allowed_token_ids is not None]
         return SamplingRows(
             sampling=tuple(state.sampling for state in states),
-            keys=tuple(state.key() for state in states),
+            positions=tuple(state.num_output for state in states),
+            is_plain=all(state.is_plain for state in states),
             greedy=tuple(row for row, state in enumerate(states) if state.sampling.temperature == 0),
             whole=tuple(row for row, state in drawn if not state.truncates),
             truncated=tuple(row for row, state in drawn if state.truncates),
-            logit_bias=self._entries([state.logit_bias for state in states]),
-            allowed_rows=torch.tensor(restricted, dtype=torch.int64, device=self._device),
-            allowed=self._entries([state.allowed for state in states]),
-            banned=self._entries([state.banned() for state in states]),
-            repetition=self._entries([state.repetition_penalty() for state in states]),
-            output_penalty=self._entries([state.output_penalty() for state in states]),
-            temperature=self._setting("temperature", states),
-            typical_p=self._setting("typical_p", states),
-            top_k=self._setting("top_k", states),
-            top_p=self._setting("top_p", states),
-            min_p=self._setting("min_p", states),
+            logit_bias=self._entries([(row, state.logit_bias) for row, state in constrained]),
+            allowed_rows=torch.tensor(restricted, device=self._device) if restricted else self._no_entries.rows,
+            allowed=self._entries([(row, state.allowed) for row, state in constrained]),
+            banned=self._entries([(row, state.banned()) for row, state in constrained]),
+            repetition=self._entries([(row, state.repetition_penalty()) for row, state in constrained]),
+            output_penalty=self._entries([(row, state.output_penalty()) for row, state in constrained]),
+            temperature=self._setting("temperature", tuned),
+            typical_p=self._setting("typical_p", tuned),
+            top_k=self._setting("top_k", tuned),
+            top_p=self._setting("top_p", tuned),
+            min_p=self._setting("min_p", tuned),
         )
 
     def _slot(self, slot: int) -> _Slot:
@@ -204,8 +215,8 @@ class SamplingState:
             raise KeyError(f"slot {slot} is free")
         return state
 
-    def _entries(self, of_rows: Sequence[TokenValues | None]) -> Entries:
-        used = [(row, *entries) for row, entries in enumerate(of_rows) if entries is not None]
+    def _entries(self, of_rows: Sequence[tuple[int, TokenValues | None]]) -> Entries:
+        used = [(row, *entries) for row, entries in of_rows if entries is not None]
         if not used:
             return self._no_entries
         rows = np.repeat([row for row, _, _ in used], [len(tokens) for _, tokens, _ in used])
@@ -213,8 +224,8 @@ class SamplingState:
         values = np.concatenate([values for _, _, values in used])
         return Entries(*(torch.from_numpy(column).to(self._device) for column in (rows, tokens, values)))
 
-    def _setting(self, name: str, states: Sequence[_Slot]) -> Setting:
-        used = [(row, state.settings[name]) for row, state in enumerate(states) if name in state.settings]
+    def _setting(self, name: str, tuned: Sequence[tuple[int, _Slot]]) -> Setting:
+        used = [(row, state.settings[name]) for row, state in tuned if name in state.settings]
         if not used:
             return self._no_setting
         rows = torch.tensor([row for row, _ in used], dtype=torch.int64, device=self._device)
@@ -236,6 +247,20 @@ def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, flo
     if sampling.min_p > 0:
         settings["min_p"] = sampling.min_p
     return settings
+
+
+def _constrains(sampling: SamplingParams) -> bool:
+    """Whether the settings before that point change anything."""
+    return bool(
+        sampling.logit_bias
+        or sampling.allowed_token_ids is not None
+        or sampling.bad_words
+        or (sampling.min_tokens and sampling.stop_token_ids)
+        or sampling.no_repeat_ngram_size
+        or sampling.repetition_penalty != 1
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+    )
 
 
 def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, process
 from model_runner.sampling.rows import SamplingRows
 
 NO_TOKEN = -1
+_NOT_FINITE = "the model's logits are not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +43,28 @@ class Sampler:
     ) -> None:
         """Kernels, on CPU, make it faster; the tokens are the same."""
         self._logprobs_mode = logprobs_mode
-        self._draw: Draw
+        self.draw: Draw
+        """How tokens are drawn; a draw of another kind can make use of it."""
         if kernels is None:
-            self._draw = TorchDraw(vocab_size, device)
+            self.draw = TorchDraw(vocab_size, device)
         else:
-            self._draw = NativeDraw(kernels, divides=logprobs_mode == "raw")  # processed ones need what is divided
+            self.draw = NativeDraw(kernels, divides=logprobs_mode == "raw")  # processed ones need what is divided
 
-    def __call__(self, logits: Tensor, rows: SamplingRows) -> Picks:
-        """Sample from logits [rows, vocab], which are left as they are."""
+    def __call__(self, logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Picks:
+        """Sample from logits [rows, vocab], which are left as they are; rows that are not greedy by this draw."""
+        draw = draw or self.draw
         raw = logits.float()
-        errors = dict.fromkeys(_unusable(raw), "the model's logits are not finite")
+        if rows.is_plain:
+            return _pick_highest(raw)
+        errors = dict.fromkeys(_unusable(raw), _NOT_FINITE)
         scores = process(CONSTRAINTS, raw, rows)
         if scores is not raw:
             errors = {row: _blame(rows.sampling[row]) for row in _unusable(scores)} | errors
         if errors:
             scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
-        scores = process(TRUNCATIONS, scores, rows.without_whole_temperature() if self._draw.divides else rows)
-        tokens = self._choose(scores, rows) | dict.fromkeys(errors, NO_TOKEN)
+        if rows.truncated or not draw.divides:
+            scores = process(TRUNCATIONS, scores, rows.without_whole_temperature() if draw.divides else rows)
+        tokens = _choose(scores, rows, draw) | dict.fromkeys(errors, NO_TOKEN)
         reports = self._logprobs(raw if self._logprobs_mode == "raw" else scores, tokens, rows)
         order = range(len(tokens))
         return Picks(
@@ -65,15 +72,6 @@ class Sampler:
             logprobs=tuple(reports.get(row) for row in order),
             errors=tuple(errors.get(row) for row in order),
         )
-
-    def _choose(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        """The token of each row."""
-        tokens: dict[int, int] = {}
-        if rows.greedy:
-            tokens.update(zip(rows.greedy, _argmax(take(scores, rows.greedy)), strict=True))
-        if rows.whole or rows.truncated:
-            tokens.update(self._draw(scores, rows))
-        return tokens
 
     def _logprobs(self, scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> dict[int, TokenLogprobs]:
         asked = {
@@ -88,11 +86,38 @@ class Sampler:
         return dict(zip(asked, reports, strict=True))
 
 
-def _argmax(scores: Tensor) -> list[int]:
-    """The column of each row's highest entry, the first among equals: torch and numpy, much faster, both promise it."""
-    best = scores.numpy().argmax(-1) if scores.device.type == "cpu" else scores.argmax(-1)
-    columns: list[int] = best.tolist()
-    return columns
+def _choose(scores: Tensor, rows: SamplingRows, draw: Draw) -> dict[int, int]:
+    """The token of each row."""
+    tokens: dict[int, int] = {}
+    if rows.greedy:
+        tokens.update(zip(rows.greedy, _highest(take(scores, rows.greedy))[0], strict=True))
+    if rows.whole or rows.truncated:
+        tokens.update(draw(scores, rows))
+    return tokens
+
+
+def _pick_highest(logits: Tensor) -> Picks:
+    """What plain rows get. That a row's highest logit is finite says the same of what `_unusable` looks for."""
+    tokens, values = _highest(logits)
+    errors = tuple(None if math.isfinite(value) else _NOT_FINITE for value in values)
+    return Picks(
+        tokens=tuple(token if error is None else NO_TOKEN for token, error in zip(tokens, errors, strict=True)),
+        logprobs=(None,) * len(tokens),
+        errors=errors,
+    )
+
+
+def _highest(scores: Tensor) -> tuple[list[int], list[float]]:
+    """The column of each row's highest entry, the first among equals, and this entry; NaN counts as the highest.
+
+    torch and numpy, which is much faster, both promise so.
+    """
+    if scores.device.type == "cpu":
+        rows = scores.numpy()
+        best = rows.argmax(-1)
+        return best.tolist(), rows[np.arange(len(rows)), best].tolist()
+    columns = scores.argmax(-1)
+    return columns.tolist(), scores.gather(1, columns.unsqueeze(1)).squeeze(1).tolist()
 
 
 def _unusable(logits: Tensor) -> list[int]:

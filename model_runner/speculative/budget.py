@@ -90,8 +90,8 @@ class Budget:
     All candidates of all choices compete by their probability to become output (SmartSpec's goodput, arXiv:2406.14066,
     with trees and single tokens in place of lengths). The probabilities only decide what is computed in vain.
 
-    What is known of drafts that are not made, or not verified, grows old. So both are tried now and then: soon again
-    after more were accepted than expected, every 256 steps where nothing new is ever found.
+    What is known of drafts that are not made, or not verified, grows old. So both are tried now and then: every 256
+    steps where nothing new is ever found, and soon again after more were accepted than expected.
     """
 
     def __init__(self) -> None:

@@ -43,14 +43,16 @@ class DraftKV:
                 | known tokens, at their own places             | last token?  | nodes   |
     """
 
-    def __init__(self, num_blocks: int, block_size: int, nodes: int, *, is_targets: bool = False) -> None:
+    def __init__(self, num_blocks: int, block_size: int, nodes: int, *, is_targets: bool = False, lag: int = 0) -> None:
         """
         Args:
             num_blocks: of the target.
             block_size: of both.
             nodes: of one tree that are computed, at most.
             is_targets: whether the cache is the target's own, which fills it.
+            lag: how many of the last known tokens have no keys and values; the tree grows from the one before them.
         """
+        self._lag = lag
         self._is_targets = is_targets
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -76,15 +78,24 @@ class DraftKV:
 
     def missing(self, step: ChoiceStep, end: int) -> range:
         """Positions below `end` that are still to be computed. Begins a new step of the choice."""
+        slot = self._take_up(step)
+        if self._is_targets:
+            slot.length = step.num_computed
+        return range(min(slot.length, end - 1), end)
+
+    def computed(self, step: ChoiceStep) -> range:
+        """Positions that the target computed in the step. Begins a new step of the choice."""
+        self._take_up(step)
+        return range(step.num_computed - len(step.rows), step.num_computed)
+
+    def _take_up(self, step: ChoiceStep) -> _Slot:
         slot = self._slots[step.slot]
         self._filled[step.blocks[slot.num_blocks :]] = False
         slot.num_blocks = len(step.blocks)
         first = self._num_blocks + step.slot * self._scratch
-        if self._is_targets:
-            slot.length = step.num_computed
         slot.table = [*step.blocks, *range(first, first + self._scratch)]
         slot.paths = {}
-        return range(min(slot.length, end - 1), end)
+        return slot
 
     def known_batch(self, steps: Sequence[ChoiceStep], spans: Sequence[range]) -> Batch:
         """Known tokens of these choices at these positions; logits are wanted of the last of each."""
@@ -111,9 +122,9 @@ class DraftKV:
         ordered = sorted(range(len(buds)), key=lambda index: buds[index].choice)
         paths = [self._path(buds[index]) for index in ordered]
         nodes = [buds[index] for index in ordered]
-        positions = np.array([len(bud.step.tokens) - 1 + bud.depth for bud in nodes], dtype=np.int64)
+        start = np.array([len(bud.step.tokens) - self._lag for bud in nodes], dtype=np.int64)
+        positions = start - 1 + np.array([bud.depth for bud in nodes], dtype=np.int64)
         row_of = np.argsort(ordered)  # of each bud
-        start = np.array([len(bud.step.tokens) for bud in nodes], dtype=np.int64)
         first = np.cumsum([0, *(len(path) for path in paths)])
         slots = {bud.choice: self._slots[bud.step.slot] for bud in nodes}
         return self._batch(
@@ -129,7 +140,7 @@ class DraftKV:
     def _path(self, bud: Bud) -> list[int]:
         """Places of the node's ancestors and its own, which it gets now."""
         slot = self._slots[bud.step.slot]
-        first = max(len(bud.step.tokens), slot.num_blocks * self._block_size)
+        first = max(len(bud.step.tokens) - self._lag, slot.num_blocks * self._block_size)
         path = [*slot.paths.get(bud.parent, ()), first + len(slot.paths)]
         slot.paths[bud.node] = path
         return path

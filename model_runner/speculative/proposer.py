@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from model_runner.batch import IntArray, SampleRows
+from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.draft_tree import DraftTree
 from model_runner.models.features import Feature
@@ -42,7 +42,7 @@ class ChoiceStep:
     """How many of them are new; 0 while the prompt is being computed."""
     num_computed: int
     """Leading tokens whose keys and values are in `blocks`."""
-    rows: IntArray
+    rows: Sequence[int]
     """Rows of the step's features for the tokens computed in it that stay, the last of num_computed, in order."""
     blocks: Sequence[int]
     max_nodes: int
@@ -55,7 +55,8 @@ class ChoiceStep:
     def noise_key(self, depth: int) -> int:
         """The key of the noise with which the target will draw the token `depth` ahead of the last known one.
 
-        A proposer that draws its guesses with the same noise is right more often (arXiv:2408.07978).
+        A proposer that draws its guesses with the same noise is right more often (arXiv:2408.07978). It may do so for
+        choices that are verified by rejection, too: there the target uses other noise.
         """
         position = len(self.tokens) - self.num_prompt + depth - 1
         return noise_key(self.sampling.seed, self.sampling.choice, Stream.TARGET, position)
@@ -73,7 +74,7 @@ class TargetStep:
 
     def last(self, feature: Feature) -> Tensor:
         """[choices, width] of the last token that was computed of each choice."""
-        return self.features[feature][[int(choice.rows[-1]) for choice in self.choices]].float()
+        return self.features[feature][[choice.rows[-1] for choice in self.choices]].float()
 
 
 Embed = Callable[[Tensor], Tensor]
@@ -81,7 +82,11 @@ Embed = Callable[[Tensor], Tensor]
 
 
 class Proposer(Protocol):
-    """Suggests continuations. Decides how fast tokens come, never (in match mode) which."""
+    """Suggests continuations. Decides how fast tokens come, never (in match mode) which.
+
+    What is certain given the tokens (and the target's noise) may be guessed in any way. A proposer that draws at random
+    says so in the tree (see DraftTree.drawn_from), or rejection sampling would not keep the target's distribution.
+    """
 
     needs: frozenset[Feature]
     """What the target has to tell of the tokens that it computes."""

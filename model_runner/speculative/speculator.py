@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from model_runner.speculative import auto
 from model_runner.speculative.budget import Budget, StepLoad
 from model_runner.speculative.calibration import Calibration
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
+from model_runner.speculative.rejection import blind_confidence
 from model_runner.speculative.tally import Tally
 from model_runner.speculative.verify import Verdict
 
@@ -183,31 +185,34 @@ class Speculator:
             if parent in accepted:
                 calibration.observe(confidence, accepted=node in accepted)
 
-    def propose(self, load: StepLoad, step: TargetStep) -> list[int]:
-        """Have drafts made for the next step; returns how many nodes each choice of this one would like to verify.
+    def has(self, slot: int) -> bool:
+        """Whether the choice in this slot speculates."""
+        return slot in self._choices
+
+    def propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
+        """Have drafts made for the next step; returns for each slot how many nodes its choice would like to verify.
 
         Args:
             load: what the next step would be if only these choices ran.
-            step: what this step brought; `max_nodes` is filled in here.
+            step: what this step brought the choices that speculate; `max_nodes` is filled in here.
         """
         groups: dict[str, list[ChoiceStep]] = {}
         for of_choice in step.choices:
-            if (choice := self._choices.get(of_choice.slot)) is not None:
-                choice.start_over()
-                for method in choice.methods:
-                    groups.setdefault(method, []).append(of_choice)
+            choice = self._choices[of_choice.slot]
+            choice.start_over()
+            for method in choice.methods:
+                groups.setdefault(method, []).append(of_choice)
         for method in sorted(groups, key=auto.turn):
             self._propose_by(method, load, replace(step, choices=groups[method]))
         self._observe_offers(step.choices)
-        slots = (of_choice.slot for of_choice in step.choices)
-        return [len(self._choices[slot].draft) if slot in self._choices else 0 for slot in slots]
+        return {of_choice.slot: len(self._choices[of_choice.slot].draft) for of_choice in step.choices}
 
     def _observe_offers(self, steps: Sequence[ChoiceStep]) -> None:
         """Book what every method that was asked brought: its draft, or nothing where another one was better."""
         offers: dict[str, list[Sequence[float]]] = {}
         for step in steps:
-            choice = self._choices.get(step.slot)
-            if choice is not None and choice.competes:
+            choice = self._choices[step.slot]
+            if choice.competes:
                 for method in choice.asked:
                     offers.setdefault(method, []).append(choice.survival if method == choice.made_by else ())
         for method, of_method in offers.items():
@@ -245,10 +250,20 @@ class Speculator:
         return min(asked, self._max_nodes)
 
     def _store(self, choice: _Speculating, method: str, tree: DraftTree) -> None:
-        """Keep the better draft, most probable nodes first. Stable, so parents, never less probable, stay in front."""
+        """Keep the better draft, most probable nodes first. Stable, so parents, never less probable, stay in front.
+
+        Rejection sampling is exact only if nothing that was drawn decides what is verified. So drawn nodes keep their
+        order, and neither their tokens nor their proposer's confidence, but only their places in the tree say what they
+        are worth.
+        """
         choice.asked.append(method)
+        is_blind = choice.speculation.verify == "rejection" and tree.drawn_from is not None
+        if is_blind:
+            tree = replace(tree, confidence=blind_confidence(tree))
         probability = self._calibrations[method].probability
         survival = tree.survival([probability(confidence) for confidence in tree.confidence])
+        if is_blind:
+            survival = list(accumulate(survival, min))
         if sum(survival) > sum(choice.survival):
             order = sorted(range(len(tree)), key=lambda node: -survival[node])
             choice.made_by = method

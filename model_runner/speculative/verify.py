@@ -1,16 +1,25 @@
-"""Which drafts stand: the target walks along each tree for as long as it finds its own tokens there."""
+"""Which drafts stand: the target walks along each tree for as long as the next token is there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from model_runner.batch import SampleRows
-from model_runner.contract import TokenLogprobs
+from model_runner.contract import TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT
+from model_runner.sampling.draw import Draw
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
+from model_runner.speculative.rejection import RejectionDraw
+from model_runner.speculative.typical import TypicalDraw
+
+_DRAWS: Final[Mapping[Verification, type[RejectionDraw | TypicalDraw]]] = {
+    "rejection": RejectionDraw,
+    "typical": TypicalDraw,
+}
 
 
 @dataclass(slots=True)
@@ -36,11 +45,13 @@ class _Walk:
 
 
 class Verifier:
-    """Draws the target's tokens, one level of all trees at a time.
+    """Finds the next tokens of all choices, one level of all trees at a time.
 
-    Every token is drawn by the target as it would be without drafts: from the logits after all tokens before it, with
-    penalties, bans and noise for exactly these. A draft only decides whether the next one is known already. So the
-    tokens are the same with any draft or none (sample and match; Chen and Sarathi's coupling, arXiv:2408.07978).
+    Each token comes from the logits after all tokens before it, with penalties, bans and noise for exactly these. A
+    choice's mode decides how. In `match` the target draws it as it would without drafts, and a draft only decides
+    whether the next one is known already: so the tokens are the same with any draft or none (sample and match; Chen and
+    Sarathi's coupling, arXiv:2408.07978). See RejectionDraw and TypicalDraw for the others. At temperature 0 all modes
+    are the same.
     """
 
     def __init__(self, sampling: SamplingState, sampler: Sampler) -> None:
@@ -58,15 +69,21 @@ class Verifier:
         walks = [
             _Walk(sample, slot, sample.tree.children(), Verdict()) for sample, slot in zip(samples, slots, strict=True)
         ]
-        going = walks
-        while going:
-            self._take_step(logits, going)
-            going = [walk for walk in going if walk.node is not None]
+        for mode in dict.fromkeys(sample.verify for sample in samples):
+            going = [walk for walk in walks if walk.sample.verify == mode]
+            while going:
+                self._take_step(logits, going, mode)
+                going = [walk for walk in going if walk.node is not None]
         return [walk.verdict for walk in walks]
 
-    def _take_step(self, logits: Tensor, walks: Sequence[_Walk]) -> None:
-        rows = [walk.sample.row_of(walk.node) for walk in walks if walk.node is not None]
-        picks = self._sampler(_take(logits, rows), self._sampling.rows([walk.slot for walk in walks]))
+    def _take_step(self, logits: Tensor, walks: Sequence[_Walk], mode: Verification) -> None:
+        nodes = [walk.node for walk in walks if walk.node is not None]
+        rows = [walk.sample.row_of(node) for walk, node in zip(walks, nodes, strict=True)]
+        draw: Draw | None = None
+        if mode != "match":
+            forks = [walk.sample.tree.fork(node) for walk, node in zip(walks, nodes, strict=True)]
+            draw = _DRAWS[mode](forks, self._sampler.draw)
+        picks = self._sampler(_take(logits, rows), self._sampling.rows([walk.slot for walk in walks]), draw)
         for walk, token, logprobs, error in zip(walks, picks.tokens, picks.logprobs, picks.errors, strict=True):
             if error is None:
                 self._follow(walk, token, logprobs)
@@ -94,7 +111,8 @@ def _give_up(walk: _Walk, error: str) -> None:
 
 
 def _take(logits: Tensor, rows: list[int]) -> Tensor:
-    """These rows; not a copy if they are all, in order."""
-    if rows == list(range(len(logits))):
-        return logits
+    """These rows, which are in ascending order; not a copy if they stand one after the other."""
+    first, end = rows[0], rows[-1] + 1
+    if end - first == len(rows):
+        return logits[first:end]
     return logits.index_select(0, torch.tensor(rows, device=logits.device))

@@ -1,18 +1,21 @@
 """Real engines on tiny models and on the embedded one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
+from bench.shared_runner import SharedRunner
 from model_runner.config import Quantization, RunnerConfig
-from model_runner.contract import SamplingParams, SpeculationStats, StepPlan, StepResult, TokenLogprobs
+from model_runner.contract import SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
+from tests.engine import tiny_heads
 
 SMALL_VOCAB = 24
 """So few tokens that outputs of a random model repeat themselves, and there is something to guess."""
@@ -30,26 +33,6 @@ class Answer:
     finish_reason: FinishReason | None = None
     num_accepted: int = 0
     num_rejected: int = 0
-
-
-class SharedRunner:
-    """A runner that several engines use one after the other, with as many blocks as each is given."""
-
-    def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:
-        self.num_blocks = num_blocks
-        self._runner = runner
-        self._known = known
-        self._is_fresh = True
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        released = tuple(self._known) if self._is_fresh else plan.released
-        self._is_fresh = False
-        self._known.difference_update(released)
-        self._known.update(admitted.key for admitted in plan.admitted)
-        return self._runner.execute(replace(plan, released=released))
-
-    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        return self._runner.speculation_stats()
 
 
 @dataclass
@@ -124,13 +107,22 @@ def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[...
 
 
 @pytest.fixture(scope="session")
-def load_drafting(tiny_model: Callable[..., Path]) -> Callable[[], Harness]:
-    """Returns a function to a harness with a tiny model that can speculate by every method."""
+def load_drafting(
+    tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Callable[[Path, int], Path]], Harness]:
+    """Returns a function to a harness with a tiny model that speculates by every method."""
 
-    def make() -> Harness:
+    def make(write_eagle: Callable[[Path, int], Path]) -> Harness:
+        torch.manual_seed(1)
+        folder = tmp_path_factory.mktemp("heads")
+        heads = [
+            write(folder / write.__name__, SMALL_VOCAB)
+            for write in (tiny_heads.write_medusa, tiny_heads.write_hydra, write_eagle)
+        ]
         config = RunnerConfig(
             model=tiny_model("llama", SMALL_VOCAB),
             draft_model=tiny_model("qwen3", SMALL_VOCAB),
+            heads=tuple(heads),
             kv_cache_gib=0.02,
             max_num_seqs=34,
         )

@@ -10,6 +10,7 @@ from model_runner.contract import SamplingParams, Speculation
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import SMALL_VOCAB, Answer, Harness
 from tests.engine.test_sameness import same
+from tests.engine.tiny_heads import write_eagle3
 
 METHODS = ["auto", "lookahead", "ngram", "prediction", "suffix"]
 MODELS = ["tiny", pytest.param("embedded", marks=pytest.mark.embedded)]
@@ -58,9 +59,9 @@ def make_requests(harness: Harness) -> list[EngineRequest]:
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(
-    request: pytest.FixtureRequest, load: Callable[..., Harness], load_drafting: Callable[[], Harness]
+    request: pytest.FixtureRequest, load: Callable[..., Harness], load_drafting: Callable[..., Harness]
 ) -> Iterator[Case]:
-    harness = load_drafting() if request.param == "tiny" else load("embedded", "int8")
+    harness = load_drafting(write_eagle3) if request.param == "tiny" else load("embedded", "int8")
     yield Case(harness, make_requests(harness))
     harness.forget()
 

@@ -12,6 +12,7 @@ from tests.engine.conftest import GREEDY, Answer, Harness
 
 MODELS = [
     *((family, "int8") for family in ("llama", "qwen2", "mixtral", "qwen2_moe", "gemma3")),
+    ("llama", "int4"),
     *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
 ]

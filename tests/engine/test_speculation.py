@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from model_runner.contract import Speculation
+from model_runner.contract import Speculation, Verification
 from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import Answer, Harness
 from tests.engine.drafting import KnowingProposer
@@ -110,3 +110,34 @@ def test_lengths_are_kept_to_the_token(drafted: Drafted) -> None:
         request = replace(drafted.requests[0], max_tokens=max_tokens)
         (answer,) = drafted.harness.run(drafted.harness.engine(), [request]).values()
         assert answer.tokens == drafted.alone[request.request_id, 0].tokens[:max_tokens]
+
+
+@pytest.mark.parametrize("mode", ["rejection", "typical"])
+def test_other_modes_are_greedy_where_the_request_is_and_else_report_what_the_model_says(
+    drafted: Drafted, mode: Verification
+) -> None:
+    requests = [
+        replace(request, speculation=Speculation("knowing", 8, mode), choices=(ChoiceState(0),))
+        for request in drafted.requests
+    ]
+    answers = drafted.harness.run(drafted.harness.engine(chunk=64), requests)
+    assert sum(answer.num_accepted for answer in answers.values()) > 15
+    greedy = {(request.request_id, 0) for request in requests if request.sampling.temperature == 0}
+    assert greedy
+    assert same({key: answers[key] for key in greedy}, {key: drafted.alone[key] for key in greedy})
+    again = [
+        replace(
+            request,
+            prompt=request.prompt + tuple(answers[request.request_id, 0].tokens),
+            sampling=replace(request.sampling, prompt_logprobs=0),
+            max_tokens=1,
+            speculation=None,
+        )
+        for request in requests
+    ]
+    fresh = drafted.harness.run(drafted.harness.engine(prefix_caching=False), again)
+    for key, answer in answers.items():
+        of_answer = fresh[key].prompt_logprobs[-len(answer.tokens) :]
+        assert [token.token_id for token in of_answer] == answer.tokens
+        if answer.logprobs:
+            assert [token.logprob for token in of_answer] == [token.logprob for token in answer.logprobs]

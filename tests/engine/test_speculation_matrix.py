@@ -6,13 +6,16 @@ import pytest
 
 from bench.speculation_matrix import FEATURES, Matrix
 from tests.engine.conftest import Harness
+from tests.engine.tiny_heads import write_eagle, write_eagle3
 
-METHODS = ["auto", "draft_model", "early_exit", "lookahead", "ngram", "prediction", "suffix"]
+METHODS = [
+    "auto", "draft_model", "eagle", "early_exit", "hydra", "lookahead", "medusa", "ngram", "prediction", "suffix"
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def drafting(load_drafting: Callable[[], Harness]) -> Iterator[Harness]:
-    harness = load_drafting()
+def drafting(load_drafting: Callable[..., Harness]) -> Iterator[Harness]:
+    harness = load_drafting(write_eagle3)
     yield harness
     harness.forget()
 
@@ -39,3 +42,18 @@ def test_equal_to_no_speculation(matrix: Matrix, method: str, feature: str) -> N
     assert cell.is_equal
     assert cell.num_drafted > 0
     assert cell.num_preempted > 0 or not FEATURES[feature].is_short_of_blocks
+
+
+def test_eagle_of_the_first_kind(load_drafting: Callable[..., Harness]) -> None:
+    harness = load_drafting(write_eagle)
+    info = harness.runner.info
+    matrix = Matrix(
+        lambda chunk, num_blocks: harness.engine(chunk=chunk, num_blocks=num_blocks),
+        info.num_blocks,
+        info.block_size,
+        info.vocab_size,
+    )
+    for feature in ("greedy", "sampling, top-p", "prefix hit", "preemption"):
+        cell = matrix.cell("eagle", feature)
+        assert cell.is_equal
+        assert cell.num_drafted > 0

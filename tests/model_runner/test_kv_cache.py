@@ -17,7 +17,7 @@ def written(dtype: torch.dtype, key: torch.Tensor, value: torch.Tensor) -> KVCac
 
 
 @pytest.mark.parametrize(
-    ("asked", "compute", "device", "int8_weights", "stored"),
+    ("asked", "compute", "device", "quantized_weights", "stored"),
     [
         ("auto", torch.float32, CPU, False, torch.float32),
         ("auto", torch.float32, CPU, True, torch.bfloat16),
@@ -28,16 +28,16 @@ def written(dtype: torch.dtype, key: torch.Tensor, value: torch.Tensor) -> KVCac
     ],
 )
 def test_type_of_the_cache(
-    asked: str, compute: torch.dtype, device: torch.device, int8_weights: bool, stored: torch.dtype
+    asked: str, compute: torch.dtype, device: torch.device, quantized_weights: bool, stored: torch.dtype
 ) -> None:
-    assert resolve_kv_dtype(asked, compute, device, int8_weights=int8_weights) == stored
+    assert resolve_kv_dtype(asked, compute, device, quantized_weights=quantized_weights) == stored
 
 
 @pytest.mark.parametrize("asked", ["float32", "int8"])
 def test_type_that_a_device_cannot_read_is_refused(asked: str) -> None:
     message = f"kv_cache_dtype {asked} is not supported on cuda; use auto, which is bfloat16 here"
     with pytest.raises(ValueError, match=message):
-        resolve_kv_dtype(asked, torch.bfloat16, CUDA, int8_weights=False)
+        resolve_kv_dtype(asked, torch.bfloat16, CUDA, quantized_weights=False)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,17 @@ from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, Pretr
 
 from model_runner import memory
 from model_runner.config import RunnerConfig
+from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, StorageTypes, plan_memory
 from model_runner.models.inspection import ModelShape, UnsupportedModelError, inspect_model
-from model_runner.models.loading import load_config, resolve_device, resolve_dtype
+from model_runner.models.loading import load_config, load_model, resolve_device, resolve_dtype, resolve_quantization
+from model_runner.models.native import NativePacker
+from model_runner.models.packed import PackedWeight
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3"]
 
 
@@ -78,16 +81,59 @@ def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) 
             resolve_device("cuda")
 
 
+def test_what_weights_are_packed_as(kernels_library: Path) -> None:
+    kernels = Kernels(kernels_library, threads=1)
+    assert resolve_quantization("auto", CPU, kernels) == "int8"
+    assert resolve_quantization("auto", CPU, None) is None
+    assert resolve_quantization("auto", CUDA, None) is None
+    assert resolve_quantization("none", CPU, kernels) is None
+    for kind in ("int8", "int4"):
+        assert resolve_quantization(kind, CPU, kernels) == kind
+        with pytest.raises(ValueError, match=f"quantization {kind} is for the CPU; use none or auto on cuda"):
+            resolve_quantization(kind, CUDA, None)
+        with pytest.raises(ValueError, match=f"quantization {kind} needs the native kernels"):
+            resolve_quantization(kind, CPU, None)
+
+
+def test_int4_is_for_whole_groups_and_not_for_the_head() -> None:
+    config = tiny_config("llama")  # 100 inputs into the last linear of each layer
+    hidden, kv = config.hidden_size, config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+    layer = hidden * (2 * hidden + 2 * kv + 2 * config.intermediate_size)
+    assert inspect_model(config).num_groupable == 3 * layer
+
+
+def test_what_is_counted_for_int4_is_what_loading_packs_in_int4(
+    tiny_model: Callable[[str], Path], kernels_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[tuple[str, int, int]] = []
+    kernels = Kernels(kernels_library, threads=1)
+    pack = kernels.pack
+
+    def noting(kind: WeightKind, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeWeight:
+        result = pack(kind, weight, bias)
+        packed.append((kind, *weight.shape))
+        return result
+
+    monkeypatch.setattr(kernels, "pack", noting)
+    config = load_config(tiny_model("llama"))
+    model = load_model(tiny_model("llama"), config, torch.float32, CPU, NativePacker(kernels, "int4"))
+    assert isinstance(model.lm_head.weight, PackedWeight)
+    num_int4 = sum(outputs * inputs for kind, outputs, inputs in packed if kind == "int4")
+    assert num_int4 == inspect_model(config).num_groupable
+    assert ("int8", config.vocab_size, config.hidden_size) in packed
+
+
 SHAPE = ModelShape(
     (KVShape(2, 16, 16),) * 3,
     num_parameters=1_000_000,
     num_shared=100_000,
     num_multiplied=900_000,
+    num_groupable=640_000,
     hidden=100,
     vocab_size=9,
     max_model_len=1024,
 )
-FLOAT32 = StorageTypes(torch.float32, torch.float32, torch.float32)
+FLOAT32 = StorageTypes(torch.float32, None, torch.float32)
 PER_TOKEN = 3 * 2 * 32 * 4
 
 
@@ -106,16 +152,19 @@ def test_plan_counts_weights_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "3,072 tokens = 3.0 full requests of 1,024 tokens" in made.lines()[-1]
 
 
-def test_plan_counts_what_is_stored_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = plan(monkeypatch, 64 * GIB, StorageTypes(torch.float32, torch.int8, torch.bfloat16))
-    assert made.weight_bytes == 900_000 + 4 * 200_000
+@pytest.mark.parametrize(("kind", "packed"), [("int8", 900_000), ("int4", 640_000 * 5 // 8 + 260_000)])
+def test_plan_counts_what_is_stored_in_fewer_bits(
+    kind: WeightKind, packed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(monkeypatch, 64 * GIB, StorageTypes(torch.float32, kind, torch.bfloat16))
+    assert made.weight_bytes == packed + 4 * 200_000
     assert made.kv_bytes_per_token == PER_TOKEN // 2
-    assert made.lines()[0].endswith("as int8 on cpu")
+    assert made.lines()[0].endswith(f"as {kind} on cpu")
 
 
 def test_plan_counts_what_loading_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DoesNotFitError, match=r"loading the weights takes 3\.8 MiB and 2\.9 MiB are free"):
-        plan(monkeypatch, 3_000_000, StorageTypes(torch.float32, torch.int8, torch.int8))
+        plan(monkeypatch, 3_000_000, StorageTypes(torch.float32, "int8", torch.int8))
 
 
 def test_plan_leaves_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

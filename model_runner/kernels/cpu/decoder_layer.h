@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "attention.h"
-#include "int8_linear.h"
+#include "linear.h"
 #include "samewise.h"
 #include "simd.h"
 #include "threads.h"
@@ -73,7 +73,7 @@ inline void add_scaled(const float *x, const float *added, float scale, int64_t 
 struct Scratch {
   float *wide;      // [rows, wide_stride] queries, keys and values; later gate and up
   float *narrow;    // [rows, narrow_stride] normed rows; the attention's output; what a post-norm is applied to
-  Int16Rows rows;   // the input of each linear
+  QuantizedRows rows;  // the input of each linear
   int64_t wide_stride;
   int64_t narrow_stride;
 
@@ -83,7 +83,6 @@ struct Scratch {
     Scratch s{};
     s.wide_stride = round_up(std::max(layer.qkv.outputs, layer.gate_up.outputs), 16);
     s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, attended), 16);
-    s.rows.stride = row_bytes(widest_input);
     int64_t used = 0;
     const auto take = [&](int64_t bytes) {
       char *place = memory + used;
@@ -92,8 +91,8 @@ struct Scratch {
     };
     s.wide = reinterpret_cast<float *>(take(num_rows * s.wide_stride * 4));
     s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
-    s.rows.data = take(num_rows * s.rows.stride);
-    s.rows.scales = reinterpret_cast<float *>(take(num_rows * 4));
+    char *integers = take(num_rows * row_bytes(widest_input));
+    s.rows = lay_out_rows(widest_input, integers, reinterpret_cast<float *>(take(num_rows * 4)));
     if (scratch) *scratch = s;
     return used;
   }
@@ -106,15 +105,15 @@ class LayerRun {
       : pool_(pool), layer_(layer), step_(step), scratch_(scratch) {}
 
   void run(const float *cos, const float *sin, const float *input, float *output) {
-    quantize_normed(input, layer_.attention_norm);
+    quantize_normed(input, layer_.attention_norm, layer_.qkv);
     multiply(layer_.qkv, scratch_.wide, scratch_.wide_stride);
     place_keys(cos, sin);
     attend(pool_, layer_.cache, step_, layer_.attention, scratch_.wide, scratch_.wide_stride, scratch_.narrow,
            scratch_.narrow_stride);
-    each_row([&](int64_t row) { quantize(narrow(row), layer_.attention_output.inputs, row); });
+    each_row([&](int64_t row) { quantize(narrow(row), layer_.attention_output, row); });
     add_linear(layer_.attention_output, layer_.attention_post_norm, input, output);
 
-    quantize_normed(output, layer_.mlp_norm);
+    quantize_normed(output, layer_.mlp_norm, layer_.gate_up);
     multiply(layer_.gate_up, scratch_.wide, scratch_.wide_stride);
     each_row([&](int64_t row) { quantize_gated(row); });
     add_linear(layer_.down, layer_.mlp_post_norm, output, output);
@@ -123,7 +122,10 @@ class LayerRun {
  private:
   float *wide(int64_t row) const { return scratch_.wide + row * scratch_.wide_stride; }
   float *narrow(int64_t row) const { return scratch_.narrow + row * scratch_.narrow_stride; }
-  void quantize(const float *x, int64_t n, int64_t row) const { quantize_row(x, n, scratch_.rows, row); }
+
+  void quantize(const float *x, const SwWeight &weight, int64_t row) const {
+    quantize_row(x, weight, scratch_.rows, row);
+  }
 
   template <typename Work>
   void each_row(const Work &work) {
@@ -134,18 +136,18 @@ class LayerRun {
     });
   }
 
-  void quantize_normed(const float *x, const float *norm) {
+  void quantize_normed(const float *x, const float *norm, const SwWeight &weight) {
     each_row([&](int64_t row) {
       const float *from = x + row * layer_.hidden;
       if (norm) {
         rms_norm(from, norm, layer_.norm_eps, layer_.hidden, narrow(row));
         from = narrow(row);
       }
-      quantize(from, layer_.hidden, row);
+      quantize(from, weight, row);
     });
   }
 
-  void multiply(const SwInt8Weight &weight, float *to, int64_t stride) {
+  void multiply(const SwWeight &weight, float *to, int64_t stride) {
     multiply_rows(pool_, weight, scratch_.rows, step_.num_tokens,
                   [=](int64_t row, int64_t first, int64_t count, const float *results) {
                     std::memcpy(to + row * stride + first, results, count * sizeof(float));
@@ -153,7 +155,7 @@ class LayerRun {
   }
 
   // to = from + residual_scale * post_norm(linear); from may be to.
-  void add_linear(const SwInt8Weight &weight, const float *post_norm, const float *from, float *to) {
+  void add_linear(const SwWeight &weight, const float *post_norm, const float *from, float *to) {
     const int64_t hidden = layer_.hidden;
     const float scale = layer_.residual_scale;
     if (!post_norm) {
@@ -192,7 +194,7 @@ class LayerRun {
       gated<silu>(gate, gate + layer_.intermediate, layer_.intermediate);
     else
       gated<gelu_tanh>(gate, gate + layer_.intermediate, layer_.intermediate);
-    quantize(gate, layer_.intermediate, row);
+    quantize(gate, layer_.down, row);
   }
 
   samewise::ThreadPool &pool_;

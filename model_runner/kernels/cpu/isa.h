@@ -7,9 +7,10 @@ namespace samewise {
 
 struct Kernels {
   const char *isa;
-  void (*pack)(ThreadPool &, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed, float *scales);
-  int64_t (*linear_scratch)(const SwInt8Weight &, int32_t rows);
-  void (*linear)(ThreadPool &, const SwInt8Weight &, const float *x, int32_t rows, float *y, char *scratch);
+  void (*pack)(ThreadPool &, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
+               float *scales);
+  int64_t (*linear_scratch)(const SwWeight &, int32_t rows);
+  void (*linear)(ThreadPool &, const SwWeight &, const float *x, int32_t rows, float *y, char *scratch);
   void (*attention)(ThreadPool &, const SwKvCache &, const SwStep &, const SwAttention &, const float *query,
                     const float *key, const float *value, float *output);
   int64_t (*layer_scratch)(const SwDecoderLayer &, int32_t rows);
@@ -17,6 +18,7 @@ struct Kernels {
                 float *output, char *scratch);
   void (*gumbel_max)(ThreadPool &, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
                      int64_t *tokens);
+  void (*move_kv)(ThreadPool &, const SwKvCache *layers, int32_t num_layers, const SwMove *moves, int32_t count);
 };
 
 extern const Kernels portable_kernels;

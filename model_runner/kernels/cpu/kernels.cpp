@@ -4,29 +4,34 @@
 #include "decoder_layer.h"
 #include "gumbel_max.h"
 #include "isa.h"
+#include "kv_move.h"
 
 namespace SW_ISA {
 namespace {
 
 using samewise::ThreadPool;
 
-void pack(ThreadPool &pool, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed, float *scales) {
-  const int64_t panels = round_up(outputs, kPanel) / kPanel;
-  pool.for_each(panels, [&](int64_t panel) { pack_panel(weight, outputs, inputs, panel, packed, scales); });
+template <typename Panels>
+void pack_panels(ThreadPool &pool, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
+                 float *scales) {
+  pool.for_each(num_panels(outputs),
+                [&](int64_t panel) { Panels::pack(weight, outputs, inputs, panel, packed, scales); });
 }
 
-Int16Rows lay_out_rows(int64_t inputs, int64_t rows, char *memory) {
-  const int64_t stride = row_bytes(inputs);
-  return {memory, reinterpret_cast<float *>(memory + rows * stride), stride};
+void pack(ThreadPool &pool, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
+          float *scales) {
+  const auto pack_kind = kind == SW_INT4 ? pack_panels<Int4Panels> : pack_panels<Int8Panels>;
+  pack_kind(pool, weight, outputs, inputs, packed, scales);
 }
 
-int64_t linear_scratch(const SwInt8Weight &weight, int32_t rows) {
+int64_t linear_scratch(const SwWeight &weight, int32_t rows) {
   return rows * (row_bytes(weight.inputs) + sizeof(float));
 }
 
-void linear(ThreadPool &pool, const SwInt8Weight &weight, const float *x, int32_t num_rows, float *y, char *scratch) {
-  const Int16Rows rows = lay_out_rows(weight.inputs, num_rows, scratch);
-  pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * weight.inputs, weight.inputs, rows, row); });
+void linear(ThreadPool &pool, const SwWeight &weight, const float *x, int32_t num_rows, float *y, char *scratch) {
+  float *scales = reinterpret_cast<float *>(scratch + num_rows * row_bytes(weight.inputs));
+  const QuantizedRows rows = lay_out_rows(weight.inputs, scratch, scales);
+  pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * weight.inputs, weight, rows, row); });
   multiply_rows(pool, weight, rows, num_rows, [&](int64_t row, int64_t first, int64_t count, const float *results) {
     std::memcpy(y + row * weight.outputs + first, results, count * sizeof(float));
   });
@@ -71,6 +76,7 @@ namespace samewise {
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
-    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::gumbel_max};
+    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::gumbel_max,
+    SW_ISA::move_kv};
 
 }  // namespace samewise

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "int8_linear.h"
+#include "rounding.h"
 #include "samewise.h"
 #include "simd.h"
 

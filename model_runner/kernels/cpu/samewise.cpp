@@ -23,7 +23,8 @@ bool supports(const Kernels &kernels) {
   if (&kernels == &samewise::avx512vnni_kernels)
     return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (&kernels == &samewise::avx2_kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (&kernels == &samewise::avx2_kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
 #endif
   return &kernels == &samewise::portable_kernels;
 }
@@ -77,17 +78,19 @@ void sw_destroy(SwContext *context) { delete context; }
 
 const char *sw_isa(const SwContext *context) { return context->kernels.isa; }
 
-int64_t sw_packed_size(int32_t outputs, int32_t inputs) {
-  return (int64_t{outputs} + 15) / 16 * 16 * ((int64_t{inputs} + 1) / 2 * 2);
+int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs) {
+  const int64_t panels = (int64_t{outputs} + 15) / 16;
+  if (kind == SW_INT4) return panels * (inputs / 32) * 16 * (32 / 2 + 2 * sizeof(uint16_t));
+  return panels * 16 * ((int64_t{inputs} + 1) / 2 * 2);
 }
 
-int32_t sw_pack_int8(SwContext *context, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
-                     float *scales) {
-  context->kernels.pack(context->pool, weight, outputs, inputs, packed, scales);
+int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
+                float *scales) {
+  context->kernels.pack(context->pool, kind, weight, outputs, inputs, packed, scales);
   return 0;
 }
 
-int32_t sw_linear_int8(SwContext *context, const SwInt8Weight *weight, const float *x, int32_t rows, float *y) {
+int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y) {
   if (rows == 0) return 0;
   char *scratch = context->reserve(context->kernels.linear_scratch(*weight, rows));
   if (!scratch) return 1;
@@ -114,5 +117,11 @@ int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const 
 int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
                       int64_t *tokens) {
   context->kernels.gumbel_max(context->pool, logits, width, draws, count, tokens);
+  return 0;
+}
+
+int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
+                   int32_t count) {
+  context->kernels.move_kv(context->pool, layers, num_layers, moves, count);
   return 0;
 }

@@ -10,6 +10,7 @@ extern "C" {
 struct SwContext;  // threads, scratch memory and the instruction set in use
 
 enum SwKvType : int32_t { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 };
+enum SwWeightKind : int32_t { SW_INT8 = 0, SW_INT4 = 1 };
 enum SwActivation : int32_t { SW_SILU = 0, SW_GELU_TANH = 1 };
 
 // The paged cache of one layer. With int8 every key and value has one scale for each token and head.
@@ -50,8 +51,10 @@ struct SwAttention {
   float softcap;  // scores s become softcap * tanh(s / softcap); 0 for none
 };
 
-// A linear layer's weight: int8 with one scale for each output.
-struct SwInt8Weight {
+// A linear layer's weight: int8 with one scale for each output, or int4 with a scale and a minimum for each output and
+// group of 32 inputs, which the inputs are a multiple of.
+struct SwWeight {
+  int32_t kind;          // SwWeightKind
   int32_t outputs;
   int32_t inputs;
   const int8_t *packed;  // see sw_packed_size
@@ -69,10 +72,10 @@ struct SwDecoderLayer {
   float residual_scale;  // factor on what attention and MLP add
   SwAttention attention;
   SwKvCache cache;
-  SwInt8Weight qkv;                  // outputs: heads of queries, of keys, of values
-  SwInt8Weight attention_output;
-  SwInt8Weight gate_up;              // outputs: gate, then up
-  SwInt8Weight down;
+  SwWeight qkv;                  // outputs: heads of queries, of keys, of values
+  SwWeight attention_output;
+  SwWeight gate_up;              // outputs: gate, then up
+  SwWeight down;
   const float *attention_norm;       // [hidden] before the attention; null for none
   const float *attention_post_norm;  // [hidden] on the attention's output; null for none
   const float *mlp_norm;
@@ -88,18 +91,26 @@ struct SwDraw {
   double temperature;  // what the logits are still to be divided by
 };
 
+// A token's key and value that go to another place.
+struct SwMove {
+  int32_t from_block;
+  int32_t from_offset;
+  int32_t to_block;
+  int32_t to_offset;
+};
+
 // isa: "avx512vnni", "avx2", "portable", or "auto" for the best that this machine has; null is returned if it has not.
 SW_PUBLIC SwContext *sw_create(int32_t threads, const char *isa);
 SW_PUBLIC void sw_destroy(SwContext *context);
 SW_PUBLIC const char *sw_isa(const SwContext *context);
 
 // Bytes of a packed weight.
-SW_PUBLIC int64_t sw_packed_size(int32_t outputs, int32_t inputs);
-SW_PUBLIC int32_t sw_pack_int8(SwContext *context, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
-                     float *scales);
+SW_PUBLIC int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs);
+SW_PUBLIC int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs,
+                     int8_t *packed, float *scales);
 
 // y[rows, outputs] = x[rows, inputs] times the weight, x rounded to integers of 12 bits with one scale for each row.
-SW_PUBLIC int32_t sw_linear_int8(SwContext *context, const SwInt8Weight *weight, const float *x, int32_t rows, float *y);
+SW_PUBLIC int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y);
 
 // Writes key and value to the cache and attends: query [T, heads, key_dim], key [T, kv_heads, key_dim],
 // value [T, kv_heads, value_dim], output [T, heads, value_dim].
@@ -113,4 +124,8 @@ SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *lay
 // tokens[count] = what is drawn from rows of logits[., width], each with at least one finite entry, none above or NaN.
 SW_PUBLIC int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws,
                       int32_t count, int64_t *tokens);
+
+// Makes the moves in the caches of all layers. No move reads a place that one before it has written.
+SW_PUBLIC int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
+                   int32_t count);
 }

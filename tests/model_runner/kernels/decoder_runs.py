@@ -1,7 +1,6 @@
 """Runs of tiny models on native attention: fused layers against transformers' own, and whole models."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.attention.cpu import NativeAttention
 from model_runner.batch import Batch
-from model_runner.kernels.library import Kernels
-from model_runner.kv_cache import KVCache, KVShape
+from model_runner.kernels.library import Kernels, WeightKind
+from model_runner.kv_cache import KVCache, KVShape, cache_structs
 from model_runner.models.activations import replace_activations
 from model_runner.models.decoder_form import DecoderForm, recognise
 from model_runner.models.fused import FusedDecoderLayer, bind_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.int8 import Int8Product
 from model_runner.models.loading import prepare
+from model_runner.models.native import NativePacker
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.packed import pack_weights
 from model_runner.models.target import HFTargetModel
@@ -56,38 +55,43 @@ def forms_of(model: PreTrainedModel) -> list[DecoderForm]:
     return [form for form in forms if form is not None]
 
 
-def served_model(case: str) -> PreTrainedModel:
-    """A tiny model whose attention is ours."""
+def served_model(case: str, **changes: int) -> PreTrainedModel:
+    """A tiny model whose attention is ours; changes are of its configuration."""
     register_attention()
-    model = tiny_model(case)
+    model = tiny_model(case, **changes)
     model.set_attn_implementation(ATTENTION_NAME)
     return model
 
 
 def layer_errors(
-    case: str, kernels: Kernels, change: Change = lambda form: form, dtype: torch.dtype = torch.float32
+    case: str,
+    packer: NativePacker,
+    change: Change = lambda form: form,
+    dtype: torch.dtype = torch.float32,
+    **sizes: int,
 ) -> Tensor:
-    """How far fused layers are from transformers' layers with int8 weights and native attention.
+    """How far fused layers are from transformers' layers with the same packed weights and native attention.
 
     Each fused layer sees what transformers' layer saw, so errors do not add up.
 
     Args:
         case: the tiny model.
-        kernels: what multiplies and attends in both.
+        packer: of the weights in both; its kernels also attend.
         change: what is done to the forms before they are fused.
         dtype: of both caches.
+        sizes: what the tiny model's configuration has instead.
 
     Returns:
         [layers, tokens] the size of the difference as a share of what the layer adds to its input.
     """
-    model = served_model(case)
+    model = served_model(case, **sizes)
     forms = forms_of(model)
-    fused = [FusedDecoderLayer(index, change(form), kernels) for index, form in enumerate(forms)]
+    fused = [FusedDecoderLayer(index, change(form), packer) for index, form in enumerate(forms)]
     fused_cache, cache = make_cache(forms, dtype), make_cache(forms, dtype)
     for layer, struct in zip(fused, cache_structs(fused_cache), strict=True):
         layer.bind(struct)
     replace_activations(model)
-    pack_weights(model, partial(Int8Product, kernels=kernels), OneDNNPacker())
+    pack_weights(model, packer, OneDNNPacker())
     errors = []
 
     def compare(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Tensor) -> None:
@@ -96,7 +100,7 @@ def layer_errors(
 
     for layer in model.model.layers:
         layer.register_forward_hook(compare, with_kwargs=True)
-    attention = NativeAttention(kernels, cache)
+    attention = NativeAttention(packer.kernels, cache)
     batch = step_batch([(sequence, 0, length) for sequence, length in enumerate(LENGTHS)])
     HFTargetModel(model, CPU).forward(batch, StepAttention(attention, attention.prepare(batch)))
     return torch.stack(errors)
@@ -105,11 +109,11 @@ def layer_errors(
 class FusedModel:
     """A tiny model, prepared as the server does it."""
 
-    def __init__(self, case: str, kernels: Kernels) -> None:
-        self.model = served_model(case)
+    def __init__(self, case: str, kernels: Kernels, kind: WeightKind = "int8", **sizes: int) -> None:
+        self.model = served_model(case, **sizes)
         self._kernels = kernels
         self._forms = forms_of(self.model)
-        prepare(self.model, CPU, kernels)
+        prepare(self.model, CPU, NativePacker(kernels, kind))
         assert all(isinstance(layer, FusedDecoderLayer) for layer in self.model.model.layers)
 
     def logits(self, steps: Sequence[Step], seed: int = 0) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The native decoder layer: what transformers' layer computes with the same int8 weights, and independent rows."""
+"""The native decoder layer: what transformers' layer computes with the same packed weights, and independent rows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runner.attention.cpu import NativeAttention, cache_structs
+from model_runner.attention.cpu import NativeAttention
 from model_runner.kernels.library import Kernels
+from model_runner.kv_cache import cache_structs
 from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.fused import FusedDecoderLayer, bind_layers
 from model_runner.models.hf_attention import StepAttention
+from model_runner.models.native import NativePacker
 from tests.model_runner.decoder_models import CASES
 from tests.model_runner.kernels.decoder_runs import (
     LENGTHS,
@@ -48,13 +50,25 @@ def agree(errors: Tensor) -> bool:
 
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_layer_of_transformers(case: str, kernels: Kernels) -> None:
-    assert agree(layer_errors(case, kernels))
+    assert agree(layer_errors(case, NativePacker(kernels, "int8")))
+
+
+INT4_SIZES = [
+    {"hidden_size": 64, "head_dim": 24, "intermediate_size": 96},  # whole groups in every linear
+    {"hidden_size": 64},  # not so after the attention and after the activation: these stay in int8
+]
+
+
+@pytest.mark.parametrize("sizes", INT4_SIZES)
+@pytest.mark.parametrize("case", ["llama with biases", "gemma2", "qwen3"])
+def test_equals_the_layer_of_transformers_in_int4(case: str, sizes: dict[str, int], kernels: Kernels) -> None:
+    assert agree(layer_errors(case, NativePacker(kernels, "int4"), **sizes))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("case", ["llama with biases", "gemma2"])
 def test_caches_of_other_types(case: str, dtype: torch.dtype, kernels: Kernels) -> None:
-    assert agree(layer_errors(case, kernels, dtype=dtype))
+    assert agree(layer_errors(case, NativePacker(kernels, "int8"), dtype=dtype))
 
 
 def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
@@ -93,12 +107,22 @@ def without_bias(name: str) -> Callable[[DecoderForm], DecoderForm]:
 def test_a_layer_that_computes_something_else_is_found_out(
     case: str, spoil: Callable[[DecoderForm], DecoderForm], kernels_library: Path
 ) -> None:
-    assert not agree(layer_errors(case, Kernels(kernels_library, threads=1), spoil))
+    assert not agree(layer_errors(case, NativePacker(Kernels(kernels_library, threads=1), "int8"), spoil))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_do_not_depend_on_neighbours_chunks_or_blocks(case: str, kernels: Kernels) -> None:
     model = FusedModel(case, kernels)
+    crowd = model.logits(CROWD, seed=1)
+    for sequence, length in enumerate(LENGTHS):
+        alone = model.logits([[(sequence, 0, length)]])[sequence]
+        assert alone.isfinite().all()
+        assert torch.equal(alone, crowd[sequence])
+
+
+@pytest.mark.parametrize("sizes", INT4_SIZES)
+def test_rows_do_not_depend_on_neighbours_chunks_or_blocks_in_int4(sizes: dict[str, int], kernels: Kernels) -> None:
+    model = FusedModel("qwen3", kernels, "int4", **sizes)
     crowd = model.logits(CROWD, seed=1)
     for sequence, length in enumerate(LENGTHS):
         alone = model.logits([[(sequence, 0, length)]])[sequence]
@@ -124,7 +148,7 @@ class OneLayer:
         self._rotary_dim = form.head_dim
         self._cache = make_cache([form])
         self._attention = NativeAttention(kernels, self._cache)
-        self._layer = FusedDecoderLayer(0, form, kernels)
+        self._layer = FusedDecoderLayer(0, form, NativePacker(kernels, "int8"))
         bind_layers(self._layer, cache_structs(self._cache))
 
     def __call__(self, hidden: Tensor, step: list[tuple[int, int, int]]) -> Tensor:

@@ -1,11 +1,12 @@
 """Slots: readmission, release, and what is refused."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from model_runner.contract import SamplingParams
+from model_runner.sampling.noise import Stream
 from model_runner.sampling.rows import Entries, SamplingRows, SamplingState, Setting
 
 from .harness import CPU
@@ -66,7 +67,7 @@ def test_a_slot_may_have_several_rows():
     state.admit(0, SETTINGS["everything"], PROMPT, OUTPUT)
     state.admit(1, SamplingParams(seed=4), PROMPT)
     rows = state.rows([0, 1, 0])
-    assert rows.keys[0] == rows.keys[2] != rows.keys[1]
+    assert rows.key(0) == rows.key(2) != rows.key(1)
     assert (rows.whole, rows.truncated) == ((1,), (0, 2))
 
 
@@ -76,11 +77,14 @@ def test_noise_follows_seed_choice_and_output_position():
     state.admit(1, SamplingParams(seed=1), (9,))
     state.admit(2, SamplingParams(seed=2), (9,))
     state.admit(3, SamplingParams(seed=1, choice=1), (9,))
-    keys = state.rows(range(4)).keys
+    rows = state.rows(range(4))
+    keys = [rows.key(row) for row in range(4)]
     assert keys[0] == keys[1]  # the prompt plays no part
     assert len(set(keys)) == 3
     state.commit(0, [5])
-    assert state.rows([0]).keys != keys[:1]
+    assert state.rows([0]).key(0) != keys[0]
+    assert len({rows.key(0, stream) for stream in Stream}) == len(Stream)
+    assert rows.key(0) == rows.key(0, Stream.TARGET) != replace(rows, stream=Stream.RESIDUAL).key(0)
 
 
 @pytest.mark.parametrize(

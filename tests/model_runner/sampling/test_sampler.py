@@ -143,6 +143,20 @@ def test_a_row_that_is_not_finite_fails_alone(poison, params):
     assert picks.errors == (None, *["the model's logits are not finite"] * 2, None)
 
 
+def test_greedy_rows_that_nothing_is_asked_of_get_what_they_get_with_logprobs():
+    logits = random_logits(9, VOCAB, seed=9)
+    logits[1, 7], logits[2, 24], logits[3] = math.nan, math.inf, -math.inf
+    logits[4, 3], logits[5, :20] = -math.inf, 99.0
+    logits[6, 2:4] = torch.tensor([math.inf, math.nan])
+    greedy = SamplingParams(temperature=0, top_p=0.5)
+    plain = sample(logits, [Case(greedy)] * 9)
+    asked = sample(logits, [Case(replace(greedy, logprobs=0))] * 9)
+    assert (plain.tokens, plain.errors) == (asked.tokens, asked.errors)
+    assert plain.logprobs == (None,) * 9
+    assert [row for row, error in enumerate(plain.errors) if error] == [1, 2, 3, 6]
+    assert sample(logits.bfloat16(), [Case(greedy)] * 9).errors == plain.errors
+
+
 @pytest.mark.parametrize(
     ("params", "names"),
     [

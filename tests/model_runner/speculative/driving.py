@@ -130,8 +130,8 @@ class Run:
     def take_step(self) -> None:
         """Verify the last draft and ask for another."""
         verified = self.cut(self.tree)
-        paths = [[verified.tokens[place] for place in verified.path(node)] for node in range(ROOT, len(verified))]
-        rows = [self.target([*self.tokens, *path]) for path in paths]
+        paths = [[], *(verified.path(node) for node in range(len(verified)))]
+        rows = [self.target([*self.tokens, *(verified.tokens[place] for place in path)]) for path in paths]
         logits = torch.nn.functional.one_hot(torch.tensor(rows), self.vocab_size).float()
         node, found = ROOT, [rows[0]]
         while (child := verified.children().get((node, found[-1]))) is not None:

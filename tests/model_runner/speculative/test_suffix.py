@@ -28,7 +28,7 @@ def followers(texts: Sequence[Text], string: Text) -> Counter[int]:
 
 
 def best_score(corpora: Sequence[Sequence[Text]], context: Text, max_nodes: int) -> float:
-    """Expected tokens of the best draft from any corpus, after its two longest matches at different places."""
+    """Expected tokens of the best draft: over the corpora, and in each over the two longest matches at other places."""
 
     def children(texts: Sequence[Text], string: Text) -> list[tuple[int, float, Text]]:
         found = followers(texts, string)

@@ -132,7 +132,8 @@ class World:
         steps = [
             choice_step(new_choice([1], slot=slot), len(verdict.tokens), 0) for slot, verdict in enumerate(verdicts)
         ]
-        self.offers = self.speculator.propose(load, TargetStep(steps, {}, torch.zeros(0, 1)))
+        offers = self.speculator.propose(load, TargetStep(steps, {}, torch.zeros(0, 1)))
+        self.offers = [offers[slot] for slot in range(len(self.methods))]
 
     def _walk(self, tree: DraftTree, maker: str) -> Verdict:
         """Follow the chain for as long as the guesser is right."""

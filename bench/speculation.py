@@ -1,0 +1,234 @@
+"""What each method of speculation brings: tokens per step, what is accepted, and time with and without in turns.
+
+With --matrix instead: every method with every feature of requests, whether the answers are those of no speculation.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.shared_runner import SharedRunner
+from bench.speculation_matrix import FEATURES, Cell, Matrix
+from bench.speculation_workloads import asked, copied, repeated
+from model_runner.config import RunnerConfig
+from model_runner.contract import SamplingParams, Speculation, SpeculationStats
+from model_runner.models.repository import resolve_model
+from model_runner.runner import ModelRunner
+from scheduler.config import SchedulerConfig
+from scheduler.engine import Engine
+from scheduler.interface import EngineRequest
+from scheduler.scheduler import Scheduler
+from server.served_model import ServedModel
+from server.tokenization import Tokenizer
+
+NUM_TOKENS = 128
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One method on one workload."""
+
+    workload: str
+    method: str
+    temperature: float
+    concurrency: int
+    tokens_per_step: float
+    """Of one choice, over all steps, those without drafts included."""
+    accepted: tuple[float, ...]
+    """Share of the drafts of depth 1, 2, ... that were accepted, of those whose predecessors all were."""
+    seconds: float
+    seconds_without: float
+    """The medians of rounds that alternate."""
+
+    @property
+    def speedup(self) -> float:
+        return self.seconds_without / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Prompts, how they are continued and how many are in flight at a time."""
+
+    prompts: Sequence[tuple[int, ...]]
+    temperature: float
+    concurrency: int
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a load took once."""
+
+    seconds: float
+    tokens_per_step: float
+    answers: tuple[tuple[int, ...], ...]
+
+
+class Bench:
+    """An engine on one loaded model."""
+
+    def __init__(self, runner: ModelRunner, config: RunnerConfig) -> None:
+        self.runner = runner
+        self._config = SchedulerConfig(
+            block_size=runner.info.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=runner.info.max_model_len,
+            prefix_caching=False,
+        )
+        self._known: set[str] = set()
+
+    def engine(self, chunk: int | None = None, num_blocks: int | None = None) -> Engine:
+        """Only one at a time may have work."""
+        config = (
+            self._config if chunk is None else replace(self._config, max_num_batched_tokens=chunk, prefix_caching=True)
+        )
+        scheduler = Scheduler(config, num_blocks or self.runner.num_blocks)
+        return Engine(scheduler, SharedRunner(self.runner, scheduler.num_blocks, self._known))
+
+    def measure(self, name: str, method: str, load: Load) -> Result:
+        """With and without speculation in turns."""
+        with_it, without = [], []
+        before = {stats.method: stats for stats in self.runner.speculation_stats()}
+        for _ in range(ROUNDS):
+            without.append(self._run(load, None))
+            with_it.append(self._run(load, Speculation(method)))
+            if with_it[-1].answers != without[-1].answers:
+                raise RuntimeError(f"{method} changed the answers to {name}")
+        return Result(
+            workload=name,
+            method=method,
+            temperature=load.temperature,
+            concurrency=load.concurrency,
+            tokens_per_step=statistics.median(run.tokens_per_step for run in with_it),
+            accepted=_accepted(before, self.runner.speculation_stats()),
+            seconds=statistics.median(run.seconds for run in with_it),
+            seconds_without=statistics.median(run.seconds for run in without),
+        )
+
+    def _run(self, load: Load, speculation: Speculation | None) -> Run:
+        engine = self.engine()
+        waiting = [self._request(index, load, speculation) for index in range(len(load.prompts))][::-1]
+        answers: dict[str, tuple[int, ...]] = {}
+        num_steps = num_tokens = 0
+        start = time.perf_counter()
+        while waiting or engine.has_work:
+            while waiting and engine.stats().num_running + engine.stats().num_waiting < load.concurrency:
+                engine.add(waiting.pop())
+            for output in engine.step():
+                if output.request_id in answers:  # the first token comes with the prompt
+                    num_steps += 1
+                    num_tokens += len(output.tokens)
+                answers[output.request_id] = answers.get(output.request_id, ()) + output.tokens
+        seconds = time.perf_counter() - start
+        return Run(seconds, num_tokens / num_steps, tuple(answers[request] for request in sorted(answers)))
+
+    @staticmethod
+    def _request(index: int, load: Load, speculation: Speculation | None) -> EngineRequest:
+        sampling = SamplingParams(temperature=load.temperature, seed=index, stop_token_ids=load.stop_token_ids)
+        return EngineRequest(f"{index:03}", load.prompts[index], sampling, NUM_TOKENS, speculation=speculation)
+
+
+def _accepted(before: dict[str, SpeculationStats], after: Sequence[SpeculationStats]) -> tuple[float, ...]:
+    """Over all members that drafted."""
+    accepted, verified = [0] * 64, [0] * 64
+    for stats in after:
+        old = before.get(stats.method)
+        for sums, now, then in (
+            (accepted, stats.accepted_by_depth, old.accepted_by_depth if old else ()),
+            (verified, stats.verified_by_depth, old.verified_by_depth if old else ()),
+        ):
+            for depth, count in enumerate(now):
+                sums[depth] += count - (then[depth] if depth < len(then) else 0)
+    return tuple(a / v for a, v in zip(accepted, verified, strict=True) if v)
+
+
+def table(results: Sequence[Result]) -> Table:
+    """One line for each result."""
+    lines = Table(
+        "workload", "method", "temperature", "clients", "tokens a step", "accepted by depth", "s", "s without", ""
+    )
+    for result in results:
+        lines.add_row(
+            result.workload,
+            result.method,
+            f"{result.temperature:g}",
+            str(result.concurrency),
+            f"{result.tokens_per_step:.2f}",
+            " ".join(f"{share:.2f}"[1:] if share < 1 else "1" for share in result.accepted[:5]),
+            f"{result.seconds:.2f}",
+            f"{result.seconds_without:.2f}",
+            f"{result.speedup:.2f} x",
+        )
+    return lines
+
+
+def matrix_table(cells: dict[tuple[str, str], Cell], methods: Sequence[str]) -> Table:
+    """Features by methods: accepted of verified drafts where all answers are equal."""
+    lines = Table("feature", *methods)
+    for feature in FEATURES:
+        row = [cells[method, feature] for method in methods]
+        lines.add_row(
+            feature,
+            *(f"= {cell.num_accepted}/{cell.num_drafted}" if cell.is_equal else "[red]differs[/red]" for cell in row),
+        )
+    return lines
+
+
+def main() -> None:
+    """Measure and print; write JSON if asked to."""
+    parser = argparse.ArgumentParser(description="Measure what speculation brings on the embedded or another model.")
+    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
+    parser.add_argument("--draft-model", type=Path, help="folder of a smaller model")
+    parser.add_argument("--heads", type=Path, action="append", default=[], help="folder of trained heads")
+    parser.add_argument("--methods", nargs="+", help="all that there are when left out")
+    parser.add_argument("--workloads", nargs="+", default=["chat", "repeated", "copied"])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1])
+    parser.add_argument("--prompts", type=int, default=12, help="of each workload")
+    parser.add_argument("--matrix", action="store_true", help="check every method with every feature instead")
+    parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
+    arguments = parser.parse_args()
+    console = Console()
+    folder = resolve_model(arguments.model, console).path
+    config = RunnerConfig(folder, kv_cache_gib=1.0, draft_model=arguments.draft_model, heads=tuple(arguments.heads))
+    bench = Bench(ModelRunner.load(config), config)
+    methods = arguments.methods or bench.runner.info.speculation_methods
+    content: object
+    if arguments.matrix:
+        info = bench.runner.info
+        matrix = Matrix(bench.engine, info.num_blocks, info.block_size, info.vocab_size)
+        cells = {(method, feature): matrix.cell(method, feature) for method in methods for feature in FEATURES}
+        console.print(matrix_table(cells, methods))
+        content = [{"method": m, "feature": f, **asdict(cell)} for (m, f), cell in cells.items()]
+    else:
+        results = [bench.measure(name, method, load) for name, load in _loads(folder, arguments) for method in methods]
+        console.print(table(results))
+        content = [asdict(result) for result in results]
+    if arguments.output:
+        arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _loads(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Load]]:
+    tokenizer = Tokenizer.from_folder(folder)
+    stops = ServedModel.from_folder(folder, tokenizer, "bench").defaults.eos_token_ids
+    workloads = {"chat": asked, "repeated": repeated, "copied": copied}
+    prompts = {name: workloads[name](tokenizer)[: arguments.prompts] for name in arguments.workloads}
+    return [
+        (name, Load(prompts[name], temperature, concurrency, stops))
+        for name in arguments.workloads
+        for temperature in arguments.temperatures
+        for concurrency in arguments.concurrency
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Requests for measuring speculation: what people ask, what is asked again and again, and what copies its prompt."""
+
+from collections.abc import Mapping
+from pydoc_data.topics import topics
+
+from model_runner.training.held_out import held_out_prompts
+from server.tokenization import Tokenizer
+
+_REPEATED = (
+    "Summarise the rules of chess for a beginner.",
+    "Give me a checklist for packing before a camping trip.",
+    "What are the main differences between Python and JavaScript?",
+    "Write a polite reminder about an unpaid invoice.",
+)
+_TIMES = 3
+"""How often each of them is asked."""
+_COPIED = ("for", "while", "with", "import", "class", "function", "lambda", "raise")
+"""Topics of Python's documentation."""
+_COPIED_LETTERS = 600
+
+
+def asked(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Held-out questions, of each kind in turn."""
+    kinds = [[prompt.text for prompt in prompts if prompt.is_chat] for prompts in held_out_prompts().values()]
+    longest = max(map(len, kinds))
+    texts = [texts[place] for place in range(longest) for texts in kinds if place < len(texts)]
+    return [_encode(tokenizer, text) for text in texts]
+
+
+def repeated(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """The same questions several times, as agents and evaluations send them."""
+    return [_encode(tokenizer, text) for _ in range(_TIMES) for text in _REPEATED]
+
+
+def copied(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Texts that are to be given back unchanged."""
+    texts = [" ".join(topics[name].split())[:_COPIED_LETTERS] for name in _COPIED]
+    return [_encode(tokenizer, f"Repeat the following text exactly.\n\n{text}") for text in texts]
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """A user's message as a prompt."""
+    if tokenizer.chat_template is None:
+        return tuple(tokenizer.encode(text, add_special_tokens=True))
+    message: Mapping[str, str] = {"role": "user", "content": text}
+    prompt = tokenizer.chat_template.render([message], add_generation_prompt=True, variables={})
+    return tuple(tokenizer.encode(prompt, add_special_tokens=False))

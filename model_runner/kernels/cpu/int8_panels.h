@@ -1,0 +1,103 @@
+// Weights in int8 with one scale for each output. Products are summed in 32-bit integers, which is exact in any order.
+//
+// A panel of 16 outputs holds, for each pair of inputs, the 16 outputs' two weights each: what an integer instruction
+// multiplies and sums once they are widened. Outputs and inputs are padded with zeros.
+#pragma once
+#include <cmath>
+#include <cstring>
+
+#include "quantized_rows.h"
+
+namespace SW_ISA {
+
+struct Int8Panels {
+  using Sum = int32_t;
+
+  // Rows that are multiplied with a panel at once: as many sums as the registers hold.
+#if defined(__AVX512VNNI__)
+  static constexpr int kTileRows = 4;
+#else
+  static constexpr int kTileRows = 6;
+#endif
+
+  static int64_t panel_bytes(int64_t inputs) { return round_up(inputs, kPair) * kPanel; }
+
+  // Quantises and packs outputs 16 * panel and following; rows of the weight beyond its outputs count as zero.
+  static void pack(const float *weight, int64_t outputs, int64_t inputs, int64_t panel, int8_t *packed, float *scales) {
+    int8_t *to = packed + panel * panel_bytes(inputs);
+    for (int lane = 0; lane < kPanel; ++lane) {
+      const int64_t output = panel * kPanel + lane;
+      const float *from = weight + output * inputs;
+      const Rounding rounding = rounding_of(from, output < outputs ? inputs : 0, kWeightLevels);
+      scales[output] = rounding.scale;
+      for (int64_t input = 0; input < round_up(inputs, kPair); ++input) {
+        const float scaled = rounding.factor != 0 && input < inputs ? from[input] * rounding.factor : 0.0f;
+        to[(input / kPair * kPanel + lane) * kPair + input % kPair] = static_cast<int8_t>(std::nearbyintf(scaled));
+      }
+    }
+  }
+
+  // Sums of the products of Rows rows, from `row` on, with a panel, [Rows, 16]. The panel is read from front to end,
+  // once. On the way as much is asked of memory from `ahead` on, if that is not null. (Loops are unrolled so that the
+  // compiler keeps the sums in registers.)
+  template <int Rows>
+  static void multiply(const QuantizedRows &rows, int64_t row, const int8_t *panel, int64_t inputs, const int8_t *ahead,
+                       Sum *sums) {
+    const int64_t pairs = round_up(inputs, kPair) / kPair;
+#if defined(__AVX512VNNI__)
+    constexpr int kChains = 4;  // independent sums, since one product takes several cycles
+    __m512i acc[Rows][kChains];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) acc[r][c] = _mm512_setzero_si512();
+    const auto add = [&](int chain, int64_t pair) {
+      const __m512i w = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(panel + pair * 32)));
+      if (ahead) __builtin_prefetch(ahead + pair * 32, 0, 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r)
+        acc[r][chain] = _mm512_dpwssd_epi32(acc[r][chain], w, _mm512_set1_epi32(rows.pair(row + r, pair)));
+    };
+    int64_t p = 0;
+    for (; p + kChains <= pairs; p += kChains)
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) add(c, p + c);
+    for (; p < pairs; ++p) add(0, p);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+      _mm512_storeu_si512(sums + r * kPanel, _mm512_add_epi32(_mm512_add_epi32(acc[r][0], acc[r][1]),
+                                                              _mm512_add_epi32(acc[r][2], acc[r][3])));
+#elif defined(__AVX2__)
+    __m256i acc[Rows][2] = {};
+    for (int64_t p = 0; p < pairs; ++p) {
+      const __m128i *bytes = reinterpret_cast<const __m128i *>(panel + p * 32);
+      const __m256i w[2] = {_mm256_cvtepi8_epi16(_mm_loadu_si128(bytes)),
+                            _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1))};
+      if (ahead) __builtin_prefetch(ahead + p * 32, 0, 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        const __m256i xs = _mm256_set1_epi32(rows.pair(row + r, p));
+        acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(w[0], xs));
+        acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(w[1], xs));
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i *>(sums + r * kPanel), acc[r][0]);
+      _mm256_storeu_si256(reinterpret_cast<__m256i *>(sums + r * kPanel + 8), acc[r][1]);
+    }
+#else
+    static_cast<void>(ahead);
+    for (int r = 0; r < Rows; ++r) {
+      const int16_t *x = rows.row(row + r);
+      int32_t acc[kPanel] = {};
+      for (int64_t p = 0; p < pairs; ++p)
+        for (int lane = 0; lane < kPanel; ++lane)
+          for (int k = 0; k < kPair; ++k) acc[lane] += x[p * kPair + k] * panel[(p * kPanel + lane) * kPair + k];
+      std::memcpy(sums + r * kPanel, acc, sizeof acc);
+    }
+#endif
+  }
+};
+
+}  // namespace SW_ISA

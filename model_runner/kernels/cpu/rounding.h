@@ -1,0 +1,56 @@
+// Numbers become integers of few bits, with one scale for many of them.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "simd.h"
+
+namespace SW_ISA {
+
+constexpr float kSmallest = 1e-30f;  // what has nothing larger counts as zero: levels / x must be finite
+
+inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+inline float largest_magnitude(const float *x, int64_t n) {  // NaN or infinite if any number is
+  IntVec highest{};
+  const IntVec magnitude = IntVec{} + 0x7fffffff;  // as integers, magnitudes have the same order, and NaN the highest
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    const IntVec m = bits(load(x + i)) & magnitude;
+    highest = m > highest ? m : highest;
+  }
+  int32_t result = 0;
+  for (int lane = 0; lane < kWidth; ++lane) result = highest[lane] > result ? highest[lane] : result;
+  for (; i < n; ++i) {
+    int32_t m;
+    std::memcpy(&m, x + i, 4);
+    m &= 0x7fffffff;
+    result = m > result ? m : result;
+  }
+  float magnitude_of;
+  std::memcpy(&magnitude_of, &result, 4);
+  return magnitude_of;
+}
+
+// How numbers become integers of at most `levels`: times `factor`, and back times `scale`. What is too small to count
+// has both 0; with a number that is not finite the scale is NaN, so that nothing that went wrong is hidden.
+struct Rounding {
+  float factor;
+  float scale;
+};
+
+inline Rounding rounding_of(const float *x, int64_t n, float levels) {
+  const float highest = largest_magnitude(x, n);
+  if (highest < kSmallest) return {0.0f, 0.0f};
+  if (!std::isfinite(highest)) return {0.0f, __builtin_nanf("")};
+  return {levels / highest, highest / levels};
+}
+
+// Rounds x * factor to the nearest integers, halves to even. |x * factor| < 2^22.
+inline IntVec rounded(Vec x, Vec factor) {
+  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23
+  return bits(x * factor + magic) - bits(magic);
+}
+
+}  // namespace SW_ISA

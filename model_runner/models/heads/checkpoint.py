@@ -1,0 +1,160 @@
+"""Folders with heads: config.json and weights, as safetensors or as torch's .pt or .bin, in any type of floats.
+
+Two things of our own, in files that we write and in any that we read: `d2t`, EAGLE-3's table of a reduced draft
+vocabulary, for every kind of heads; and weights in int8, `X.weight` with `X.weight_scale` [outputs] float32, which
+stand for weight * scale.
+"""
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from model_runner.models.heads.base import HeadsError, TargetShape, from_offsets
+
+WEIGHTS = "model.safetensors"
+_SCALE = "_scale"
+
+
+class HeadsCheckpoint:
+    """The files of one folder. Every tensor that is taken is checked; all errors are HeadsError and name the folder."""
+
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        """Reads the tensors whose names begin with `prefix` into memory."""
+        self.folder = folder
+        self.config = read_config(folder)
+        self._tensors = _read_tensors(folder, prefix)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors."""
+        return frozenset(self._tensors)
+
+    def error(self, problem: str) -> HeadsError:
+        """To be raised by whoever finds the problem."""
+        return HeadsError(f"the heads in {self.folder} cannot be used: {problem}")
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """The first of these entries of config.json that is there."""
+        value = next((self.config[name] for name in names if self.config.get(name) is not None), default)
+        if not isinstance(value, int) or value < 0:
+            raise self.error(f"config.json says {value!r} where it must give a number as {' or '.join(names)}")
+        return value
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor in float32, of this shape."""
+        if name not in self._tensors:
+            raise self.error(f"there is no tensor {name}")
+        tensor = self._tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise self.error(f"{name} has the shape {tuple(tensor.shape)}; {shape} was expected")
+        if tensor.dtype != torch.int8:
+            if not tensor.is_floating_point():
+                raise self.error(f"{name} holds {tensor.dtype}, not floats")
+            return tensor.float()
+        return tensor.float() * self.take(name + _SCALE, shape[0]).unsqueeze(1)
+
+    def fill(self, heads: nn.Module, renamed: Mapping[str, str] | None = None) -> None:
+        """Give all parameters of the heads the tensors of their names; `renamed` has the file's word for a prefix."""
+        tensors = {}
+        for name, value in heads.state_dict().items():
+            prefix = next((prefix for prefix in renamed or {} if name.startswith(prefix)), "")
+            published = (renamed or {}).get(prefix, "") + name.removeprefix(prefix)
+            tensors[name] = self.take(published, *value.shape)
+        heads.load_state_dict(tensors, assign=True)
+        heads.requires_grad_(requires_grad=False).eval()
+
+    def rows(self, name: str) -> int:
+        """The first dimension of a tensor."""
+        if name not in self._tensors or not self._tensors[name].dim():
+            raise self.error(f"there is no tensor {name}")
+        return self._tensors[name].shape[0]
+
+    def draft_ids(self, target: TargetShape) -> Tensor | None:
+        """Heads.draft_ids from `d2t`."""
+        if "d2t" not in self._tensors:
+            return None
+        ids = from_offsets(self._tensors["d2t"])
+        if ids.dim() != 1 or not len(ids) or ids.min() < 0 or ids.max() >= target.vocab_size:
+            raise self.error(f"d2t names tokens outside the target's vocabulary of {target.vocab_size:,}")
+        return ids
+
+    def check_hidden(self, hidden: int, target: TargetShape) -> None:
+        """Raise if the heads were trained for a target of another hidden size."""
+        if hidden != target.hidden:
+            raise self.error(f"they were trained for a hidden size of {hidden:,}; the target's is {target.hidden:,}")
+
+
+def save_heads(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a folder that HeadsCheckpoint reads. An older checkpoint there is replaced only by a whole one.
+
+    Matrices are stored as `dtype`, where int8 rounds each output to 127 steps either way; everything else in float32.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() != 2 or not tensor.is_floating_point():
+            stored[name] = tensor.detach().cpu().contiguous()
+        elif dtype == torch.int8:
+            stored[name], stored[name + _SCALE] = _to_int8(tensor.detach().float().cpu())
+        else:
+            stored[name] = tensor.detach().to(dtype).cpu().contiguous()
+    partial = folder / (WEIGHTS + ".partial")
+    save_file(stored, partial)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / WEIGHTS)
+
+
+def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers [outputs, inputs] and scales [outputs]."""
+    scale = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny * 128) / 127
+    return (weight / scale.unsqueeze(1)).round().to(torch.int8), scale
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json. Raises HeadsError if there is no object."""
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HeadsError(f"the heads in {folder} cannot be used: config.json: {error.strerror}") from error
+    except ValueError as error:
+        raise HeadsError(f"the heads in {folder} cannot be used: config.json is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise HeadsError(f"the heads in {folder} cannot be used: config.json holds no object")
+    return content
+
+
+def _read_tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """The folder's weights whose names begin with the prefix; safetensors where there are any, else torch's files."""
+    files = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.pt"), *folder.glob("*.bin")])
+    if not files:
+        raise HeadsError(f"the heads in {folder} cannot be used: there is no .safetensors, .pt or .bin file")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            tensors |= _read_safetensors(file, prefix) if file.suffix == ".safetensors" else _read_torch(file, prefix)
+        except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise HeadsError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    return tensors
+
+
+def _read_safetensors(file: Path, prefix: str) -> dict[str, Tensor]:
+    with safe_open(file, framework="pt") as reader:
+        return {name: reader.get_tensor(name) for name in reader.keys() if name.startswith(prefix)}  # noqa: SIM118
+
+
+def _read_torch(file: Path, prefix: str) -> dict[str, Tensor]:
+    """Nothing in such a file is executed."""
+    content = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise HeadsError(f"{file} holds something else than named tensors")
+    return {name: tensor for name, tensor in content.items() if name.startswith(prefix)}

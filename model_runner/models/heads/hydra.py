@@ -1,0 +1,143 @@
+"""Hydra heads (arXiv:2402.05109): each guess depends on the tokens that were guessed before it.
+
+Head i (1, 2, ...) sees the target's hidden state h_t and the embeddings of the i tokens after it, x_{t+1} .. x_{t+i},
+and guesses x_{t+i+1}. Its layers: u = R z + r + silu(W z + b) for z, all of these joined; then u + silu(W u + b), as
+often as there are further layers.
+
+The published format has `hydra_num_heads`, `hydra_num_layers` and `hydra_head_arch` in config.json, and the tensors
+
+    hydra_mlp.{i}.{j}.linear.weight|bias           [hidden, (i + 2) * hidden] for j = 0, else [hidden, hidden]; i from 0
+    hydra_mlp.{i}.0.res_connection.weight|bias     [hidden, (i + 2) * hidden]
+    hydra_lm_head.{i}.weight|bias                  [vocab, hidden]
+
+The published training code repeats one module for all layers but the first, so that these are equal there. `prefix-mlp`
+(Hydra++) has dropouts counted between the layers, `hydra_mlp.{i}.{2 j + 1}` and `hydra_lm_head.{i}.1`, and runs
+`prefix_embeding_layer` over the hidden states first. Our own checkpoints may have one head for all,
+`hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_runner.models.features import LAST
+from model_runner.models.heads.base import Heads, TargetShape, to_offsets
+from model_runner.models.heads.checkpoint import HeadsCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class HydraShape:
+    """Sizes of a set of Hydra heads."""
+
+    hidden: int
+    depth: int
+    num_layers: int
+    draft_vocab: int
+    shared_head: bool
+    """One matrix for the logits of all heads, without a bias."""
+
+
+class _FirstLayer(nn.Module):
+    """Joins what a head takes into one vector of the hidden size."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, hidden)
+        self.res_connection = nn.Linear(inputs, hidden)
+
+    def forward(self, joined: Tensor) -> Tensor:
+        residual: Tensor = self.res_connection(joined)
+        return residual + F.silu(self.linear(joined))
+
+
+class _Layer(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+
+    def forward(self, state: Tensor) -> Tensor:
+        return state + F.silu(self.linear(state))
+
+
+class HydraHeads(Heads):
+    """All heads of a checkpoint."""
+
+    kind = "hydra"
+    depth: int
+
+    def __init__(self, shape: HydraShape, draft_ids: Tensor | None = None) -> None:
+        super().__init__(draft_ids, (LAST,), shape.depth)
+        self.shape = shape
+        self.hydra_mlp = nn.ModuleList(
+            nn.Sequential(
+                _FirstLayer((index + 2) * shape.hidden, shape.hidden),
+                *(_Layer(shape.hidden) for _ in range(shape.num_layers - 1)),
+            )
+            for index in range(shape.depth)
+        )
+        self.hydra_lm_head: nn.Linear | nn.ModuleList = (
+            nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
+            if shape.shared_head
+            else nn.ModuleList(nn.Linear(shape.hidden, shape.draft_vocab) for _ in range(shape.depth))
+        )
+
+    def state(self, index: int, hidden: Tensor, embedded_path: Tensor) -> Tensor:
+        """What head `index` (1, 2, ...) makes of hidden [n, d] and embedded_path [n, index, d]: [n, d]."""
+        joined = torch.cat([hidden.unsqueeze(1), embedded_path], dim=1).flatten(1)  # [n, (index + 1) * d]
+        state: Tensor = self.hydra_mlp[index - 1](joined)
+        return state
+
+    def logits(self, index: int, state: Tensor) -> Tensor:
+        """Logits [n, draft_vocab] of head `index` for its state [n, d]."""
+        head = self.hydra_lm_head
+        logits: Tensor = (head if isinstance(head, nn.Linear) else head[index - 1])(state)
+        return logits
+
+    def head(self, index: int, hidden: Tensor, embedded_path: Tensor) -> Tensor:
+        """Logits [n, draft_vocab] for the token after the path.
+
+        Args:
+            index: 1 for the first head.
+            hidden: [n, d] the target's hidden state at some place (LAST).
+            embedded_path: [n, index, d] the target's embeddings of the tokens after it.
+        """
+        return self.logits(index, self.state(index, hidden, embedded_path))
+
+
+def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
+    """Raises HeadsError."""
+    arch = checkpoint.config.get("hydra_head_arch", "mlp")
+    if arch != "mlp" or not checkpoint.config.get("grounded_heads", True):
+        raise checkpoint.error(f"Hydra heads of architecture {arch} are not supported, only grounded ones of mlp")
+    draft_ids = checkpoint.draft_ids(target)
+    shape = HydraShape(
+        hidden=target.hidden,
+        depth=checkpoint.integer("hydra_num_heads"),
+        num_layers=checkpoint.integer("hydra_num_layers"),
+        draft_vocab=target.vocab_size if draft_ids is None else len(draft_ids),
+        shared_head="hydra_lm_head.weight" in checkpoint.names,
+    )
+    checkpoint.check_hidden(checkpoint.rows("hydra_mlp.0.0.linear.weight"), target)
+    heads = HydraHeads(shape, draft_ids)
+    checkpoint.fill(heads)
+    return heads
+
+
+def hydra_checkpoint(heads: HydraHeads) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+    """Config and tensors, for checkpoint.save_heads."""
+    config = {
+        "hydra_num_heads": heads.shape.depth,
+        "hydra_num_layers": heads.shape.num_layers,
+        "hydra_head_arch": "mlp",
+        "grounded_heads": True,
+        "hidden_state_offset": 0,
+        "hidden_size": heads.shape.hidden,
+    }
+    tensors = dict(heads.state_dict())
+    if heads.draft_ids is not None:
+        tensors["d2t"] = to_offsets(heads.draft_ids)
+    return config, tensors

@@ -1,0 +1,1 @@
+"""Training of draft heads on a model's own answers."""

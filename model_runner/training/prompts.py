@@ -1,0 +1,197 @@
+"""Prompts that heads are trained on: templates filled with topics, and passages of Python's own documentation.
+
+All comes from this repository (topics.py) and from the docstrings of the standard library of the Python that runs. The
+same seed gives the same prompts with the same Python. held_out.py has prompts that share no template and no topic with
+these.
+"""
+
+import importlib
+import inspect
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from model_runner.training import topics
+
+PASSAGE_CHARACTERS = (200, 900)
+"""Shortest docstring that is used, and where longer ones are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is asked."""
+
+    text: str
+    is_chat: bool = True
+    """Wrapped in the chat template as a user's message; otherwise plain text to continue."""
+
+
+def passages(modules: Sequence[str]) -> list[str]:
+    """Docstrings of the modules and of what they define, in a fixed order, without repetitions."""
+    shortest, longest = PASSAGE_CHARACTERS
+    found: dict[str, None] = {}
+    for name in modules:
+        module = importlib.import_module(name)
+        members = [module, *(member for _, member in sorted(vars(module).items()) if _is_documented(member))]
+        for text in (inspect.getdoc(member) for member in members):
+            if text is not None and len(text) >= shortest:
+                found[text[:longest].rsplit(" ", 1)[0]] = None
+    return list(found)
+
+
+def _is_documented(member: object) -> bool:
+    return inspect.isclass(member) or inspect.isroutine(member)
+
+
+def training_prompts(seed: int = 0) -> Iterator[Prompt]:
+    """An endless stream, different for each seed; repetitions are rare within a few thousand."""
+    source = random.Random(seed)
+    maker = _Maker(source)
+    makers, weights = zip(*maker.kinds, strict=True)
+    while True:
+        yield source.choices(makers, weights)[0]()
+
+
+class _Maker:
+    """Makes prompts of each kind."""
+
+    def __init__(self, source: random.Random) -> None:
+        self._pick = source.choice
+        self._number = source.randint
+        self._passages = passages(topics.DOCUMENTED)
+        self.kinds: tuple[tuple[Callable[[], Prompt], float], ...] = (
+            (self._about_subject, 10),
+            (self._story, 4),
+            (self._code, 5),
+            (self._sentence, 3),
+            (self._list, 3),
+            (self._arithmetic, 2),
+            (self._conversation, 1),
+            (self._passage, 4),
+            (self._plain, 3),
+        )
+
+    def _about_subject(self) -> Prompt:
+        subject, other = self._pick(topics.SUBJECTS), self._pick(topics.SUBJECTS)
+        return Prompt(
+            self._pick(
+                (
+                    f"Explain {subject} to a child.",
+                    f"Explain {subject} in detail.",
+                    f"What should everybody know about {subject}?",
+                    f"Write a short essay about {subject}.",
+                    f"Write a blog post about {subject} with headings.",
+                    f"List five facts about {subject}.",
+                    f"What are the advantages and disadvantages of {subject}?",
+                    f"Give me a step-by-step guide to {subject} for beginners.",
+                    f"How has {subject} changed over the last hundred years?",
+                    f"Why does {subject} matter?",
+                    f"Compare {subject} with {other}.",
+                    f"Write three quiz questions about {subject} with answers.",
+                    f"What are common misunderstandings about {subject}?",
+                    f"Summarise the most important ideas about {subject} in one paragraph.",
+                    f"I know nothing about {subject}. Where do I start?",
+                    f"Write an outline for a talk about {subject}.",
+                    f"Write a formal email to a colleague about {subject}.",
+                    f"Describe {subject} in exactly three sentences.",
+                    f"Act as a teacher and introduce {subject}.",
+                    f"Make a table with two columns about {subject}: term and meaning.",
+                    f"{subject[0].upper()}{subject[1:]}?",
+                )
+            )
+        )
+
+    def _story(self) -> Prompt:
+        who, where, what = self._pick(topics.CHARACTERS), self._pick(topics.PLACES), self._pick(topics.EVENTS)
+        form = self._pick(topics.FORMS)
+        return Prompt(
+            self._pick(
+                (
+                    f"Write a {form} about {who} who {what} {where}.",
+                    f"Write a {form} that takes place {where}.",
+                    f"Describe {who} {where}.",
+                    f"Begin a novel {where}: {who} {what}.",
+                    f"Invent a title and a summary for a film about {who} who {what}.",
+                )
+            )
+        )
+
+    def _code(self) -> Prompt:
+        task, language = self._pick(topics.CODE_TASKS), self._pick(topics.LANGUAGES)
+        return Prompt(
+            self._pick(
+                (
+                    f"Write a {language} function that {task}.",
+                    f"Write a {language} program that {task}, and explain how it works.",
+                    f"Show me how one {task} in {language}.",
+                    f"Write a Python function that {task}, with type hints and a docstring.",
+                    f"Write tests for a Python function that {task}.",
+                )
+            )
+        )
+
+    def _sentence(self) -> Prompt:
+        sentence = self._pick(topics.SENTENCES)
+        if self._number(0, 1):
+            return Prompt(f"Translate into {self._pick(topics.TONGUES)}: {sentence}")
+        return Prompt(f"{self._pick(topics.REWRITES)}: {sentence}")
+
+    def _list(self) -> Prompt:
+        topic, count = self._pick(topics.LIST_TOPICS), self._number(3, 12)
+        return Prompt(
+            self._pick(
+                (
+                    f"List {count} {topic}.",
+                    f"Give me {count} {topic}, each with one sentence of explanation.",
+                    f"Suggest some {topic}.",
+                    f"Give me a JSON array of {count} {topic}.",
+                )
+            )
+        )
+
+    def _arithmetic(self) -> Prompt:
+        name, things = self._pick(topics.NAMES), self._pick(topics.OBJECTS)
+        few, many = self._number(2, 12), self._number(13, 90)
+        return Prompt(
+            self._pick(
+                (
+                    f"{name} has {many} {things} and gives away {few}. How many {things} are left?",
+                    f"{name} buys {few} {things} for {many} cents each. How much is that? Think step by step.",
+                    f"What is {many} times {few}?",
+                    f"A box holds {few} {things}. How many boxes does {name} need for {many} {things}?",
+                )
+            )
+        )
+
+    def _conversation(self) -> Prompt:
+        return Prompt(self._pick(topics.GREETINGS))
+
+    def _passage(self) -> Prompt:
+        request = self._pick(
+            (
+                "Summarise this text:",
+                "Explain the following in plain words:",
+                "What is this documentation about?",
+                "Turn this into a bulleted list:",
+                "Write an example that uses what is described here:",
+                "Which questions does this text leave open?",
+            )
+        )
+        return Prompt(f"{request}\n\n{self._pick(self._passages)}")
+
+    def _plain(self) -> Prompt:
+        """The beginning of a passage, or of a sentence about a subject, without the chat template."""
+        if self._number(0, 1):
+            words = self._pick(self._passages).split(" ")
+            return Prompt(" ".join(words[: self._number(12, 40)]), is_chat=False)
+        subject = self._pick(topics.SUBJECTS)
+        start = self._pick(
+            (
+                f"The history of {subject} begins",
+                f"When people think of {subject}, they often",
+                f"# {subject[0].upper()}{subject[1:]}\n\n",
+                f"Chapter 1\n\nUntil that day she had never heard of {subject}.",
+                f"Question: what is special about {subject}?\nAnswer:",
+            )
+        )
+        return Prompt(start, is_chat=False)

@@ -1,0 +1,148 @@
+"""Rejection sampling keeps the joint distribution of what is said; with each of the classic mistakes it does not."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model_runner.contract import SamplingParams
+from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree, Fork
+from model_runner.sampling.draw import TorchDraw
+from model_runner.sampling.noise import Stream, noise_key
+from model_runner.sampling.rows import SamplingRows, SamplingState
+from model_runner.speculative import rejection, speculator
+from model_runner.speculative.rejection import RejectionDraw, blind_confidence
+from tests.model_runner.sampling.harness import ALPHA, CPU, chi_square_p
+
+from .trimming import Trimmed
+from .worlds import CHAIN, PROMPT, TREE, VOCAB, Drafter, Drawing, Speakers, World, crowd, make_world, outcomes
+
+COUNT = 20_000
+FEW = 5_000
+LENGTH = 3
+SETTINGS = SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.4, repetition_penalty=1.2)
+PLAIN = SamplingParams()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world(1)
+
+
+def fit(world: World, params: SamplingParams, count: int, draft: Drafter) -> float:
+    """How well the joint distribution of three tokens fits the exact one."""
+    said = crowd(params, "rejection", count)
+    Speakers(world, said).speak(LENGTH, draft)
+    assert sum(one.num_accepted for one in said) > count / 2
+    return chi_square_p(outcomes(said, LENGTH), world.joint(params, LENGTH))
+
+
+@pytest.mark.parametrize("at_random", [False, True], ids=["chosen", "drawn"])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_joint_distribution_of_three_tokens(world: World, shape: Sequence[int], at_random: bool) -> None:
+    assert fit(world, SETTINGS, COUNT, Drawing(world, shape, at_random=at_random)) > ALPHA
+
+
+def test_drawn_drafts_are_accepted_more_often_than_chosen_ones(world: World) -> None:
+    accepted = []
+    for at_random in (False, True):
+        said = crowd(PLAIN, "rejection", 2000)
+        Speakers(world, said).speak(1, Drawing(world, CHAIN[:1], at_random=at_random))
+        accepted.append(sum(one.num_accepted for one in said) / 2000)
+    p, q = world.next_token(PLAIN, ()), torch.softmax(world.draft[PROMPT].double(), -1).numpy()
+    overlap = np.minimum(p[:-1], q).sum()
+    assert accepted[0] == pytest.approx(p[q.argmax()], abs=0.05)
+    assert accepted[1] == pytest.approx(overlap, abs=0.05)
+    assert accepted[1] > accepted[0] + 0.05
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_noise_shared_with_the_drafts_is_found_out(
+    world: World, shape: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shared(rows: SamplingRows, row: int, stream: Stream | None = None) -> int:
+        return noise_key(rows.sampling[row].seed, 0, Stream.TARGET, rows.positions[row])
+
+    monkeypatch.setattr(SamplingRows, "key", shared)
+    assert fit(world, PLAIN, FEW, Drawing(world, shape, at_random=True)) < ALPHA
+
+
+def test_a_guess_that_is_not_normalised_after_a_rejection_is_found_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = rejection._normalised
+
+    def forgetful(weights: Tensor, otherwise: Tensor) -> Tensor:
+        return weights if weights is otherwise else right(weights, otherwise)
+
+    monkeypatch.setattr(rejection, "_normalised", forgetful)
+    assert fit(world, PLAIN, FEW, Drawing(world, TREE, at_random=True)) < ALPHA
+
+
+@pytest.mark.parametrize(("shape", "least"), [(CHAIN, 0.4), (TREE, 0.2)], ids=["chain", "tree"])
+def test_drafts_that_compete_for_a_budget(world: World, shape: Sequence[int], least: float) -> None:
+    assert fit(world, PLAIN, FEW, Trimmed(Drawing(world, shape, at_random=True), least)) > ALPHA
+
+
+@pytest.mark.parametrize(("shape", "least"), [(CHAIN, 0.4), (TREE, 0.2)], ids=["chain", "tree"])
+def test_pruning_by_drawn_probability_is_found_out(
+    world: World, shape: Sequence[int], least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculator, "blind_confidence", lambda tree: tree.confidence)
+    assert fit(world, PLAIN, FEW, Trimmed(Drawing(world, shape, at_random=True), least)) < ALPHA
+
+
+def test_what_the_budget_sees_does_not_depend_on_the_tokens() -> None:
+    parents = (ROOT, ROOT, 0, 1, 0, ROOT)
+    trees = [DraftTree((1, 2, 3, 4, 5, 6), parents, (value,) * 6) for value in (0.1, 0.9)]
+    assert blind_confidence(trees[0]) == blind_confidence(trees[1])
+    first, second, *below, third = blind_confidence(trees[0])
+    assert first == below[0] == below[1] > second == below[2] > third
+
+
+def drawn(scores: Tensor, fork: Fork, seeds: int) -> list[int]:
+    """What is drawn at one place, with seeds 0, 1, 2, ..."""
+    state = SamplingState(seeds, scores.shape[-1], CPU)
+    for seed in range(seeds):
+        state.admit(seed, SamplingParams(seed=seed), ())
+    tokens = RejectionDraw([fork] * seeds, TorchDraw(len(scores), CPU))(
+        scores.expand(seeds, -1), state.rows(range(seeds))
+    )
+    return [tokens[row] for row in range(seeds)]
+
+
+def test_a_draft_that_the_target_rules_out_never_stands() -> None:
+    scores = torch.tensor([0.0, -torch.inf, 1.0])
+    for weights in (None, [0.0, 1.0, 0.0], [0.1, 0.8, 0.1]):
+        distribution = weights and DraftDistribution(torch.arange(3), torch.tensor(weights))
+        tokens = drawn(scores, Fork((1,), distribution or None), 2000)
+        assert set(tokens) == {0, 2}
+
+
+def test_a_rejection_that_only_rounding_can_cause_leaves_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "uniform", lambda key, index: 1.0)
+    scores = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4))
+    probs = torch.softmax(scores.double(), -1)
+    tokens = drawn(scores, Fork((2,), DraftDistribution(torch.arange(VOCAB), probs)), 4000)
+    assert chi_square_p(tokens, probs.numpy()) > ALPHA
+    certain = torch.tensor([-torch.inf, 0.0, -torch.inf])
+    assert set(drawn(certain, Fork((1,), None), 10)) == {1}
+
+
+def test_weights_need_not_sum_to_one() -> None:
+    scores = torch.tensor([0.3, 0.0, -0.5])
+    forks = [Fork((0, 2), DraftDistribution(torch.tensor([2, 0]), torch.tensor([1.0, 3.0]) * by)) for by in (0.25, 7)]
+    assert drawn(scores, forks[0], 500) == drawn(scores, forks[1], 500)
+
+
+def test_a_crowd_equals_each_alone(world: World) -> None:
+    shapes = itertools.cycle((CHAIN, TREE, ()))
+    drafts = [Drawing(world, shape, at_random=index % 2 == 0) for index, shape in zip(range(60), shapes, strict=False)]
+    together, alone = crowd(SETTINGS, "rejection", 60), crowd(SETTINGS, "rejection", 60)
+    Speakers(world, together).speak(12, lambda one: drafts[one.params.seed](one))
+    for one in alone:
+        Speakers(world, [one]).speak(12, drafts[one.params.seed])
+    assert [one.tokens for one in together] == [one.tokens for one in alone]

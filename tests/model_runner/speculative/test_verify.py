@@ -1,0 +1,140 @@
+"""The walk along drafts: in match mode what would be said without them, and every mode at its own choices."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model_runner.contract import SamplingParams, Verification
+from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
+from model_runner.sampling.sampler import Sampler
+
+from .worlds import CHAIN, TREE, VOCAB, Drawing, Said, Speakers, World, make_world
+
+LENGTH = 24
+SETTINGS = {
+    "plain": SamplingParams(),
+    "greedy": SamplingParams(temperature=0.0),
+    "greedy, penalties": SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.8),
+    "truncated": SamplingParams(temperature=0.9, top_p=0.8, min_p=0.05, presence_penalty=0.5),
+    "bans": SamplingParams(no_repeat_ngram_size=4, bad_words=((1, 2), (4,)), min_tokens=9, stop_token_ids=(0,)),
+    "restricted": SamplingParams(logit_bias=((3, 1.5),), allowed_token_ids=(0, 1, 3, 4), typical_p=0.9, top_k=3),
+}
+MODES: tuple[Verification, ...] = ("match", "rejection", "typical")
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world(2)
+
+
+def random_tree(seed: int) -> Callable[[Said], DraftTree]:
+    """Trees of up to 12 nodes with any tokens."""
+    generator = random.Random(seed)
+
+    def make(said: Said) -> DraftTree:
+        edges: dict[tuple[int, int], None] = {}
+        for _ in range(generator.randint(0, 12)):
+            edges[generator.randint(ROOT, len(edges) - 1), generator.randrange(VOCAB)] = None
+        parents, tokens = [p for p, _ in edges], [t for _, t in edges]
+        return DraftTree(tuple(tokens), tuple(parents), (0.5,) * len(edges))
+
+    return make
+
+
+def choices(name: str, verify: Verification = "match", count: int = 40) -> list[Said]:
+    return [Said(replace(SETTINGS[name], seed=seed, logprobs=seed % 3 or None), verify) for seed in range(count)]
+
+
+def broken(world: World) -> World:
+    """The same, but after some tokens the logits are not finite."""
+    target = world.target.clone()
+    target[0, 1, 2] = torch.nan
+    target[2, 2] = torch.inf
+    target[4, 0] = -torch.inf
+    return replace(world, target=target)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "broken"])
+def test_random_trees_change_nothing_in_match_mode(world: World, name: str, is_broken: bool) -> None:
+    world = broken(world) if is_broken else world
+    drafted, alone = choices(name), choices(name)
+    Speakers(world, drafted).speak(LENGTH, random_tree(1))
+    Speakers(world, alone).speak(LENGTH, lambda one: NO_DRAFT)
+    assert sum(one.num_accepted for one in drafted) > 20
+    for one, other in zip(drafted, alone, strict=True):
+        count = len(other.output)
+        assert one.output[:count] == other.output
+        assert one.logprobs[:count] == other.logprobs
+        assert one.error == other.error
+        assert len(one.output) == count or other.error is None
+    errors = {one.error for one in alone} - {None}
+    assert errors == ({"the model's logits are not finite"} if is_broken else set())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_draft_where_the_logits_are_broken_ends_the_walk_before_it(mode: Verification) -> None:
+    target = torch.zeros(VOCAB, VOCAB, VOCAB)
+    target[..., 2] = 50.0
+    target[2, 2] = torch.nan
+    chain = DraftTree((2, 2, 2), (ROOT, 0, 1), (1.0,) * 3)
+    said = [Said(SamplingParams(), mode), Said(SamplingParams(temperature=0.0), mode)]
+    speakers = Speakers(World(target, target[..., :-1]), said)
+    speakers.step([0, 1], [chain, chain])
+    for one in said:
+        assert (one.output, one.num_accepted, one.error) == ((2, 2), 1, None)
+    speakers.step([0, 1], [chain, NO_DRAFT])
+    for one in said:
+        assert (one.output, one.num_accepted, one.error) == ((2, 2), 1, "the model's logits are not finite")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["greedy", "greedy, penalties"])
+def test_at_temperature_zero_every_mode_is_greedy(world: World, mode: Verification, name: str) -> None:
+    drafted, alone = choices(name, mode), choices(name)
+    Speakers(world, drafted).speak(LENGTH, Drawing(world, TREE, at_random=True))
+    Speakers(world, alone).speak(LENGTH, lambda one: NO_DRAFT)
+    assert [one.output[:LENGTH] for one in drafted] == [one.output for one in alone]
+    assert [one.logprobs[:LENGTH] for one in drafted] == [one.logprobs for one in alone]
+
+
+@pytest.mark.parametrize("name", ["plain", "truncated"])
+def test_modes_in_one_batch_do_not_meet(world: World, name: str) -> None:
+    draft = Drawing(world, TREE, at_random=True)
+    apart = [choices(name, mode, 10) for mode in MODES]
+    for said in apart:
+        Speakers(world, said).speak(LENGTH, draft)
+    mixed = [one for of_modes in zip(*(choices(name, mode, 10) for mode in MODES), strict=True) for one in of_modes]
+    Speakers(world, mixed).speak(LENGTH, draft)
+    for index, said in enumerate(apart):
+        assert [one.output for one in mixed[index::3]] == [one.output for one in said]
+        assert [one.logprobs for one in mixed[index::3]] == [one.logprobs for one in said]
+    assert apart[0][1].output != apart[1][1].output
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_logprobs_are_those_of_the_model_for_each_token(world: World, mode: Verification) -> None:
+    said = [Said(replace(SETTINGS["truncated"], seed=seed, logprobs=0), mode) for seed in range(20)]
+    Speakers(world, said).speak(LENGTH, Drawing(world, TREE, at_random=True))
+    for one in said:
+        for place, report in enumerate(one.logprobs):
+            before, last, token = one.tokens[place : place + 3]
+            expected = torch.log_softmax(world.target[before, last], -1)[token]
+            assert (report.token_id, report.logprob) == (token, pytest.approx(expected.item(), abs=1e-6))
+
+
+def test_greedy_rows_without_settings_need_no_processors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*args: object) -> None:
+        raise AssertionError("a plain row is processed")
+
+    expected, said = choices("greedy", count=6), choices("greedy", count=6)
+    Speakers(world, expected).speak(LENGTH, lambda one: NO_DRAFT)
+    for one in said:
+        one.params = replace(one.params, logprobs=None)
+    monkeypatch.setattr(Sampler, "_logprobs", forbidden)
+    monkeypatch.setattr("model_runner.sampling.sampler.process", forbidden)
+    Speakers(world, said).speak(LENGTH, Drawing(world, CHAIN, at_random=False))
+    assert [one.output[:LENGTH] for one in said] == [one.output for one in expected]

@@ -1,0 +1,69 @@
+"""Drafts as a Speculator passes them on, after they have competed for a budget."""
+
+import torch
+
+from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
+from model_runner.draft_tree import DraftTree
+from model_runner.speculative.budget import Budget, StepLoad
+from model_runner.speculative.proposer import ChoiceStep, Feature, NewChoice, TargetStep
+from model_runner.speculative.speculator import Speculator
+from model_runner.speculative.step_times import FloatArray
+
+from .worlds import PROMPT, Drafter, Said
+
+
+class FixedBudget(Budget):
+    """Verifies what has at least this survival."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self._least = least
+
+    def choose(self, load: StepLoad, survival: FloatArray) -> int:
+        return int((survival >= self._least).sum())
+
+    def wants(self, method: str, load: StepLoad, choices: int) -> bool:
+        return True
+
+
+class Repeating:
+    """Proposes what it is given."""
+
+    needs: frozenset[Feature] = frozenset()
+
+    def __init__(self) -> None:
+        self.next = DraftTree()
+
+    def begin(self, choice: NewChoice) -> None:
+        pass
+
+    def propose(self, step: TargetStep) -> list[DraftTree]:
+        return [self.next for _ in step.choices]
+
+    def end(self, slot: int) -> None:
+        pass
+
+
+class Trimmed:
+    """Trees of another drafter, cut as the speculator cuts them."""
+
+    def __init__(self, draft: Drafter, least: float) -> None:
+        self._draft = draft
+        self._proposer = Repeating()
+        self._speculator = Speculator({"method": self._proposer}, FixedBudget(least), 64)
+
+    def __call__(self, said: Said) -> DraftTree:
+        admitted = AdmittedRequest(
+            "", PROMPT, len(PROMPT), 0, (), said.params, Speculation("method", None, said.verify)
+        )
+        self._proposer.next = self._draft(said)
+        self._speculator.begin(0, said.tokens, (), admitted)
+        load = StepLoad(1, 1, 1)
+        offered = self._speculator.propose(load, TargetStep([_step(said)], {}, torch.empty(0)))[0]
+        (tree,) = self._speculator.drafts(load, [0], [ScheduledRequest("", 1, (), offered)])
+        self._speculator.end(0)
+        return tree
+
+
+def _step(said: Said) -> ChoiceStep:
+    return ChoiceStep(0, said.tokens, len(PROMPT), 1, len(said.tokens) - 1, (0,), (), 0, said.params, None)
