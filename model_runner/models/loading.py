@@ -97,7 +97,7 @@ def load_model(
     """
     register_attention()
     register_experts()
-    with _quiet():
+    with quiet():
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -134,7 +134,7 @@ def prepare(model: nn.Module, device: torch.device, int8: Kernels | None) -> Non
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' own progress bars."""
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -12,8 +12,8 @@ hidden states that enter the k-th layer from the end) in config.json, and the te
     hydra_lm_head.{i}.weight|bias                  [vocab, hidden]
 
 The published training code repeats one module for all layers but the first, so that these are equal there. Its other
-architectures, `prefix-mlp` (Hydra++), `cross-attn` and `eagle-attn`, are refused. Our own checkpoints may have one head for all,
-`hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py).
+architectures, `prefix-mlp` (Hydra++), `cross-attn` and `eagle-attn`, are refused. Our own checkpoints may have one head
+for all, `hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py).
 """
 
 from collections.abc import Mapping

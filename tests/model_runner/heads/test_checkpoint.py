@@ -62,7 +62,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_without_heads_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(HeadsError, match="config.json: No such file"):
+    with pytest.raises(HeadsError, match=r"config\.json: No such file"):
         load_heads(tmp_path, TARGET)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(HeadsError, match="no object"):
