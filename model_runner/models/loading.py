@@ -104,7 +104,7 @@ def load_model(
     """
     register_attention()
     register_experts()
-    with _quiet():
+    with quiet():
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -144,7 +144,7 @@ def prepare(model: PreTrainedModel, device: torch.device, packer: NativePacker |
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' own progress bars."""
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from model_runner.training.prompts import Prompt, passages
+from model_runner.training.topics import DOCUMENTED
 
 _DOCUMENTED = ("abc", "array", "binascii", "bz2", "cmd", "colorsys", "dis", "fileinput", "gettext", "hashlib")
 
@@ -77,9 +78,11 @@ _PASSAGE_REQUESTS = (
 
 
 def held_out_prompts() -> dict[str, list[Prompt]]:
-    """The prompts by kind; the kinds `passage` and `plain` use docstrings of modules kept apart."""
+    """The prompts by kind; the kinds `passage` and `plain` use docstrings that no training prompt has."""
+    trained = set(passages(DOCUMENTED))
+    found = [text for text in passages(_DOCUMENTED) if text not in trained]
+    chosen = found[:: len(found) // 16][:16]
     prompts = {kind: [Prompt(text) for text in texts] for kind, texts in _BY_KIND.items()}
-    found = passages(_DOCUMENTED)[:16]
-    prompts["passage"] = [Prompt(_PASSAGE_REQUESTS[i % 2].format(text)) for i, text in enumerate(found[:8])]
-    prompts["plain"] = [Prompt(" ".join(text.split(" ")[:24]), is_chat=False) for text in found[8:]]
+    prompts["passage"] = [Prompt(_PASSAGE_REQUESTS[i % 2].format(text)) for i, text in enumerate(chosen[::2])]
+    prompts["plain"] = [Prompt(" ".join(text.split(" ")[:24]), is_chat=False) for text in chosen[1::2]]
     return prompts

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from model_runner.models.heads.base import TargetShape
+from model_runner.models.loading import quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class TargetWeights:
     @classmethod
     def load(cls, folder: Path) -> "TargetWeights":
         """Reads the whole model and keeps the two."""
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with quiet():
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         model.requires_grad_(requires_grad=False)
         text = model.config.get_text_config()
         factor = getattr(text, "logit_scale", None) or 1 / (getattr(text, "logits_scaling", None) or 1.0)

@@ -109,7 +109,7 @@ DOCUMENTED = (
     *("os", "pathlib", "pdb", "pickle", "pkgutil", "platform", "plistlib", "pprint", "profile", "queue", "random"),
     *("re", "sched", "secrets", "shelve", "shlex", "shutil", "signal", "smtplib", "socket", "sqlite3", "ssl"),
     *("statistics", "string", "struct", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit"),
-    *("tokenize", "traceback", "types", "typing", "unittest", "urllib", "uuid", "warnings", "weakref"),
+    *("tokenize", "traceback", "types", "unittest", "urllib", "uuid", "warnings", "weakref"),
     *("xml", "zipfile"),
 )
 """Modules of Python's standard library whose docstrings are summarised, explained and continued."""

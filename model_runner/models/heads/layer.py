@@ -84,7 +84,7 @@ class RMSNorm(nn.Module):
         self._eps = eps
 
     def forward(self, rows: Tensor) -> Tensor:
-        return F.rms_norm(rows, self.weight.shape, self.weight, self._eps)
+        return F.rms_norm(rows, self.weight.shape, self.weight.to(rows.dtype), self._eps)
 
 
 class DraftAttention(nn.Module):

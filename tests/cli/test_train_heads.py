@@ -1,0 +1,52 @@
+"""`samewise train-heads` from the command line to a folder of heads, on a tiny model."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from model_runner.models.heads.base import TargetShape
+from model_runner.models.heads.loading import load_heads
+from model_runner.models.loading import load_config
+from server.cli import app
+from tests.server.tiny_model import write_folder
+
+
+@pytest.fixture
+def folder(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A random model with a tokenizer whose ids it knows."""
+    model = write_folder(tmp_path / "model")
+    for file in tiny_model("llama").iterdir():
+        shutil.copy(file, model / file.name)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    return model
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["train-heads", *arguments])
+    return result.exit_code, result.output
+
+
+def test_heads_from_answers_of_the_engine(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "heads"
+    flags = ("--output", str(output), "--tokens", "200", "--draft-vocab", "50", "--depth", "2")
+    code, text = run(str(folder), *flags, "--steps", "2")
+    assert code == 0, text
+    assert "tokens a step" in text
+    heads = load_heads(output, TargetShape.of(load_config(folder)))
+    assert (heads.kind, heads.depth) == ("hydra", 2)
+    held_out = json.loads((output / "config.json").read_text())["held_out"]
+    assert set(held_out) == {"temperature 0", "temperature 1"}
+    assert len(held_out["temperature 0"]["ranked"]) == 2
+    assert (tmp_path / "heads-work" / "training" / "answers-00000.npz").is_file()
+
+
+def test_a_model_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "model.txt"
+    file.write_text("no model")
+    code, text = run(str(file), "--output", str(tmp_path / "heads"))
+    assert code == 1
+    assert "is a file but not a GGUF file" in text
