@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.models.features import LAST, Feature
+from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
 from model_runner.speculative.growing import Bud, Extend, GrowthLimits, grow, to_array
 from model_runner.speculative.proposer import Embed, NewChoice, TargetStep
@@ -15,9 +15,10 @@ from model_runner.speculative.proposer import Embed, NewChoice, TargetStep
 class HydraProposer:
     """Head i sees the hidden state and the tokens guessed so far (Ankner et al., arXiv:2402.05109)."""
 
-    needs: frozenset[Feature] = frozenset({LAST})
+    needs: frozenset[Feature]
 
     def __init__(self, heads: HydraHeads, embed: Embed, limits: GrowthLimits) -> None:
+        self.needs = frozenset({heads.shape.feature})
         self._heads = heads
         self._embed = embed
         self._limits = limits
@@ -31,7 +32,7 @@ class HydraProposer:
         """See Proposer.propose."""
         if not any(choice.max_nodes for choice in step.choices):
             return [NO_DRAFT] * len(step.choices)
-        hidden = step.last(LAST)
+        hidden = step.last(self._heads.shape.feature)
         newest = torch.tensor([choice.tokens[-1] for choice in step.choices], device=hidden.device)
         path = self._embed(newest).unsqueeze(1)  # [choices, 1, hidden]
         first = self._heads.head(1, hidden, path)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_runner.models.features import LAST
+from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.examples import Example
 from model_runner.training.objective import Guess, Judge
@@ -22,15 +22,19 @@ class HydraObjective:
     weights. The shared head begins as the target's own rows.
     """
 
-    needs = (LAST,)
-
-    def __init__(self, target: TargetWeights, judge: Judge, depth: int, num_layers: int, sample: AnswerRows) -> None:
-        """`sample` has the rows by which the size of the inputs is found."""
-        shape = HydraShape(target.shape.hidden, depth, num_layers, len(judge.draft_ids), shared_head=True)
+    def __init__(
+        self, target: TargetWeights, judge: Judge, depth: int, num_layers: int, feature: Feature, sample: AnswerRows
+    ) -> None:
+        """The heads take `feature`; `sample` has the rows by which the size of the inputs is found."""
+        shape = HydraShape(
+            target.shape.hidden, depth, num_layers, len(judge.draft_ids), shared_head=True, feature=feature
+        )
+        self.needs = tuple(dict.fromkeys((feature, LAST)))
+        self._feature = feature
         self._heads = HydraHeads(shape, judge.draft_ids)
         self._embedding = target.embedding.to(judge.device)
         self._judge = judge
-        self._hidden_size = sample.features[LAST].square().mean(0).sqrt().clamp_min(1e-3)  # [hidden]
+        self._hidden_size = sample.features[feature].square().mean(0).sqrt().clamp_min(1e-3)  # [hidden]
         self._embedding_size = self._embedding(sample.tokens).std()
         head = self._heads.hydra_lm_head
         assert isinstance(head, nn.Linear)
@@ -63,7 +67,7 @@ class HydraObjective:
         return heads
 
     def _guesses(self, rows: AnswerRows) -> Iterator[Guess]:
-        hidden = rows.features[LAST] / self._hidden_size
+        hidden = rows.features[self._feature] / self._hidden_size
         embedded = self._embedding(rows.tokens) / self._embedding_size
         for index in range(1, self._heads.depth + 1):
             at = rows.before(index)

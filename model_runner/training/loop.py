@@ -25,7 +25,7 @@ class LoopOptions:
     """From which the number of steps is found, once; ..."""
     steps: int | None = None
     """... or that number itself."""
-    batch_rows: int = 2048
+    batch_rows: int = 1024
     """Tokens of answers in a step."""
     learning_rate: float = 2e-3
     weight_decay: float = 0.01

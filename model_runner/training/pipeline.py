@@ -18,7 +18,7 @@ from model_runner.config import RunnerConfig
 from model_runner.models.features import LAST
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.eagle3 import Eagle3Heads, default_features, eagle3_checkpoint
-from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint
+from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, hydra_feature
 from model_runner.models.heads.medusa import MedusaHeads, medusa_checkpoint
 from model_runner.models.heads.saving import save_heads
 from model_runner.models.loading import load_config, resolve_device
@@ -94,8 +94,12 @@ class _Run:
         self._progress = progress
         self._device = resolve_device("auto")
         self._num_layers = TargetShape.of(load_config(options.model)).num_layers
-        features = default_features(self._num_layers) if options.kind == "eagle3" else ()
-        self._needs = (*features, LAST)
+        features = {
+            "medusa": (),
+            "hydra": (hydra_feature(self._num_layers),),
+            "eagle3": default_features(self._num_layers),
+        }
+        self._needs = tuple(dict.fromkeys((*features[options.kind], LAST)))
 
     def examples(self, name: str, questions: Callable[[], Any], num_tokens: int | None) -> list[Example]:
         """Answers and hidden states."""
@@ -121,8 +125,8 @@ class _Run:
         if options.kind == "medusa":
             return MedusaObjective(target, judge, options.depth, options.num_layers)
         if options.kind == "hydra":
-            sample = answer_rows(examples[:_SAMPLE], (LAST,), self._device)
-            return HydraObjective(target, judge, options.depth, options.num_layers, sample)
+            sample = answer_rows(examples[:_SAMPLE], self._needs, self._device)
+            return HydraObjective(target, judge, options.depth, options.num_layers, self._needs[0], sample)
         return Eagle3Objective(target, judge, options.depth, self._needs[:-1], draft_layer_config(options.model))
 
     def train(self, objective: Objective, examples: list[Example]) -> None:

@@ -110,6 +110,11 @@ class HydraHeads(Heads):
         return self.logits(index, self.state(index, hidden, embedded_path))
 
 
+def hydra_feature(num_layers: int) -> Feature:
+    """What heads that are trained here take: the last layers leave little but the next token, which is known."""
+    return entering(max(num_layers - 3, 0))
+
+
 def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
     """Raises HeadsError."""
     arch = checkpoint.config.get("hydra_head_arch", "mlp")
