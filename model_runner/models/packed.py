@@ -24,7 +24,7 @@ Packer = Callable[[Tensor], Product]
 
 
 class PackedWeight(Tensor):
-    """Stands in for a weight [out, in]. It can do one thing: `F.linear(x, weight, bias)`."""
+    """Stands in for a weight [out, in]: can be multiplied, `F.linear(x, weight, bias)`, and cast to the type it has."""
 
     _product: Product
 
@@ -50,6 +50,8 @@ class PackedWeight(Tensor):
         if func is F.linear and isinstance(args[1], PackedWeight):
             bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
             return args[1].linear(args[0], bias)
+        if func in (Tensor.to, Tensor.type) and args[1:] == (args[0].dtype,) and not kwargs:
+            return args[0]  # what routers that compute in float32 ask for (DeepSeek-V3)
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
     @classmethod
