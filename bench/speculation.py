@@ -75,8 +75,11 @@ class Run:
 class Bench:
     """An engine on one loaded model."""
 
-    def __init__(self, runner: ModelRunner, config: RunnerConfig) -> None:
+    def __init__(self, runner: ModelRunner, config: RunnerConfig, num_draft: int | None = None) -> None:
+        """Methods draft `num_draft` tokens in each step, or what the budget says."""
         self.runner = runner
+        self._num_draft = num_draft
+        self._num_runs = 0
         self._config = SchedulerConfig(
             block_size=runner.info.block_size,
             max_num_seqs=config.max_num_seqs,
@@ -100,7 +103,7 @@ class Bench:
         before = {stats.method: stats for stats in self.runner.speculation_stats()}
         for _ in range(ROUNDS):
             without.append(self._run(load, None))
-            with_it.append(self._run(load, Speculation(method)))
+            with_it.append(self._run(load, Speculation(method, self._num_draft)))
             if with_it[-1].answers != without[-1].answers:
                 raise RuntimeError(f"{method} changed the answers to {name}")
         return Result(
@@ -116,6 +119,7 @@ class Bench:
 
     def _run(self, load: Load, speculation: Speculation | None) -> Run:
         engine = self.engine()
+        self._num_runs += 1
         waiting = [self._request(index, load, speculation) for index in range(len(load.prompts))][::-1]
         answers: dict[str, tuple[int, ...]] = {}
         num_steps = num_tokens = 0
@@ -131,10 +135,17 @@ class Bench:
         seconds = time.perf_counter() - start
         return Run(seconds, num_tokens / num_steps, tuple(answers[request] for request in sorted(answers)))
 
-    @staticmethod
-    def _request(index: int, load: Load, speculation: Speculation | None) -> EngineRequest:
+    def _request(self, index: int, load: Load, speculation: Speculation | None) -> EngineRequest:
+        """With a salt for each run: outputs of one shall not be guessed from those of another."""
         sampling = SamplingParams(temperature=load.temperature, seed=index, stop_token_ids=load.stop_token_ids)
-        return EngineRequest(f"{index:03}", load.prompts[index], sampling, NUM_TOKENS, speculation=speculation)
+        return EngineRequest(
+            f"{index:03}",
+            load.prompts[index],
+            sampling,
+            NUM_TOKENS,
+            cache_salt=str(self._num_runs),
+            speculation=speculation,
+        )
 
 
 def _accepted(before: dict[str, SpeculationStats], after: Sequence[SpeculationStats]) -> tuple[float, ...]:
@@ -188,8 +199,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what speculation brings on the embedded or another model.")
     parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
     parser.add_argument("--draft-model", type=Path, help="folder of a smaller model")
-    parser.add_argument("--heads", type=Path, action="append", default=[], help="folder of trained heads")
+    parser.add_argument(
+        "--heads",
+        type=Path,
+        action="append",
+        default=[],
+        help="folder of trained heads, in place of those of the model",
+    )
     parser.add_argument("--methods", nargs="+", help="all that there are when left out")
+    parser.add_argument("--num-tokens", type=int, help="draft tokens in each step, in place of what pays")
     parser.add_argument("--workloads", nargs="+", default=["chat", "repeated", "copied"])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1])
@@ -198,9 +216,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     console = Console()
-    folder = resolve_model(arguments.model, console).path
-    config = RunnerConfig(folder, kv_cache_gib=1.0, draft_model=arguments.draft_model, heads=tuple(arguments.heads))
-    bench = Bench(ModelRunner.load(config), config)
+    model = resolve_model(arguments.model, console)
+    folder = model.path
+    heads = tuple(arguments.heads) or model.heads
+    config = RunnerConfig(folder, kv_cache_gib=1.0, draft_model=arguments.draft_model, heads=heads)
+    bench = Bench(ModelRunner.load(config), config, arguments.num_tokens)
     methods = arguments.methods or bench.runner.info.speculation_methods
     content: object
     if arguments.matrix:

@@ -18,6 +18,7 @@ class Checkpoints:
     model: ModelFolder
     draft_model: Path | None
     heads: tuple[Path, ...]
+    """Those that the settings name, else those that come with the model."""
 
 
 def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
@@ -26,8 +27,8 @@ def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
     with _setting("draft_model"):
         draft = None if settings.draft_model is None else resolve_model(settings.draft_model, console).path
     with _setting("heads"):
-        heads = tuple(resolve_heads(name, console) for name in settings.heads)
-    return Checkpoints(model, draft, heads)
+        named = tuple(resolve_heads(name, console) for name in settings.heads)
+    return Checkpoints(model, draft, named or model.heads)
 
 
 @contextmanager

