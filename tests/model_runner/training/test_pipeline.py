@@ -154,7 +154,7 @@ def test_exported_heads_guess_as_those_in_training(
         if one.temperature == 0.0:
             for row in range(one.num_answer - 1):
                 place = one.num_prompt - 1 + row
-                hidden = torch.from_numpy(one.features["last"][place : place + 1].astype(np.float32))
+                hidden = torch.from_numpy(one.features[heads.needs[0]][place : place + 1].astype(np.float32))
                 path = weights.embedding(torch.tensor([[one.tokens[place + 1]]]))
                 guess = heads.draft_ids[heads.head(1, hidden, path).argmax()]
                 hits += int(guess == one.tokens[place + 2])
