@@ -1,6 +1,6 @@
 """A model's own answers, in numbered files, so that an interrupted run goes on where it was."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, count, cycle, islice
@@ -23,11 +23,13 @@ class Question:
 
     prompt: Prompt
     sampling: SamplingParams
+    max_tokens: int = 256
+    """Of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Prompt and answer as tokens; no tokens if the prompt was too long to be answered."""
+    """Prompt and answer as tokens; no tokens if the prompt was too long, or there was none."""
 
     tokens: tuple[int, ...]
     num_prompt: int
@@ -45,9 +47,9 @@ class Answerer(Protocol):
         ...
 
 
-def training_questions() -> Iterator[Question]:
-    """Endless. Temperatures alternate; every question has its own seed."""
-    for index, (prompt, temperature) in enumerate(zip(training_prompts(), cycle((0.0, 0.7, 1.0)), strict=False)):
+def training_questions(own: Sequence[Prompt] = ()) -> Iterator[Question]:
+    """Endless. Temperatures alternate; every question has its own seed. `own` are prompts that the model made."""
+    for index, (prompt, temperature) in enumerate(zip(training_prompts(own), cycle((0.0, 0.7, 1.0)), strict=False)):
         yield Question(prompt, SamplingParams(temperature=temperature, seed=index))
 
 

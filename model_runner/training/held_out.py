@@ -84,5 +84,5 @@ def held_out_prompts() -> dict[str, list[Prompt]]:
     chosen = found[:: len(found) // 16][:16]
     prompts = {kind: [Prompt(text) for text in texts] for kind, texts in _BY_KIND.items()}
     prompts["passage"] = [Prompt(_PASSAGE_REQUESTS[i % 2].format(text)) for i, text in enumerate(chosen[::2])]
-    prompts["plain"] = [Prompt(" ".join(text.split(" ")[:24]), is_chat=False) for text in chosen[1::2]]
+    prompts["plain"] = [Prompt(" ".join(text.split(" ")[:24]), "plain") for text in chosen[1::2]]
     return prompts

@@ -6,7 +6,7 @@ the same answers, goes on with what is there.
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +22,16 @@ from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, hydra_
 from model_runner.models.heads.medusa import MedusaHeads, medusa_checkpoint
 from model_runner.models.heads.saving import save_heads
 from model_runner.models.loading import load_config, resolve_device
-from model_runner.training.answers import Answerer, AnswerStore, held_out_questions, training_questions
+from model_runner.training.answers import Answerer, AnswerStore, Question, held_out_questions, training_questions
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config
 from model_runner.training.examples import Example, ExampleStore
 from model_runner.training.hydra import HydraObjective
 from model_runner.training.loop import LoopOptions, Moment, TrainingLoop
 from model_runner.training.medusa import MedusaObjective
 from model_runner.training.objective import Judge, Objective
+from model_runner.training.own_prompts import opening_questions, own_prompts
 from model_runner.training.precision import product_type
+from model_runner.training.prompts import Prompt
 from model_runner.training.report import Accuracy, as_json, measure
 from model_runner.training.rows import answer_rows
 from model_runner.training.target import TargetForTraining
@@ -42,6 +44,8 @@ Kind = Literal["medusa", "hydra", "eagle3"]
 
 _SAMPLE = 64
 """Examples from which the typical size of inputs is taken."""
+_TOKENS_PER_OPENING = 250
+"""Of training data for each prompt that the model is asked to make: an answer has about 200."""
 MAX_SEQUENCE = 1024
 """Tokens of a prompt and its answer at most."""
 
@@ -66,17 +70,29 @@ class TrainingOptions:
     loop: LoopOptions = field(default_factory=LoopOptions)
 
 
-def train_heads(options: TrainingOptions, answerer: Callable[[], Answerer], progress: Progress) -> list[Accuracy]:
+def train_heads(
+    options: TrainingOptions,
+    answerer: Callable[[], Answerer],
+    decode: Callable[[Sequence[int]], str],
+    progress: Progress,
+) -> list[Accuracy]:
     """Run all stages that are not done yet; returns how good the heads are on held-out prompts.
 
     They are in `options.output` then and, as they are, whenever the state of their training is saved.
+
+    Args:
+        options: what to train.
+        answerer: makes what runs the model; called only if answers are missing.
+        decode: the text of tokens of the model, without special ones.
+        progress: is told how far each stage is.
 
     Raises:
         ValueError: if the work folder belongs to another model.
     """
     _claim(options.work, options.model)
     run = _Run(options, answerer, progress)
-    training = run.examples("training", training_questions, options.tokens)
+    own = run.own_prompts(decode)
+    training = run.examples("training", lambda: training_questions(own), options.tokens)
     held_out = run.examples("held-out", held_out_questions, None)
     objective = run.objective(training)
     run.train(objective, training)
@@ -101,19 +117,32 @@ class _Run:
         }
         self._needs = tuple(dict.fromkeys((*features[options.kind], LAST)))
 
-    def examples(self, name: str, questions: Callable[[], Any], num_tokens: int | None) -> list[Example]:
+    def own_prompts(self, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
+        """Prompts that the model makes; none without a chat template."""
+        count = self._options.tokens // _TOKENS_PER_OPENING + 1
+        answers, num_files = self._answers("own-prompts", lambda: opening_questions(count), None)
+        prompts = own_prompts((answer for shard in range(num_files) for answer in answers.read(shard)), decode)
+        logger.info("%d prompts by the model itself", len(prompts))
+        return prompts
+
+    def examples(self, name: str, questions: Callable[[], Iterator[Question]], num_tokens: int | None) -> list[Example]:
         """Answers and hidden states."""
-        folder = self._options.work / name
-        answers = AnswerStore(folder, questions)
-        task = self._progress.add_task(f"answers, {name}", total=num_tokens)
-        num_files = answers.collect(self._answerer, num_tokens, self._advance(task))
+        answers, num_files = self._answers(name, questions, num_tokens)
         task = self._progress.add_task(f"hidden states, {name}", total=num_files)
-        store = ExampleStore(folder, answers, self._needs)
+        store = ExampleStore(self._options.work / name, answers, self._needs)
         config = RunnerConfig(self._options.model)
         store.compute(num_files, lambda: TargetForTraining(config, self._needs, MAX_SEQUENCE), self._advance(task))
         examples = [one for shard in range(num_files) for one in store.read(shard)]
         logger.info("%d %s answers, %d tokens", len(examples), name, sum(one.num_answer for one in examples))
         return examples
+
+    def _answers(
+        self, name: str, questions: Callable[[], Iterator[Question]], num_tokens: int | None
+    ) -> tuple[AnswerStore, int]:
+        """The store and how many of its files to use."""
+        answers = AnswerStore(self._options.work / name, questions)
+        task = self._progress.add_task(f"answers, {name}", total=num_tokens)
+        return answers, answers.collect(self._answerer, num_tokens, self._advance(task))
 
     def objective(self, examples: list[Example]) -> Objective:
         """Fresh heads."""

@@ -1,8 +1,8 @@
 """Prompts that heads are trained on: templates filled with topics, and passages of Python's own documentation.
 
-All comes from this repository (topics.py) and from the docstrings of the standard library of the Python that runs. The
-same seed gives the same prompts with the same Python. held_out.py has prompts that share no template and no topic with
-these.
+These come from this repository (topics.py) and from the docstrings of the standard library of the Python that runs; the
+model's own questions (own_prompts.py) are mixed in. The same seed gives the same prompts with the same Python.
+held_out.py has prompts that share no template and no topic with these.
 """
 
 import importlib
@@ -10,11 +10,15 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import Literal
 
 from model_runner.training import topics
 
 PASSAGE_CHARACTERS = (200, 900)
 """Shortest docstring that is used, and where longer ones are cut."""
+OWN_SHARE = 0.65
+"""Part of the prompts that the model made itself, if it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +26,9 @@ class Prompt:
     """What the model is asked."""
 
     text: str
-    is_chat: bool = True
-    """Wrapped in the chat template as a user's message; otherwise plain text to continue."""
+    kind: Literal["chat", "plain", "opening"] = "chat"
+    """`chat` is wrapped in the chat template as a user's message, `plain` is continued as it is; `opening` stands for
+    the beginning of the chat template, and has the model go on with a user's message."""
 
 
 def passages(modules: Sequence[str]) -> list[str]:
@@ -43,13 +48,20 @@ def _is_documented(member: object) -> bool:
     return inspect.isclass(member) or inspect.isroutine(member)
 
 
-def training_prompts(seed: int = 0) -> Iterator[Prompt]:
-    """An endless stream, different for each seed; repetitions are rare within a few thousand."""
+def training_prompts(own: Sequence[Prompt] = (), seed: int = 0) -> Iterator[Prompt]:
+    """An endless stream, different for each seed, with the model's own prompts in turn among the others.
+
+    Of the others, few repeat within some thousands.
+    """
     source = random.Random(seed)
     maker = _Maker(source)
     makers, weights = zip(*maker.kinds, strict=True)
+    next_own = cycle(own)
     while True:
-        yield source.choices(makers, weights)[0]()
+        if own and source.random() < OWN_SHARE:
+            yield next(next_own)
+        else:
+            yield source.choices(makers, weights)[0]()
 
 
 class _Maker:
@@ -183,7 +195,7 @@ class _Maker:
         """The beginning of a passage, or of a sentence about a subject, without the chat template."""
         if self._number(0, 1):
             words = self._pick(self._passages).split(" ")
-            return Prompt(" ".join(words[: self._number(12, 40)]), is_chat=False)
+            return Prompt(" ".join(words[: self._number(12, 40)]), "plain")
         subject = self._pick(topics.SUBJECTS)
         start = self._pick(
             (
@@ -194,4 +206,4 @@ class _Maker:
                 f"Question: what is special about {subject}?\nAnswer:",
             )
         )
-        return Prompt(start, is_chat=False)
+        return Prompt(start, "plain")

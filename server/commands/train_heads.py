@@ -1,5 +1,6 @@
 """`samewise train-heads`: train draft heads for a model, on its own answers."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,6 +9,8 @@ import typer
 from server.commands.console import fail
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rich.table import Table
 
     from model_runner.training.answers import Answerer
@@ -75,7 +78,9 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
             loop=LoopOptions(minutes=minutes, steps=steps),
         )
         with progress_lines(console) as progress:
-            accuracy = train_heads(options, lambda: _answerer(folder.path, folder.name), progress)
+            accuracy = train_heads(
+                options, lambda: _answerer(folder.path, folder.name), _decoder(folder.path), progress
+            )
     except (ModelNotFoundError, ValueError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -95,6 +100,12 @@ def _answerer(model: Path, name: str) -> "Answerer":
     engine = load_engine(EngineConfig(RunnerConfig(model, speculation="off"))).engine
     tokenizer = Tokenizer.from_folder(model)
     return OfflineAnswerer(engine, tokenizer, ServedModel.from_folder(model, tokenizer, name))
+
+
+def _decoder(model: Path) -> "Callable[[Sequence[int]], str]":
+    from server.tokenization import Tokenizer  # noqa: PLC0415
+
+    return partial(Tokenizer.from_folder(model).decode, skip_special_tokens=True)
 
 
 def _table(results: "list[Accuracy]") -> "Table":

@@ -1,5 +1,6 @@
 """Many prompts through an engine in this process, without HTTP: how training data is made."""
 
+import logging
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -7,9 +8,12 @@ from itertools import islice
 from model_runner.training.answers import Answer, Question
 from model_runner.training.prompts import Prompt
 from scheduler.interface import EngineRequest, FinishReason
+from server.chat_template import ChatTemplateError
 from server.engine.loop import Engine
 from server.served_model import ServedModel
 from server.tokenization import Tokenizer
+
+logger = logging.getLogger("samewise.training")
 
 
 @dataclass(slots=True)
@@ -32,8 +36,6 @@ class OfflineAnswerer:
         self._in_flight = in_flight
         self.max_prompt = 512
         """A longer prompt is not answered."""
-        self.max_tokens = 256
-        """Of each answer."""
 
     def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, Answer]]:
         """See Answerer. Raises RuntimeError if the engine fails on a question."""
@@ -43,7 +45,7 @@ class OfflineAnswerer:
             while True:
                 for number, question in islice(numbered, self._in_flight - len(running)):
                     prompt = self.encode(question.prompt)
-                    if len(prompt) > self.max_prompt:
+                    if not 0 < len(prompt) <= self.max_prompt:
                         yield number, Answer((), 0, question.sampling.temperature)
                     else:
                         running[str(number)] = self._submit(number, prompt, question)
@@ -55,17 +57,24 @@ class OfflineAnswerer:
                 self._engine.abort(request_id)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Chat prompts by the model's template, if it has one."""
+        """By the model's chat template, if it has one; without one, there is no opening."""
         template = self._tokenizer.chat_template
-        if not prompt.is_chat or template is None:
-            return tuple(self._tokenizer.encode(prompt.text, add_special_tokens=True))
+        if prompt.kind == "plain" or template is None:
+            return tuple(self._tokenizer.encode(prompt.text, add_special_tokens=True)) if prompt.text else ()
         message: Mapping[str, str] = {"role": "user", "content": prompt.text}
-        text = template.render([message], add_generation_prompt=True, variables={})
+        try:
+            if prompt.kind == "opening":
+                text = template.render_open([message], variables={})
+            else:
+                text = template.render([message], add_generation_prompt=True, variables={})
+        except ChatTemplateError as error:
+            logger.warning("the chat template cannot make a prompt: %s", error)
+            return ()
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _submit(self, number: int, prompt: tuple[int, ...], question: Question) -> _Running:
         sampling = replace(question.sampling, stop_token_ids=self._stops)
-        self._engine.add(EngineRequest(str(number), prompt, sampling, self.max_tokens))
+        self._engine.add(EngineRequest(str(number), prompt, sampling, question.max_tokens))
         return _Running(prompt, sampling.temperature)
 
     def _step(self, running: dict[str, _Running]) -> Iterator[tuple[int, Answer]]:

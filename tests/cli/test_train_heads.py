@@ -8,11 +8,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from model_runner.config import RunnerConfig
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config
+from model_runner.training.answers import Answer
+from model_runner.training.own_prompts import OPENING, opening_questions
+from model_runner.training.prompts import Prompt
 from server.cli import app
+from server.engine.messages import EngineConfig
+from server.engine.offline import OfflineAnswerer
+from server.engine.worker import load_engine
+from server.served_model import ServedModel
+from server.tokenization import Tokenizer
 from tests.server.tiny_model import write_folder
+
+HELLO = Prompt("hello there")
 
 
 @pytest.fixture
@@ -50,3 +61,19 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
     code, text = run(str(file), "--output", str(tmp_path / "heads"))
     assert code == 1
     assert "is a file but not a GGUF file" in text
+
+
+def test_an_opening_is_the_template_up_to_the_users_text(folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder)
+    model = ServedModel.from_folder(folder, tokenizer, "tiny")
+    engine = load_engine(EngineConfig(RunnerConfig(folder, speculation="off"))).engine
+    answerer = OfflineAnswerer(engine, tokenizer, model)
+    opening, asked = (tokenizer.decode(answerer.encode(one), skip_special_tokens=False) for one in (OPENING, HELLO))
+    assert asked.startswith(opening + HELLO.text)
+    assert 0 < len(opening) < len(asked) - len(HELLO.text)
+
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    bare = OfflineAnswerer(engine, Tokenizer.from_folder(folder), model)
+    assert bare.encode(OPENING) == ()
+    assert list(bare.answers(opening_questions(2))) == [(0, Answer((), 0, 1.0)), (1, Answer((), 0, 1.0))]

@@ -1,7 +1,7 @@
 """The parts of the trainer: prompts, vocabulary, batches, loss, attention of unrolled steps."""
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import cycle, islice
 
 import numpy as np
 import pytest
@@ -9,11 +9,13 @@ import torch
 
 from model_runner.models.heads.layer import Attend
 from model_runner.training import topics
+from model_runner.training.answers import Answer
 from model_runner.training.batches import batches
 from model_runner.training.examples import Example
 from model_runner.training.held_out import held_out_prompts
 from model_runner.training.loss import soft_cross_entropy
-from model_runner.training.prompts import training_prompts
+from model_runner.training.own_prompts import opening_questions, own_prompts
+from model_runner.training.prompts import OWN_SHARE, Prompt, training_prompts
 from model_runner.training.unrolled import Span, UnrolledAttention
 from model_runner.training.vocabulary import choose_draft_ids
 
@@ -23,11 +25,30 @@ def example(tokens: list[int], num_prompt: int) -> Example:
 
 
 def test_prompts_are_many_and_the_same_for_the_same_seed() -> None:
-    first, again, other = (list(islice(training_prompts(seed), 2000)) for seed in (0, 0, 1))
+    first, again, other = (list(islice(training_prompts(seed=seed), 2000)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
     assert len(set(first)) > 1500
-    assert any(not prompt.is_chat for prompt in first)
+    assert any(prompt.kind == "plain" for prompt in first)
+
+
+def test_own_prompts_are_mixed_in_and_used_again_when_they_run_out() -> None:
+    own = [Prompt(f"question {number}") for number in range(100)]
+    mixed = list(islice(training_prompts(own), 1000))
+    assert mixed == list(islice(training_prompts(own), 1000))
+    used = [prompt for prompt in mixed if prompt in own]
+    assert used == list(islice(cycle(own), len(used)))
+    assert pytest.approx(len(used), abs=50) == 1000 * OWN_SHARE
+
+
+def test_own_prompts_are_those_that_ended() -> None:
+    def answer(text: str) -> Answer:
+        tokens = tuple(map(ord, text))
+        return Answer((7, 7, *tokens), 2, 1.0)
+
+    answers = [answer(text) for text in ("What is in a name?", " What is in a name?\n", "No.", "And so " * 20)]
+    assert own_prompts(answers, lambda tokens: "".join(map(chr, tokens))) == [Prompt("What is in a name?")]
+    assert len({question.sampling.seed for question in opening_questions(70)}) == 70
 
 
 def test_held_out_prompts_are_kept_apart() -> None:
@@ -35,7 +56,7 @@ def test_held_out_prompts_are_kept_apart() -> None:
     assert len(held_out) == len(set(held_out)) > 60
     trained = set(islice(training_prompts(), 5000))
     assert not trained & set(held_out)
-    texts = " ".join(prompt.text.lower() for prompt in held_out if prompt.is_chat)
+    texts = " ".join(prompt.text.lower() for prompt in held_out if prompt.kind == "chat")
     for topic in (*topics.CODE_TASKS, *topics.SENTENCES, *topics.LIST_TOPICS, *topics.CHARACTERS):
         assert topic.lower() not in texts
     passages = {prompt.text[-100:] for prompt in trained}

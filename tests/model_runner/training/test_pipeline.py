@@ -72,7 +72,7 @@ def options(folder: Path, model: Path, kind: Kind, **changed: object) -> Trainin
 
 @pytest.fixture
 def train(known: list[tuple[int, ...]]) -> Callable[[TrainingOptions], list[Accuracy]]:
-    return lambda chosen: train_heads(chosen, lambda: Counting(known), quiet())
+    return lambda chosen: train_heads(chosen, lambda: Counting(known), str, quiet())
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def test_heads_learn_and_are_written(
         def update(self, task_id: object, **fields: object) -> None:  # type: ignore[override]
             losses.extend([float(str(fields["description"]).split()[-1])] if "description" in fields else [])
 
-    accuracy = train_heads(chosen, lambda: Counting(known), Recording(console=Console(quiet=True)))
+    accuracy = train_heads(chosen, lambda: Counting(known), str, Recording(console=Console(quiet=True)))
     assert losses[-1] < 0.9 * losses[0]
     assert [one.temperature for one in accuracy] == [0.0, 1.0]
     assert accuracy[0].tokens_per_step > untrained[0].tokens_per_step + 0.15
@@ -129,7 +129,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
     monkeypatch.undo()
     monkeypatch.setattr(pipeline, "product_type", lambda device: torch.float32)
     asked = Counting(known)
-    train_heads(broken, lambda: asked, quiet())
+    train_heads(broken, lambda: asked, str, quiet())
     assert asked.asked == 0
     whole, resumed = ((tmp_path / name / "heads" / "model.safetensors").read_bytes() for name in ("whole", "broken"))
     assert whole == resumed
