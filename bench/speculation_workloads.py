@@ -21,7 +21,7 @@ _COPIED_LETTERS = 600
 
 def asked(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Held-out questions, of each kind in turn."""
-    kinds = [[prompt.text for prompt in prompts if prompt.is_chat] for prompts in held_out_prompts().values()]
+    kinds = [[prompt.text for prompt in prompts if prompt.kind == "chat"] for prompts in held_out_prompts().values()]
     longest = max(map(len, kinds))
     texts = [texts[place] for place in range(longest) for texts in kinds if place < len(texts)]
     return [_encode(tokenizer, text) for text in texts]
