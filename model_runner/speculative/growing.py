@@ -9,9 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_runner.draft_tree import ROOT, DraftTree
+from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree
 from model_runner.sampling.noise import gumbels
 from model_runner.speculative.proposer import ChoiceStep
+from model_runner.speculative.rejection import confidence_of_drawn
+
+_NEVER = -30.0
+"""A token with this log probability is not drawn, even if there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class GrowthLimits:
     least: float = 0.08
     """Nodes less probable than this are left out: they would not pay for their row."""
     candidates: int = 32
-    """Tokens that are considered at a node, the most probable ones of the draft."""
+    """Tokens that are considered at a node, the most probable ones of the draft; the others count as impossible."""
 
     @property
     def num_extended(self) -> int:
@@ -61,6 +65,8 @@ class _Growth:
     confidence: list[float] = field(default_factory=list)
     probability: list[float] = field(default_factory=list)
     """To become output, by the confidences along the path."""
+    drawn_from: dict[int, DraftDistribution] = field(default_factory=dict)
+    """See DraftTree; empty if the tokens were chosen."""
 
     def add(self, parent: int, token: int, confidence: float) -> int:
         self.tokens.append(token)
@@ -72,7 +78,8 @@ class _Growth:
     def best(self, count: int) -> DraftTree:
         """The most probable nodes; a node's parent is never less probable, and stands before it."""
         order = sorted(range(len(self.tokens)), key=lambda node: -self.probability[node])[:count]
-        return DraftTree(tuple(self.tokens), tuple(self.parents), tuple(self.confidence)).take(order)
+        columns = tuple(self.tokens), tuple(self.parents), tuple(self.confidence)
+        return DraftTree(*columns, self.drawn_from or None).take(order)
 
 
 def grow(
@@ -85,7 +92,9 @@ def grow(
     """A tree for each choice, the most probable nodes first (EAGLE-2's dynamic trees, arXiv:2406.16858).
 
     For choices that sample, a node's children are those that the target's own noise makes the draft draw: if draft and
-    target agree on the distribution, they agree on the token (arXiv:2408.07978).
+    target agree on the distribution, they agree on the token (arXiv:2408.07978). Where rejection tests the drafts, the
+    same noise serves to draw children without replacement (Gumbel top-k, arXiv:1903.06059), and the tree's form depends
+    on no token.
 
     Args:
         steps: the choices; those that want no nodes get none.
@@ -116,24 +125,35 @@ def _sprout(
     temperatures = torch.tensor([[bud.step.sampling.temperature or 1.0] for bud in buds], device=logits.device)
     scaled = logits / temperatures
     values, columns = scaled.topk(min(limits.candidates, logits.shape[-1]), -1)
-    log_probs = (values - scaled.logsumexp(-1, keepdim=True)).double().cpu().numpy()
+    scores = values.double().cpu().numpy()
     tokens = columns.cpu().numpy() if draft_ids is None else draft_ids[columns.cpu().numpy()]
     grown = []
-    for bud, of_draft, ids in zip(buds, log_probs, tokens, strict=True):
-        scores = of_draft
-        if bud.step.sampling.temperature:
-            drawn = of_draft + gumbels(bud.step.noise_key(bud.depth + 1), ids)
-            scores = drawn - np.logaddexp.reduce(drawn)
+    for bud, of_draft, ids in zip(buds, scores - np.logaddexp.reduce(scores, -1, keepdims=True), tokens, strict=True):
         growth = growths[bud.choice]
         above = 1.0 if bud.node == ROOT else growth.probability[bud.node]
-        for place in scores.argsort()[::-1][: limits.branches]:
-            confidence = float(np.exp(scores[place]))
+        if bud.step.draws:
+            growth.drawn_from[bud.node] = DraftDistribution(torch.from_numpy(ids), torch.from_numpy(np.exp(of_draft)))
+        for token, confidence in _children(bud, of_draft, ids, limits):
             if above * confidence < limits.least:
                 break
-            token = int(ids[place])
             node = growth.add(bud.node, token, confidence)
             grown.append(Bud(bud.step, bud.choice, node, token, bud.node, bud.depth + 1))
     return grown
+
+
+def _children(
+    bud: Bud, log_probs: NDArray[np.float64], ids: NDArray[np.int64], limits: GrowthLimits
+) -> list[tuple[int, float]]:
+    """Tokens and confidences, best first, of those with these log probabilities."""
+    scores = log_probs
+    if bud.step.sampling.temperature:
+        scores = log_probs + gumbels(bud.step.noise_key(bud.depth + 1), ids)
+    best = scores.argsort()[::-1][: limits.branches]
+    if bud.step.draws:
+        possible = int((log_probs > _NEVER).sum())
+        return [(int(ids[place]), confidence_of_drawn(elders)) for elders, place in enumerate(best[:possible])]
+    total = np.logaddexp.reduce(scores)
+    return [(int(ids[place]), float(np.exp(scores[place] - total))) for place in best]
 
 
 def _leading(grown: Sequence[Bud], growths: Sequence[_Growth], count: int) -> list[Bud]:

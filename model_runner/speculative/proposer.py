@@ -51,6 +51,9 @@ class ChoiceStep:
     sample: SampleRows | None = None
     """The drafts that the step verified, which are some of those proposed, in another order, and their rows of logits;
     None while the prompt is being computed."""
+    draws: bool = False
+    """Whether drafts are tested by rejection, so that they should be drawn from what the proposer believes: that is
+    accepted most often. See DraftTree.drawn_from."""
 
     def noise_key(self, depth: int) -> int:
         """The key of the noise with which the target will draw the token `depth` ahead of the last known one.

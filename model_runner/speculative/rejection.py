@@ -101,12 +101,17 @@ class _Test:
         self.left[places] = _normalised(rest, left)  # p = q is rejected only by a rounding, and leaves nothing
 
 
+def confidence_of_drawn(elders: int) -> float:
+    """What a drawn node with so many siblings before it is worth, whatever its token."""
+    return _FIRST_BORN * _NEXT_BORN**elders
+
+
 def blind_confidence(tree: DraftTree) -> tuple[float, ...]:
     """Confidences that do not depend on what was drawn, only on how many siblings come before."""
     elders = dict.fromkeys((ROOT, *range(len(tree))), 0)
     confidence = []
     for parent in tree.parents:
-        confidence.append(_FIRST_BORN * _NEXT_BORN ** elders[parent])
+        confidence.append(confidence_of_drawn(elders[parent]))
         elders[parent] += 1
     return tuple(confidence)
 

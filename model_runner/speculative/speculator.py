@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from model_runner.batch import Batch
-from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation, SpeculationStats
+from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation, SpeculationStats
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.speculative import auto
 from model_runner.speculative.budget import Budget, StepLoad
@@ -241,7 +241,13 @@ class Speculator:
         competing = sum(choice.competes for choice in looking.values())
         wanted = competing > 0 and self._budget.wants(method, load, competing)
         max_nodes = {slot: self._max_nodes_of(choice, wanted=wanted) for slot, choice in looking.items()}
-        return [replace(step, max_nodes=max_nodes.get(step.slot, 0)) for step in steps]
+        return [
+            replace(step, max_nodes=max_nodes.get(step.slot, 0), draws=self._draws(step.slot, step.sampling))
+            for step in steps
+        ]
+
+    def _draws(self, slot: int, sampling: SamplingParams) -> bool:
+        return self._choices[slot].speculation.verify == "rejection" and sampling.temperature > 0
 
     def _max_nodes_of(self, choice: _Speculating, *, wanted: bool) -> int:
         asked = choice.speculation.num_tokens

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingRows, SamplingState
 from model_runner.speculative import rejection, speculator
+from model_runner.speculative.growing import Bud, GrowthLimits, grow
+from model_runner.speculative.proposer import ChoiceStep
 from model_runner.speculative.rejection import RejectionDraw, blind_confidence
 from tests.model_runner.sampling.harness import ALPHA, CPU, chi_square_p
 
 from .trimming import Trimmed
-from .worlds import CHAIN, PROMPT, TREE, VOCAB, Drafter, Drawing, Speakers, World, crowd, make_world, outcomes
+from .worlds import CHAIN, PROMPT, TREE, VOCAB, Drafter, Drawing, Said, Speakers, World, crowd, make_world, outcomes
 
 COUNT = 20_000
 FEW = 5_000
@@ -93,6 +96,48 @@ def test_pruning_by_drawn_probability_is_found_out(
 ) -> None:
     monkeypatch.setattr(speculator, "blind_confidence", lambda tree: tree.confidence)
     assert fit(world, PLAIN, FEW, Trimmed(Drawing(world, shape, at_random=True), least)) < ALPHA
+
+
+class Growing:
+    """Drafts as the proposers with a network grow them."""
+
+    def __init__(self, world: World, limits: GrowthLimits) -> None:
+        self._draft = world.draft
+        self._limits = limits
+        self.forms: set[tuple[int, ...]] = set()
+
+    def __call__(self, said: Said) -> DraftTree:
+        tails = {ROOT: said.tail}
+
+        def extend(buds: Sequence[Bud]) -> Tensor:
+            tails.update({bud.node: (tails[bud.parent][1], bud.token) for bud in buds})
+            return self._logits([tails[bud.node] for bud in buds])
+
+        step = ChoiceStep(0, said.tokens, len(PROMPT), 1, len(said.tokens) - 1, (0,), (), 6, said.params, draws=True)
+        (tree,) = grow([step], self._logits([said.tail]), extend, None, self._limits)
+        self.forms.add(tree.parents)
+        return tree
+
+    def _logits(self, tails: Sequence[tuple[int, int]]) -> Tensor:
+        return self._draft[tuple(torch.tensor(tails).T)]
+
+
+@pytest.mark.parametrize("branches", [1, 2], ids=["chain", "tree"])
+def test_drafts_of_networks_are_drawn(world: World, branches: int) -> None:
+    draft = Growing(world, GrowthLimits(max_depth=2, branches=branches))
+    assert fit(world, SETTINGS, FEW, draft) > ALPHA
+    assert draft.forms == {(ROOT, 0) if branches == 1 else (ROOT, 0, ROOT, 0, 2)}
+
+
+def test_drafts_that_were_drawn_from_something_else_are_found_out(world: World) -> None:
+    draft = Growing(world, GrowthLimits(max_depth=2))
+
+    def lying(said: Said) -> DraftTree:
+        evenly = DraftDistribution(torch.arange(VOCAB - 1), torch.ones(VOCAB - 1))
+        tree = draft(said)
+        return replace(tree, drawn_from=dict.fromkeys(tree.drawn_from or {}, evenly))
+
+    assert fit(world, PLAIN, FEW, lying) < ALPHA
 
 
 def test_what_the_budget_sees_does_not_depend_on_the_tokens() -> None:
