@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.local_server import local_server, process_family, resident_mib
-from bench.soak_mix import SoakRequest, make_mix
+from bench.soak_mix import SoakRequest, SoakTarget, make_mix
 from server.api_client import DONE, EventParser, error_message
 
 SETTLE_S = 10.0
@@ -85,12 +85,11 @@ class RequestFailedError(Exception):
 
 
 async def soak(plan: SoakPlan, progress: Progress | None = None) -> SoakReport:
-    """Run the plan. Failures are in the report; raises only if the server cannot be asked for its model."""
+    """Run the plan. Failures are in the report; raises only if the server cannot be asked what it can do."""
     report = SoakReport()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=plan.url, timeout=None, limits=limits, trust_env=False) as client:
-        model, vocab_size = await _describe(client)
-        mix = make_mix(plan.requests, plan.leave_share, model, vocab_size, plan.seed)
+        mix = make_mix(plan.requests, plan.leave_share, await _describe(client), plan.seed)
         answers = await _run_clients(client, plan, mix, report, progress)
         report.left_behind = await _settle(client)
         await _check_alone(client, plan, answers, report)
@@ -165,20 +164,20 @@ def _answer_of(parts: list[dict[str, Any]]) -> Answer:
 async def _check_alone(
     client: httpx.AsyncClient, plan: SoakPlan, answers: list[tuple[SoakRequest, Answer]], report: SoakReport
 ) -> None:
-    """Send some requests again, one at a time and not streamed: speed must not have changed the answer."""
+    """Send some requests again, one at a time, neither streamed nor speculating: the answers must be the same."""
     sample = random.Random(plan.seed).sample(answers, min(plan.checked, len(answers)))
     for request, answer in sample:
-        alone = await _send(client, SoakRequest(request.path, {**request.body, "stream": False}, None))
+        body = {name: value for name, value in request.body.items() if name != "prediction"}
+        alone = await _send(client, SoakRequest(request.path, {**body, "stream": False, "speculation": "off"}, None))
         report.checked += 1
         if alone != answer:
             body = {key: value for key, value in request.body.items() if key not in ("prompt", "messages")}
             report.mismatches.append(f"alone: {alone}, in the crowd: {answer}, for {body}")
 
 
-async def _describe(client: httpx.AsyncClient) -> tuple[str, int]:
-    models = (await client.get("/v1/models")).raise_for_status().json()
-    tokenizer = (await client.get("/tokenizer_info")).raise_for_status().json()
-    return models["data"][0]["id"], tokenizer["vocab_size"]
+async def _describe(client: httpx.AsyncClient) -> SoakTarget:
+    found = (await client.get("/v1/capabilities")).raise_for_status().json()
+    return SoakTarget(found["model"], found["vocab_size"], tuple(found["speculation"]["methods"]))
 
 
 async def _settle(client: httpx.AsyncClient) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The mix of requests for the soak: every shape that a server meets, the same for the same seed."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +21,30 @@ class SoakRequest:
     """Chunks after which the client closes the connection; None stays to the end."""
 
 
-def make_mix(num_requests: int, leave_share: float, model: str, vocab_size: int, seed: int) -> list[SoakRequest]:
-    """Completions and chats, short and long, greedy and sampled, streamed and not; some share their first half."""
+@dataclass(frozen=True, slots=True)
+class SoakTarget:
+    """What of a server the requests depend on."""
+
+    model: str
+    vocab_size: int
+    speculation_methods: tuple[str, ...] = ()
+
+
+def make_mix(num_requests: int, leave_share: float, target: SoakTarget, seed: int) -> list[SoakRequest]:
+    """Completions and chats, short and long, greedy and sampled, streamed and not, speculating by every method.
+
+    Some share their first half.
+    """
     rng = random.Random(seed)
-    common = rng.choices(range(vocab_size), k=MOST_INPUT)
-    return [_make_request(rng, common, model, vocab_size, rng.random() < leave_share) for _ in range(num_requests)]
+    common = rng.choices(range(target.vocab_size), k=MOST_INPUT)
+    return [_make_request(rng, common, target, rng.random() < leave_share) for _ in range(num_requests)]
 
 
-def _make_request(rng: random.Random, common: list[int], model: str, vocab_size: int, leaves: bool) -> SoakRequest:
+def _make_request(rng: random.Random, common: list[int], target: SoakTarget, leaves: bool) -> SoakRequest:
     length = round(MOST_INPUT ** rng.random())  # many short, few long
     is_chat = rng.random() < 0.4
     body: dict[str, Any] = {
-        "model": model,
+        "model": target.model,
         "max_tokens": rng.randint(1, MOST_OUTPUT),
         "stream": leaves or rng.random() < 0.6,
     }
@@ -42,8 +55,11 @@ def _make_request(rng: random.Random, common: list[int], model: str, vocab_size:
         body |= rng.choice([{}, {}, {"logprobs": True, "top_logprobs": 2}])
     else:
         shared = length // 2 if rng.random() < 0.5 else 0
-        body["prompt"] = common[:shared] + rng.choices(range(vocab_size), k=length - shared)
+        body["prompt"] = common[:shared] + rng.choices(range(target.vocab_size), k=length - shared)
         body |= rng.choice([{}, {}, {"logprobs": 2}, {"echo": True}])
+    body |= _speculation(rng, target.speculation_methods)
+    if "messages" in body and rng.random() < 0.3:
+        body["prediction"] = {"type": "content", "content": body["messages"][0]["content"]}
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
     return SoakRequest(path, body, rng.randint(0, 12) if leaves else None)
 
@@ -60,3 +76,14 @@ def _sampling(rng: random.Random) -> dict[str, Any]:
         {"temperature": 1.0, "n": rng.randint(2, 3)},
     ]
     return {**rng.choice(kinds), "seed": rng.getrandbits(32)}
+
+
+def _speculation(rng: random.Random, methods: Sequence[str]) -> dict[str, Any]:
+    """Half of the requests leave it to the server."""
+    named = [method for method in methods if method != "prediction"]  # that one needs a prediction, and has it by auto
+    if not named or rng.random() < 0.5:
+        return {}
+    wanted: dict[str, Any] = {"method": rng.choice(named)}
+    if rng.random() < 0.5:
+        wanted["num_tokens"] = rng.randint(1, 8)
+    return {"speculation": rng.choice([wanted, wanted, wanted, "off"])}

@@ -13,8 +13,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from bench.soak import SoakPlan, SoakReport, soak
-from bench.soak_mix import make_mix
+from bench.soak_mix import SoakTarget, make_mix
 from tests.cli.fake_openai import running
+
+NOT_IN_ANSWERS = ("stream", "max_tokens", "speculation", "prediction")
 
 
 @dataclass
@@ -30,14 +32,11 @@ class Served:
 
     def app(self) -> Starlette:
         post = [Route(path, self.generate, methods=["POST"]) for path in ("/v1/completions", "/v1/chat/completions")]
-        get = [Route("/v1/models", self.models), Route("/tokenizer_info", self.info), Route("/metrics", self.metrics)]
+        get = [Route("/v1/capabilities", self.capabilities), Route("/metrics", self.metrics)]
         return Starlette(routes=[*get, *post])
 
-    async def models(self, request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "m"}]})
-
-    async def info(self, request: Request) -> Response:
-        return JSONResponse({"vocab_size": 100})
+    async def capabilities(self, request: Request) -> Response:
+        return JSONResponse({"model": "m", "vocab_size": 100, "speculation": {"methods": ["auto", "ngram"]}})
 
     async def metrics(self, request: Request) -> Response:
         held = {"num_requests_running": 0, "num_requests_waiting": 0, "kv_cache_usage_perc": 0.5 if self.leaky else 0}
@@ -50,7 +49,7 @@ class Served:
         self.asked += 1
         if self.flaky and self.asked % 10 == 0:
             return JSONResponse({"error": {"message": "Out of luck."}}, status_code=500)
-        key = {name: value for name, value in body.items() if name not in ("stream", "max_tokens")}
+        key = {name: value for name, value in body.items() if name not in NOT_IN_ANSWERS}
         text = f"{sorted(key.items())}{self.asked if self.moody else ''}"
         if body["stream"]:
             return StreamingResponse(self.stream(body, text), media_type="text/event-stream")
@@ -125,8 +124,14 @@ def test_memory_that_grows_is_seen() -> None:
 
 
 def test_the_mix_is_mixed_and_repeatable() -> None:
-    mix = make_mix(400, 0.2, "m", 100, seed=1)
-    assert mix == make_mix(400, 0.2, "m", 100, seed=1) != make_mix(400, 0.2, "m", 100, seed=2)
+    target = SoakTarget("m", 100, ("auto", "ngram", "prediction"))
+    mix = make_mix(400, 0.2, target, seed=1)
+    assert mix == make_mix(400, 0.2, target, seed=1) != make_mix(400, 0.2, target, seed=2)
+    speculation = [request.body["speculation"] for request in mix if "speculation" in request.body]
+    named = [one["method"] for one in speculation if one != "off"]
+    assert 0 < len(named) < len(speculation)
+    assert set(named) == {"auto", "ngram"}
+    assert any("prediction" in request.body for request in mix)
     assert 50 <= sum(request.leaves_after is not None for request in mix) <= 110
     assert {request.path for request in mix} == {"/v1/completions", "/v1/chat/completions"}
     assert {request.body["stream"] for request in mix} == {True, False}
