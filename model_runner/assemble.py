@@ -20,6 +20,8 @@ from model_runner.kv_cache import KVCache, cache_structs, resolve_kv_dtype
 from model_runner.memory import MemoryPlan, StorageTypes, plan_memory
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers
+from model_runner.models.heads.base import TargetShape
+from model_runner.models.heads.loading import load_heads
 from model_runner.models.inspection import ModelShape, inspect_model
 from model_runner.models.loading import (
     load_config,
@@ -34,7 +36,7 @@ from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.heads import BY_WORTH, HeadsRoom, make_heads_proposer
+from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_size, make_heads_proposer
 from model_runner.speculative.methods import Blocks, DraftModel, check_tokenizers, make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
@@ -83,7 +85,7 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
 
     Raises:
         DoesNotFitError: if weights and cache do not fit in memory.
-        UnsupportedModelError: if the architecture cannot be served.
+        UnsupportedModelError: if the architecture cannot be served, or heads do not fit it.
         ValueError: if device or dtype cannot be had.
     """
     device = resolve_device(config.device)
@@ -97,7 +99,8 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     if config.draft_model is not None:
         check_tokenizers(config.model, config.draft_model)
         draft_shape = inspect_model(load_config(config.draft_model))
-    plan = plan_memory(shape, config, types, device, draft_shape)
+    heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
+    plan = plan_memory(shape, config, types, device, draft_shape, [heads_size(one, device) for one in heads])
     for line in plan.lines():
         logger.info(line)
 
@@ -115,7 +118,7 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     budget = Budget()
     proposers = make_proposers(target.model, target.attention, blocks, draft)
     room = HeadsRoom(kernels, types.kv, plan.num_blocks, config.block_size, config.max_num_seqs)
-    proposers |= dict(make_heads_proposer(folder, target.model, room) for folder in config.heads)
+    proposers |= dict(make_heads_proposer(one, target.model, room) for one in heads)
     trained = next((method for method in BY_WORTH if method in proposers), None)
     speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
     needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))

@@ -1,5 +1,6 @@
 """The memory plan: what weights and KV cache take, made before anything is loaded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 
 from model_runner.config import RunnerConfig
 from model_runner.kernels.library import WeightKind
+from model_runner.kv_cache import KVShape
 from model_runner.models.inspection import ModelShape
 
 GIB = 1 << 30
@@ -31,6 +33,16 @@ class StorageTypes:
     """Weights of linears, experts and the head; None: as the model computes."""
     kv: torch.dtype
     """Keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsSize:
+    """What draft heads take beside the models."""
+
+    weight_bytes: int
+    """Not yet allocated."""
+    kv: tuple[KVShape, ...]
+    """Of each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +81,9 @@ def plan_memory(
     types: StorageTypes,
     device: torch.device,
     draft: ModelShape | None = None,
+    heads: Sequence[HeadsSize] = (),
 ) -> MemoryPlan:
-    """Size the KV cache from free memory, or from the configuration. A draft model lives in the same memory.
+    """Size the KV cache from free memory, or from the configuration. Draft model and heads live in the same memory.
 
     Raises:
         DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
@@ -78,8 +91,9 @@ def plan_memory(
     """
     free = free_memory(device)
     models = [shape] if draft is None else [shape, draft]
-    weights = sum(_weight_bytes(model, types, device) for model in models)
-    per_token = sum(kv.num_bytes(types.kv) for model in models for kv in model.kv)
+    weights = sum(_weight_bytes(model, types, device) for model in models) + sum(one.weight_bytes for one in heads)
+    kept = [kv for model in models for kv in model.kv] + [kv for one in heads for kv in one.kv]
+    per_token = sum(kv.num_bytes(types.kv) for kv in kept)
     per_block = per_token * config.block_size
     if weights + per_block > free:
         raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {device}")

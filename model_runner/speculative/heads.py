@@ -1,7 +1,6 @@
 """Proposers for trained heads of every kind."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -11,9 +10,9 @@ from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache
-from model_runner.models.heads.base import Heads, TargetShape
+from model_runner.memory import HeadsSize
+from model_runner.models.heads.base import Heads
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.heads.loading import load_heads
 from model_runner.models.heads.medusa import MedusaHeads
 from model_runner.models.heads.recurrent import RecurrentHeads
 from model_runner.models.native import NativePacker
@@ -45,9 +44,15 @@ class HeadsRoom:
     max_num_seqs: int
 
 
-def make_heads_proposer(folder: Path, model: PreTrainedModel, room: HeadsRoom) -> tuple[str, Proposer]:
-    """The method's name and its proposer. Raises HeadsError if the folder holds no heads for this model."""
-    heads = load_heads(folder, TargetShape.of(model.config)).to(model.device)
+def heads_size(heads: Heads, device: torch.device) -> HeadsSize:
+    """What they will take; on CPU the weights are there already."""
+    tensors = [] if device.type == "cpu" else [*heads.parameters(), *heads.buffers()]
+    return HeadsSize(sum(one.nbytes for one in tensors), (heads.kv,) if isinstance(heads, RecurrentHeads) else ())
+
+
+def make_heads_proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom) -> tuple[str, Proposer]:
+    """The method's name and its proposer, which takes the heads over."""
+    heads = heads.to(model.device)
     limits = GrowthLimits(max_depth=heads.depth or _SELF_FED_DEPTH)
     if room.kernels is not None:
         pack_weights(heads, NativePacker(room.kernels, "int8"), OneDNNPacker())

@@ -12,7 +12,7 @@ from model_runner import memory
 from model_runner.config import RunnerConfig
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, StorageTypes, plan_memory
+from model_runner.memory import GIB, DoesNotFitError, HeadsSize, MemoryPlan, StorageTypes, plan_memory
 from model_runner.models.inspection import ModelShape, UnsupportedModelError, inspect_model
 from model_runner.models.loading import load_config, load_model, resolve_device, resolve_dtype, resolve_quantization
 from model_runner.models.native import NativePacker
@@ -160,6 +160,14 @@ def test_plan_counts_what_is_stored_in_fewer_bits(
     assert made.weight_bytes == packed + 4 * 200_000
     assert made.kv_bytes_per_token == PER_TOKEN // 2
     assert made.lines()[0].endswith(f"as {kind} on cpu")
+
+
+def test_plan_counts_draft_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 64 * GIB)
+    heads = [HeadsSize(5000, (KVShape(2, 16, 16),)), HeadsSize(70, ())]
+    made = plan_memory(SHAPE, RunnerConfig(model=Path()), FLOAT32, CPU, heads=heads)
+    assert made.weight_bytes == 4 * 1_100_000 + 5070
+    assert made.kv_bytes_per_token == PER_TOKEN // 3 * 4
 
 
 def test_plan_counts_what_loading_takes(monkeypatch: pytest.MonkeyPatch) -> None:
