@@ -29,6 +29,8 @@ class GrowthLimits:
     """Nodes of one depth that are followed further, the most probable ones."""
     least: float = 0.08
     """Nodes less probable than this are left out: they would not pay for their row."""
+    followed: float = 0.2
+    """Nodes less probable than this are not followed further: what comes after them would not pay for finding it."""
     candidates: int = 32
     """Tokens that are considered at a node, the most probable ones of the draft; the others count as impossible."""
 
@@ -108,7 +110,7 @@ def grow(
     logits = first[[bud.choice for bud in buds]] if len(buds) < len(steps) else first
     while buds:
         grown = _sprout(buds, logits, growths, draft_ids, limits)
-        buds = [bud for bud in _leading(grown, growths, limits.front) if bud.depth < limits.max_depth]
+        buds = _leading([bud for bud in grown if bud.depth < limits.max_depth], growths, limits)
         if buds:
             logits = extend(buds)
     return [growth.best(step.max_nodes) for growth, step in zip(growths, steps, strict=True)]
@@ -156,15 +158,15 @@ def _children(
     return [(int(ids[place]), float(np.exp(scores[place] - total))) for place in best]
 
 
-def _leading(grown: Sequence[Bud], growths: Sequence[_Growth], count: int) -> list[Bud]:
-    """The most probable buds of each choice."""
-    by_choice: dict[int, list[Bud]] = {}
+def _leading(grown: Sequence[Bud], growths: Sequence[_Growth], limits: GrowthLimits) -> list[Bud]:
+    """The buds of each choice that are worth following."""
+    by_choice: dict[int, list[tuple[float, Bud]]] = {}
     for bud in grown:
-        by_choice.setdefault(bud.choice, []).append(bud)
+        probability = growths[bud.choice].probability[bud.node]
+        if probability >= limits.followed:
+            by_choice.setdefault(bud.choice, []).append((probability, bud))
     return [
-        bud
-        for choice, buds in by_choice.items()
-        for bud in heapq.nlargest(count, buds, key=lambda bud: growths[choice].probability[bud.node])
+        bud for buds in by_choice.values() for _, bud in heapq.nlargest(limits.front, buds, key=lambda pair: pair[0])
     ]
 
 

@@ -1,21 +1,20 @@
 """Hydra heads in training: every head at every place of an answer, given the actual tokens before it."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
-from model_runner.training.examples import Example
 from model_runner.training.objective import Guess, Judge
-from model_runner.training.rows import AnswerRows, answer_rows
+from model_runner.training.rows import AnswerRows, ObjectiveByRow
 from model_runner.training.teacher import TargetWeights
 
 
-class HydraObjective:
+class HydraObjective(ObjectiveByRow):
     """Implements Objective.
 
     Inputs are divided by their typical size, so that all weights learn at the same rate; `export` takes that into the
@@ -29,11 +28,10 @@ class HydraObjective:
         shape = HydraShape(
             target.shape.hidden, depth, num_layers, len(judge.draft_ids), shared_head=True, feature=feature
         )
-        self.needs = tuple(dict.fromkeys((feature, LAST)))
+        super().__init__(tuple(dict.fromkeys((feature, LAST))), judge)
         self._feature = feature
         self._heads = HydraHeads(shape, judge.draft_ids)
         self._embedding = target.embedding.to(judge.device)
-        self._judge = judge
         self._hidden_size = sample.features[feature].square().mean(0).sqrt().clamp_min(1e-3)  # [hidden]
         self._embedding_size = self._embedding(sample.tokens).std()
         head = self._heads.hydra_lm_head
@@ -44,16 +42,6 @@ class HydraObjective:
                 first: Any = mlp[0]  # type: ignore[index]
                 first.res_connection.weight.mul_(0.1)
         self.module = self._heads.to(judge.device)
-
-    def loss(self, examples: Sequence[Example]) -> Tensor:
-        """See Objective."""
-        return self._judge.loss(self._guesses(answer_rows(examples, self.needs, self._judge.device)))
-
-    @torch.no_grad()
-    def ranks(self, examples: Sequence[Example]) -> Tensor:
-        """See Objective."""
-        rows = answer_rows(examples, self.needs, self._judge.device)
-        return self._judge.ranks(self._guesses(rows), len(rows.tokens))
 
     def export(self) -> HydraHeads:
         """See Objective."""
@@ -66,7 +54,8 @@ class HydraObjective:
                     linear.weight.div_(size.cpu())
         return heads
 
-    def _guesses(self, rows: AnswerRows) -> Iterator[Guess]:
+    def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
+        """See ObjectiveByRow."""
         hidden = rows.features[self._feature] / self._hidden_size
         embedded = self._embedding(rows.tokens) / self._embedding_size
         for index in range(1, self._heads.depth + 1):

@@ -1,6 +1,7 @@
 """Answers laid out as rows: a hidden state, and the tokens after it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from model_runner.models.features import Feature
 from model_runner.training.examples import Example
+from model_runner.training.objective import Guess, Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,25 @@ def answer_rows(examples: Sequence[Example], needs: Collection[Feature], device:
 
 def _tensor(array: np.typing.NDArray[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+class ObjectiveByRow(ABC):
+    """What is common to heads that guess from each row by itself; see Objective."""
+
+    def __init__(self, needs: tuple[Feature, ...], judge: Judge) -> None:
+        self.needs = needs
+        self._judge = judge
+
+    @abstractmethod
+    def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
+        """What each depth guesses, wherever the answer is long enough."""
+
+    def loss(self, examples: Sequence[Example]) -> Tensor:
+        """See Objective."""
+        return self._judge.loss(self.guesses(answer_rows(examples, self.needs, self._judge.device)))
+
+    @torch.no_grad()
+    def ranks(self, examples: Sequence[Example]) -> Tensor:
+        """See Objective."""
+        rows = answer_rows(examples, self.needs, self._judge.device)
+        return self._judge.ranks(self.guesses(rows), len(rows.tokens))
