@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -53,6 +54,37 @@ def test_a_mistake_gets_a_clear_error_and_the_server_goes_on(server: Server) -> 
     with pytest.raises(openai.BadRequestError, match="Expected a value <= 2, but got 200"):
         server.client.chat.completions.create(model=MODEL, messages=PARIS, temperature=200)
     test_it_knows_the_capital_of_france(server)
+
+
+LIST = [{"role": "user", "content": "Count from one to ten, then from one to ten again, in words."}]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0, "stop": ["seven", "eight"], "logprobs": True, "top_logprobs": 2},
+        {"temperature": 0, "stop": [" fi"], "include_stop_str_in_output": True},
+        {"temperature": 0.7, "top_p": 0.9, "n": 2, "stop": ["five", ","], "logprobs": True},
+        {"temperature": 0.7, "min_tokens": 20, "stop": ["two", "\n"], "frequency_penalty": 0.2},
+    ],
+)
+def test_every_method_of_speculation_stops_at_the_same_place(server: Server, settings: dict[str, Any]) -> None:
+    body = {"model": MODEL, "messages": LIST, "seed": 5, "max_tokens": 60, **settings}
+
+    def answer(**speculation: Any) -> dict[str, Any]:
+        response = httpx.post(f"{server.address}/v1/chat/completions", json={**body, **speculation}, timeout=120)
+        assert response.status_code == 200, response.text
+        whole = response.json()
+        return {"choices": whole["choices"], "tokens": whole["usage"]["completion_tokens"]}
+
+    plain = answer(speculation="off")
+    assert any(choice["finish_reason"] == "stop" for choice in plain["choices"])
+    methods = httpx.get(f"{server.address}/v1/capabilities").json()["speculation"]["methods"]
+    assert {"auto", "hydra", "suffix"} <= set(methods)
+    predicted = {"prediction": {"type": "content", "content": plain["choices"][0]["message"]["content"] + " and so on"}}
+    for method in methods:
+        more = predicted if method == "prediction" else {}
+        assert answer(speculation={"method": method, "num_tokens": 6}, **more) == plain, method
 
 
 async def stream_texts(server: Server, count: int, after_first: asyncio.Event | None = None) -> list[str]:
