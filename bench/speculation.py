@@ -58,6 +58,8 @@ class Load:
     """Prompts, how they are continued and how many are in flight at a time."""
 
     prompts: Sequence[tuple[int, ...]]
+    before: Sequence[tuple[int, ...]]
+    """What is answered, by the same means, before the clock runs."""
     temperature: float
     concurrency: int
     stop_token_ids: tuple[int, ...]
@@ -120,7 +122,11 @@ class Bench:
     def _run(self, load: Load, speculation: Speculation | None) -> Run:
         engine = self.engine()
         self._num_runs += 1
-        waiting = [self._request(index, load, speculation) for index in range(len(load.prompts))][::-1]
+        for index, prompt in enumerate(load.before, len(load.prompts)):  # with other seeds
+            engine.add(self._request(index, prompt, load, speculation))
+            while engine.has_work:
+                engine.step()
+        waiting = [self._request(index, prompt, load, speculation) for index, prompt in enumerate(load.prompts)][::-1]
         answers: dict[str, tuple[int, ...]] = {}
         num_steps = num_tokens = 0
         start = time.perf_counter()
@@ -135,12 +141,14 @@ class Bench:
         seconds = time.perf_counter() - start
         return Run(seconds, num_tokens / num_steps, tuple(answers[request] for request in sorted(answers)))
 
-    def _request(self, index: int, load: Load, speculation: Speculation | None) -> EngineRequest:
+    def _request(
+        self, index: int, prompt: tuple[int, ...], load: Load, speculation: Speculation | None
+    ) -> EngineRequest:
         """With a salt for each run: outputs of one shall not be guessed from those of another."""
         sampling = SamplingParams(temperature=load.temperature, seed=index, stop_token_ids=load.stop_token_ids)
         return EngineRequest(
             f"{index:03}",
-            load.prompts[index],
+            prompt,
             sampling,
             NUM_TOKENS,
             cache_salt=str(self._num_runs),
@@ -241,10 +249,10 @@ def _loads(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Load]
     tokenizer = Tokenizer.from_folder(folder)
     stops = ServedModel.from_folder(folder, tokenizer, "bench").defaults.eos_token_ids
     workloads = {"chat": asked, "repeated": repeated, "copied": copied}
-    prompts = {name: workloads[name](tokenizer)[: arguments.prompts] for name in arguments.workloads}
+    made = {name: workloads[name](tokenizer) for name in arguments.workloads}
     return [
-        (name, Load(prompts[name], temperature, concurrency, stops))
-        for name in arguments.workloads
+        (name, Load(work.prompts[: arguments.prompts], work.before, temperature, concurrency, stops))
+        for name, work in made.items()
         for temperature in arguments.temperatures
         for concurrency in arguments.concurrency
     ]

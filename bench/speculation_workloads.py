@@ -1,6 +1,7 @@
 """Requests for measuring speculation: what people ask, what is asked again and again, and what copies its prompt."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 from model_runner.training.held_out import held_out_prompts
@@ -12,30 +13,40 @@ _REPEATED = (
     "What are the main differences between Python and JavaScript?",
     "Write a polite reminder about an unpaid invoice.",
 )
-_TIMES = 3
-"""How often each of them is asked."""
+_TIMES = 2
+"""How often each of them is asked again."""
 _COPIED = ("for", "while", "with", "import", "class", "function", "lambda", "raise")
 """Topics of Python's documentation."""
 _COPIED_LETTERS = 600
 
 
-def asked(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts in tokens."""
+
+    prompts: list[tuple[int, ...]]
+    before: tuple[tuple[int, ...], ...] = ()
+    """What was answered before the measurement begins."""
+
+
+def asked(tokenizer: Tokenizer) -> Workload:
     """Held-out questions, of each kind in turn."""
     kinds = [[prompt.text for prompt in prompts if prompt.kind == "chat"] for prompts in held_out_prompts().values()]
     longest = max(map(len, kinds))
     texts = [texts[place] for place in range(longest) for texts in kinds if place < len(texts)]
-    return [_encode(tokenizer, text) for text in texts]
+    return Workload([_encode(tokenizer, text) for text in texts])
 
 
-def repeated(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """The same questions several times, as agents and evaluations send them."""
-    return [_encode(tokenizer, text) for _ in range(_TIMES) for text in _REPEATED]
+def repeated(tokenizer: Tokenizer) -> Workload:
+    """The same questions again, as agents and evaluations send them."""
+    prompts = [_encode(tokenizer, text) for text in _REPEATED]
+    return Workload(prompts * _TIMES, tuple(prompts))
 
 
-def copied(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+def copied(tokenizer: Tokenizer) -> Workload:
     """Texts that are to be given back unchanged."""
     texts = [" ".join(topics[name].split())[:_COPIED_LETTERS] for name in _COPIED]
-    return [_encode(tokenizer, f"Repeat the following text exactly.\n\n{text}") for text in texts]
+    return Workload([_encode(tokenizer, f"Repeat the following text exactly.\n\n{text}") for text in texts])
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
