@@ -62,6 +62,7 @@ Always `{"error": {"message", "type", "param", "code"}}`; every answer carries `
 | status | when |
 |---|---|
 | 400 | malformed, unknown, out of range, unsupported, or too long for the context (`context_length_exceeded`) |
+| 400 | `no_token_left`: the request's settings ruled out every token, which shows only while the answer is made |
 | 401 | no API key, or a wrong one, where keys are configured |
 | 404 | unknown model or path |
 | 413 | body larger than `max_body_mib` |

@@ -130,6 +130,15 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a choice cannot go on."""
+
+    message: str
+    by_request: bool = False
+    """Whether the request's own settings are to blame, and not the model or this server."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceResult:
     """What a step brought one scheduled choice."""
 
@@ -146,8 +155,8 @@ class ChoiceResult:
     """Draft tokens verified in this step that became output, and ..."""
     num_rejected: int = 0
     """... those that did not."""
-    error: str | None = None
-    """Set if this choice cannot go on (its logits are not finite, say); the others are not affected."""
+    error: Failure | None = None
+    """Set if this choice cannot go on; the others are not affected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from model_runner.contract import SamplingParams, Speculation, SpeculationStats, TokenLogprobs
+from model_runner.contract import Failure, SamplingParams, Speculation, SpeculationStats, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -62,7 +62,7 @@ class RequestOutput:
     """Draft tokens of this step that became output, and ..."""
     num_rejected: int = 0
     """... those that did not."""
-    error: str | None = None
+    error: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

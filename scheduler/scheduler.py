@@ -16,7 +16,7 @@ of its priority, so work always completes.
 
 from dataclasses import asdict, dataclass, field, replace
 
-from model_runner.contract import AdmittedRequest, ChoiceResult, ScheduledRequest, StepPlan, StepResult
+from model_runner.contract import AdmittedRequest, ChoiceResult, Failure, ScheduledRequest, StepPlan, StepResult
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.config import SchedulerConfig
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
@@ -285,7 +285,7 @@ class Scheduler:
             )
         ]
 
-    def _fail(self, request: Request, error: str) -> RequestOutput:
+    def _fail(self, request: Request, error: Failure) -> RequestOutput:
         """End a choice whose computation went wrong, and let nobody find its blocks: they may be the cause."""
         self._sharing.withdraw(request)
         self._stop_running(request)

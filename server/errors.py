@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
+from model_runner.contract import Failure
 from server.engine.client import EngineUnavailableError, QueueFullError, RequestFailedError
 
 RETRY_AFTER_S = 1.0
@@ -151,6 +152,14 @@ def unknown_model(model: str) -> NotFoundError:
     """OpenAI's words for a model that is not served here."""
     message = f"The model `{shorten(model)}` does not exist or you do not have access to it."
     return NotFoundError(message, param="model", code="model_not_found")
+
+
+def from_failure(failure: Failure | None) -> ApiError:
+    """What a choice's failure in the engine means to the client."""
+    message = failure.message if failure is not None else "no reason was given"
+    if failure is not None and failure.by_request:
+        return InvalidRequestError(f"{message[0].upper()}{message[1:]}.", code="no_token_left")
+    return InternalError(f"The engine could not complete this request: {message}")
 
 
 def from_engine(error: Exception) -> ApiError | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.config import LogprobsMode
-from model_runner.contract import SamplingParams, TokenLogprobs
+from model_runner.contract import Failure, SamplingParams, TokenLogprobs
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.draw import Draw, NativeDraw, TorchDraw, take
 from model_runner.sampling.logprobs import describe
@@ -16,7 +16,7 @@ from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, process
 from model_runner.sampling.rows import SamplingRows
 
 NO_TOKEN = -1
-_NOT_FINITE = "the model's logits are not finite"
+_NOT_FINITE = Failure("the model's logits are not finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Picks:
     """NO_TOKEN where there is an error."""
     logprobs: tuple[TokenLogprobs | None, ...]
     """For rows that ask for them and have no error."""
-    errors: tuple[str | None, ...]
+    errors: tuple[Failure | None, ...]
     """Why nothing could be sampled."""
 
 
@@ -125,7 +125,7 @@ def _unusable(logits: Tensor) -> list[int]:
     return [row for row, highest in enumerate(logits.amax(-1).tolist()) if not math.isfinite(highest)]
 
 
-def _blame(sampling: SamplingParams) -> str:
+def _blame(sampling: SamplingParams) -> Failure:
     used = {
         "logit_bias": sampling.logit_bias,
         "allowed_token_ids": sampling.allowed_token_ids is not None,
@@ -136,4 +136,5 @@ def _blame(sampling: SamplingParams) -> str:
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
     }
-    return f"no token can be chosen with these settings: {', '.join(name for name, value in used.items() if value)}"
+    names = ", ".join(name for name, value in used.items() if value)
+    return Failure(f"no token can be chosen with these settings: {names}", by_request=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import SampleRows
-from model_runner.contract import TokenLogprobs, Verification
+from model_runner.contract import Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT
 from model_runner.sampling.draw import Draw
 from model_runner.sampling.rows import SamplingState
@@ -31,7 +31,7 @@ class Verdict:
     nodes: list[int] = field(default_factory=list)
     """The draft nodes that these tokens stand at, from the root's child on: one fewer than tokens."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    error: str | None = None
+    error: Failure | None = None
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Verifier:
             walk.verdict.nodes.append(walk.node)
 
 
-def _give_up(walk: _Walk, error: str) -> None:
+def _give_up(walk: _Walk, error: Failure) -> None:
     """At the last known token the choice has failed. At a draft it has not got there yet: the next step will tell."""
     if walk.node == ROOT:
         walk.verdict.error = error

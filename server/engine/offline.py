@@ -80,7 +80,7 @@ class OfflineAnswerer:
     def _step(self, running: dict[str, _Running]) -> Iterator[tuple[int, Answer]]:
         for output in self._engine.step():
             if output.finish_reason is FinishReason.ERROR:
-                raise RuntimeError(f"the model failed to answer: {output.error}")
+                raise RuntimeError(f"the model failed to answer: {output.error and output.error.message}")
             one = running[output.request_id]
             one.output += output.tokens
             if output.finish_reason is not None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from model_runner.contract import TokenLogprobs
 from scheduler.interface import EngineRequest, FinishReason, RequestOutput
 from server.engine.client import EngineClient
-from server.errors import InternalError, RequestTimeoutError, from_engine
+from server.errors import RequestTimeoutError, from_engine, from_failure
 from server.openai.choice import ChoiceText, Piece
 from server.openai.meter import Meter
 from server.params import Plan
@@ -125,7 +125,7 @@ class Run:
     def _advance(self, prompt: PromptRun, output: RequestOutput) -> Piece | None:
         """One output of one choice; None if it shows nothing."""
         if output.finish_reason is FinishReason.ERROR:
-            raise InternalError(f"The engine could not complete this request: {output.error}")
+            raise from_failure(output.error)
         choice = prompt.choices[output.choice]
         if choice.finish_reason is not None:  # it reached a stop string, and this was already under way
             return None

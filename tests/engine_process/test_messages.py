@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from model_runner.config import RunnerConfig
-from model_runner.contract import SamplingParams, Speculation, SpeculationStats, TokenLogprobs
+from model_runner.contract import Failure, SamplingParams, Speculation, SpeculationStats, TokenLogprobs
 from scheduler.interface import ChoiceState, EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineInfo
 from server.engine.messages import (
@@ -40,7 +40,7 @@ LOGPROBS = TokenLogprobs(7, -math.inf, 3, ((1, -0.1), (2, -0.25)))
 SPECULATION = Speculation("prediction", 4, "rejection", (1, 2))
 STATS = SpeculationStats("ngram", 9, (3, 1), (5, 4), 5, 9, 0.5, 0.25)
 REQUEST = EngineRequest("é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8))), -5, "salt", SPECULATION)
-OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, "why")
+OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, Failure("why", True))
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,8 @@ def test_one_choice_fails_alone_and_leaves_no_trace_in_its_blocks() -> None:
     bad, good = step(runner, ("bad", 3), ("good", 3), admitted=both).choices
     assert bad.tokens == ()
     assert bad.error is not None
-    assert "not finite" in bad.error
+    assert "not finite" in bad.error.message
+    assert not bad.error.by_request
     assert good.tokens == (7,)
     step(runner, ("part", 2), released=("bad",), admitted=(admit("part", [POISON, 4, 4], 2),))  # ends before it fails
     heir = step(runner, ("heir", 1), released=("part",), admitted=(admit("heir", [5], 2),)).choices[0]

@@ -8,7 +8,7 @@ missing copies, stale blocks and writes into blocks that others read.
 from collections import Counter
 from dataclasses import dataclass
 
-from model_runner.contract import ChoiceResult, SamplingParams, StepResult, TokenLogprobs
+from model_runner.contract import ChoiceResult, Failure, SamplingParams, StepResult, TokenLogprobs
 
 VOCAB = 50
 POISON = VOCAB - 1  # a choice that would sample this token fails instead
@@ -133,7 +133,7 @@ class SimulatedRunner:
             logprobs.append(token_logprobs(history, token))
             history = extend_hash(history, token)
         if not tokens:
-            return ChoiceResult(share.key, (), error="the logits are not finite")
+            return ChoiceResult(share.key, (), error=Failure("the logits are not finite"))
         live.tokens += tokens
         self._keep_drafts(live, share.key, tokens)
         live.num_offered = history // VOCAB // 7 % (self.num_draft + 1)

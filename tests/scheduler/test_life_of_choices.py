@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from model_runner.contract import ChoiceResult, SamplingParams, StepResult
+from model_runner.contract import ChoiceResult, Failure, SamplingParams, StepResult
 from scheduler.block_pool import IntegrityError
 from scheduler.engine import Engine
 from scheduler.interface import ChoiceState, FinishReason
@@ -125,7 +125,7 @@ def test_an_error_ends_its_choice_alone_and_takes_its_blocks_out_of_the_cache():
     )
     sick = replace(healthy, request_id=":sick", sampling=SamplingParams(seed=seed))
     outputs = run(engine, sick)[":sick", 0]
-    assert (outputs[-1].finish_reason, outputs[-1].error) == (FinishReason.ERROR, "the logits are not finite")
+    assert (outputs[-1].finish_reason, outputs[-1].error) == (FinishReason.ERROR, Failure("the logits are not finite"))
     both = run(engine, healthy, replace(sick, request_id=":again"))
     assert both[":healthy", 0][0].num_cached_tokens == 0
     assert tokens_of(both[":healthy", 0]) == expected_output(healthy, 0)[0]

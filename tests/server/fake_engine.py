@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from model_runner.contract import TokenLogprobs
+from model_runner.contract import Failure, TokenLogprobs
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineInfo, EngineState, EngineUnavailableError
 
@@ -74,7 +74,7 @@ class FakeEngine:
     fail_after: int | None = None
     """Outputs of each choice before `failure`."""
     failure: Exception | None = None
-    error_output: str | None = None
+    error_output: Failure | None = None
     num_cached: int = 0
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[tuple[str, int]] = field(default_factory=list)

@@ -4,6 +4,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from model_runner.contract import Failure
 from tests.server.fake_engine import FakeEngine, letters, logprob_of, scripted
 from tests.server.helpers import chat, completion
 from tests.server.tiny_model import END, EOS
@@ -164,8 +165,16 @@ def test_models(openai_client: OpenAI):
 
 
 def test_error_in_the_middle_of_a_stream(openai_client: OpenAI, engine: FakeEngine):
-    engine.fail_after, engine.error_output = 2, "logits are not finite"
+    engine.fail_after, engine.error_output = 2, Failure("logits are not finite")
     stream = iter(openai_client.chat.completions.create(**chat(), stream=True))
     assert len([next(stream) for _ in range(3)]) == 3
     with pytest.raises(openai.APIError, match="logits are not finite"):
         next(stream)
+
+
+def test_settings_that_leave_no_token_are_the_requests_mistake(openai_client: OpenAI, engine: FakeEngine):
+    engine.fail_after = 0
+    engine.error_output = Failure("no token can be chosen with these settings: bad_words", by_request=True)
+    with pytest.raises(openai.BadRequestError, match="No token can be chosen with these settings") as caught:
+        openai_client.chat.completions.create(**chat())
+    assert caught.value.code == "no_token_left"

@@ -33,6 +33,7 @@ def save_heads(
     partial = folder / (_WEIGHTS + ".partial")
     save_file(stored, partial)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    partial.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read what it writes
     partial.replace(folder / _WEIGHTS)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.contract import SamplingParams
+from model_runner.contract import Failure, SamplingParams
 from model_runner.sampling.noise import GumbelMax
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
@@ -140,7 +140,7 @@ def test_a_row_that_is_not_finite_fails_alone(poison, params):
         assert picks.logprobs[row] == healthy.logprobs[row]
     assert picks.tokens[1:3] == (NO_TOKEN, NO_TOKEN)
     assert picks.logprobs[1:3] == (None, None)
-    assert picks.errors == (None, *["the model's logits are not finite"] * 2, None)
+    assert picks.errors == (None, *[Failure("the model's logits are not finite")] * 2, None)
 
 
 def test_greedy_rows_that_nothing_is_asked_of_get_what_they_get_with_logprobs():
@@ -170,7 +170,11 @@ def test_settings_that_leave_nothing_fail_alone_and_are_named(params, names):
     logits = random_logits(3, VOCAB, seed=8).abs() + 1
     picks = sample(logits, [Case(SamplingParams()), Case(params, PROMPT, OUTPUT), Case(SamplingParams(temperature=0))])
     assert picks.tokens[1] == NO_TOKEN
-    assert picks.errors == (None, f"no token can be chosen with these settings: {names}", None)
+    assert picks.errors == (
+        None,
+        Failure(f"no token can be chosen with these settings: {names}", by_request=True),
+        None,
+    )
     assert picks.tokens[0] == sample(logits[:1], [Case(SamplingParams())]).tokens[0]
     assert picks.tokens[2] == int(logits[2].argmax())
 

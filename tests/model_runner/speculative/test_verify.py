@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model_runner.contract import SamplingParams, Verification
+from model_runner.contract import Failure, SamplingParams, Verification
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling.sampler import Sampler
 
@@ -22,6 +22,7 @@ SETTINGS = {
     "bans": SamplingParams(no_repeat_ngram_size=4, bad_words=((1, 2), (4,)), min_tokens=9, stop_token_ids=(0,)),
     "restricted": SamplingParams(logit_bias=((3, 1.5),), allowed_token_ids=(0, 1, 3, 4), typical_p=0.9, top_k=3),
 }
+NOT_FINITE = Failure("the model's logits are not finite")
 MODES: tuple[Verification, ...] = ("match", "rejection", "typical")
 
 
@@ -72,7 +73,7 @@ def test_random_trees_change_nothing_in_match_mode(world: World, name: str, is_b
         assert one.error == other.error
         assert len(one.output) == count or other.error is None
     errors = {one.error for one in alone} - {None}
-    assert errors == ({"the model's logits are not finite"} if is_broken else set())
+    assert errors == ({NOT_FINITE} if is_broken else set())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -88,7 +89,7 @@ def test_a_draft_where_the_logits_are_broken_ends_the_walk_before_it(mode: Verif
         assert (one.output, one.num_accepted, one.error) == ((2, 2), 1, None)
     speakers.step([0, 1], [chain, NO_DRAFT])
     for one in said:
-        assert (one.output, one.num_accepted, one.error) == ((2, 2), 1, "the model's logits are not finite")
+        assert (one.output, one.num_accepted, one.error) == ((2, 2), 1, NOT_FINITE)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import SampleRows
-from model_runner.contract import SamplingParams, TokenLogprobs, Verification
+from model_runner.contract import Failure, SamplingParams, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree
 from model_runner.sampling.noise import Stream, gumbel, noise_key
 from model_runner.sampling.rows import SamplingState
@@ -35,7 +35,7 @@ class Said:
     tokens: list[int] = field(default_factory=lambda: list(PROMPT))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_accepted: int = 0
-    error: str | None = None
+    error: Failure | None = None
 
     @property
     def tail(self) -> Pair:
