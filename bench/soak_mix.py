@@ -57,8 +57,9 @@ def _make_request(rng: random.Random, common: list[int], target: SoakTarget, lea
         shared = length // 2 if rng.random() < 0.5 else 0
         body["prompt"] = common[:shared] + rng.choices(range(target.vocab_size), k=length - shared)
         body |= rng.choice([{}, {}, {"logprobs": 2}, {"echo": True}])
-    body |= _speculation(rng, target.speculation_methods)
-    if "messages" in body and rng.random() < 0.3:
+    speculation = _speculation(rng, target.speculation_methods)
+    body |= speculation
+    if is_chat and not speculation and rng.random() < 0.5:
         body["prediction"] = {"type": "content", "content": body["messages"][0]["content"]}
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
     return SoakRequest(path, body, rng.randint(0, 12) if leaves else None)

@@ -132,6 +132,7 @@ def test_the_mix_is_mixed_and_repeatable() -> None:
     assert 0 < len(named) < len(speculation)
     assert set(named) == {"auto", "ngram"}
     assert any("prediction" in request.body for request in mix)
+    assert not any({"prediction", "speculation"} <= request.body.keys() for request in mix)
     assert 50 <= sum(request.leaves_after is not None for request in mix) <= 110
     assert {request.path for request in mix} == {"/v1/completions", "/v1/chat/completions"}
     assert {request.body["stream"] for request in mix} == {True, False}
