@@ -30,9 +30,9 @@ from model_runner.speculative.step_times import StepTimes
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
 
-_WARM_UP_ROWS = (1, 2, 4, 8, 16, 32)
+_WARM_UP_ROWS = (1, 2, 4, 8, 16)
 _WARM_UP_CONTEXT = 512
-_WARM_UP_TIMES = 3
+_WARM_UP_TIMES = 2
 
 
 class ModelRunner:
