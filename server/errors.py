@@ -154,12 +154,11 @@ def unknown_model(model: str) -> NotFoundError:
     return NotFoundError(message, param="model", code="model_not_found")
 
 
-def from_failure(failure: Failure | None) -> ApiError:
+def from_failure(failure: Failure) -> ApiError:
     """What a choice's failure in the engine means to the client."""
-    message = failure.message if failure is not None else "no reason was given"
-    if failure is not None and failure.by_request:
-        return InvalidRequestError(f"{message[0].upper()}{message[1:]}.", code="no_token_left")
-    return InternalError(f"The engine could not complete this request: {message}")
+    if failure.by_request:
+        return InvalidRequestError(f"{failure.message[0].upper()}{failure.message[1:]}.", code="no_token_left")
+    return InternalError(f"The engine could not complete this request: {failure.message}")
 
 
 def from_engine(error: Exception) -> ApiError | None:

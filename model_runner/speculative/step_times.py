@@ -71,8 +71,6 @@ def _ascending(values: FloatArray, weights: FloatArray) -> FloatArray:
 
     Pool adjacent violators (Ayer et al. 1955).
     """
-    if (values[1:] >= values[:-1]).all():
-        return values.copy()
     pools: list[tuple[float, float, int]] = []
     """Mean, weight, and how many values."""
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):

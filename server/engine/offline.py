@@ -7,7 +7,7 @@ from itertools import islice
 
 from model_runner.training.answers import Answer, Question
 from model_runner.training.prompts import Prompt
-from scheduler.interface import EngineRequest, FinishReason
+from scheduler.interface import EngineRequest
 from server.chat_template import ChatTemplateError
 from server.engine.loop import Engine
 from server.served_model import ServedModel
@@ -79,8 +79,8 @@ class OfflineAnswerer:
 
     def _step(self, running: dict[str, _Running]) -> Iterator[tuple[int, Answer]]:
         for output in self._engine.step():
-            if output.finish_reason is FinishReason.ERROR:
-                raise RuntimeError(f"the model failed to answer: {output.error and output.error.message}")
+            if output.error is not None:
+                raise RuntimeError(f"the model failed to answer: {output.error.message}")
             one = running[output.request_id]
             one.output += output.tokens
             if output.finish_reason is not None:

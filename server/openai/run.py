@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from model_runner.contract import TokenLogprobs
-from scheduler.interface import EngineRequest, FinishReason, RequestOutput
+from scheduler.interface import EngineRequest, RequestOutput
 from server.engine.client import EngineClient
 from server.errors import RequestTimeoutError, from_engine, from_failure
 from server.openai.choice import ChoiceText, Piece
@@ -124,7 +124,7 @@ class Run:
 
     def _advance(self, prompt: PromptRun, output: RequestOutput) -> Piece | None:
         """One output of one choice; None if it shows nothing."""
-        if output.finish_reason is FinishReason.ERROR:
+        if output.error is not None:
             raise from_failure(output.error)
         choice = prompt.choices[output.choice]
         if choice.finish_reason is not None:  # it reached a stop string, and this was already under way

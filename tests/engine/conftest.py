@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench.shared_runner import SharedRunner
+from bench.speculation_matrix import Matrix
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
@@ -54,6 +55,16 @@ class Harness:
         )
         runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)
         return Engine(Scheduler(config, runner.num_blocks), runner)
+
+    def matrix(self) -> Matrix:
+        """Methods by features, on fresh engines."""
+        info = self.runner.info
+        return Matrix(
+            lambda chunk, num_blocks: self.engine(chunk=chunk, num_blocks=num_blocks),
+            info.num_blocks,
+            info.block_size,
+            info.vocab_size,
+        )
 
     def forget(self) -> None:
         """Have the runner release what it still knows."""

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from bench.speculation_matrix import FEATURES, Matrix
+from bench.speculation_matrix import FEATURES
 from model_runner.config import RunnerConfig
 from model_runner.runner import ModelRunner
 from tests.engine.conftest import Harness
@@ -41,14 +41,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_equal_to_no_speculation(harness: Harness, feature: str) -> None:
-    info = harness.runner.info
-    matrix = Matrix(
-        lambda chunk, num_blocks: harness.engine(chunk=chunk, num_blocks=num_blocks),
-        info.num_blocks,
-        info.block_size,
-        info.vocab_size,
-    )
-    cell = matrix.cell("mtp", feature)
+    cell = harness.matrix().cell("mtp", feature)
     assert cell.is_equal
     assert cell.num_drafted > 0
     assert cell.num_preempted > 0 or not FEATURES[feature].is_short_of_blocks

@@ -22,13 +22,7 @@ def drafting(load_drafting: Callable[..., Harness]) -> Iterator[Harness]:
 
 @pytest.fixture(scope="module")
 def matrix(drafting: Harness) -> Matrix:
-    info = drafting.runner.info
-    return Matrix(
-        lambda chunk, num_blocks: drafting.engine(chunk=chunk, num_blocks=num_blocks),
-        info.num_blocks,
-        info.block_size,
-        info.vocab_size,
-    )
+    return drafting.matrix()
 
 
 def test_all_methods_are_here(drafting: Harness) -> None:
@@ -46,13 +40,7 @@ def test_equal_to_no_speculation(matrix: Matrix, method: str, feature: str) -> N
 
 def test_eagle_of_the_first_kind(load_drafting: Callable[..., Harness]) -> None:
     harness = load_drafting(write_eagle)
-    info = harness.runner.info
-    matrix = Matrix(
-        lambda chunk, num_blocks: harness.engine(chunk=chunk, num_blocks=num_blocks),
-        info.num_blocks,
-        info.block_size,
-        info.vocab_size,
-    )
+    matrix = harness.matrix()
     for feature in ("greedy", "sampling, top-p", "prefix hit", "preemption"):
         cell = matrix.cell("eagle", feature)
         assert cell.is_equal
