@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from server.openai.completions import DEFAULT_MAX_TOKENS
 from server.openai.protocol.chat import ChatCompletionRequest
 from server.openai.protocol.completions import CompletionRequest
-from server.openai.protocol.rules import RequestModel
+from server.openai.protocol.rules import RequestModel, exclusions
 from server.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.responses import documented_errors
 from server.services import ServicesDep
@@ -115,13 +115,19 @@ def describe_fields(request: type[RequestModel], defaults: Mapping[str, object])
     schema = request.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
+    excluded = exclusions(request)
     return {
-        name: _describe(_resolve(field, definitions), name in required, _default(request, name, defaults))
+        name: _describe(
+            _resolve(field, definitions),
+            name in required,
+            _default(request, name, defaults),
+            [*excluded.get(name, ()), *(other for other, names in excluded.items() if name in names)],
+        )
         for name, field in schema["properties"].items()
     }
 
 
-def _describe(field: dict[str, Any], required: bool, default: object) -> FieldCapability:
+def _describe(field: dict[str, Any], required: bool, default: object, excludes: list[str]) -> FieldCapability:
     others = ("title", "description", "default", "examples")
     values = {key: value for key, value in field.items() if key not in others and not key.startswith("x-")}
     return FieldCapability(
@@ -131,7 +137,7 @@ def _describe(field: dict[str, Any], required: bool, default: object) -> FieldCa
         values=values,
         description=field.get("description"),
         requires=field.get("x-requires", []),
-        excludes=field.get("x-excludes", []),
+        excludes=excludes,
     )
 
 

@@ -84,7 +84,7 @@ pytestmark = pytest.mark.usefixtures("goes_on")
         ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge",
          "unknown_parameter"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_parameter_combination"),
         ({"top_logprobs": 1}, "top_logprobs", "invalid_value"),
         ({"max_completion_tokens": 3}, "max_tokens", "invalid_parameter_combination"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message",

@@ -14,6 +14,7 @@ from server.openai.protocol.rules import (
     no_effect,
     problem,
     refused,
+    related,
     shape,
 )
 
@@ -113,25 +114,21 @@ class ChatCompletionRequest(SamplingFields):
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="By default the rest of the context.",
-        json_schema_extra={"x-excludes": ["max_tokens"]},
-    )  # fmt: skip
+        None, ge=1, le=2**31 - 1, description="By default the rest of the context."
+    )
     max_tokens: int | None = Field(
         None, ge=1, le=2**31 - 1, description="Older name of max_completion_tokens.",
-        json_schema_extra={"x-excludes": ["max_completion_tokens"]},
+        json_schema_extra=related(excludes=["max_completion_tokens"]),
     )  # fmt: skip
     logprobs: bool | None = Field(None, description="Report the log-probability of each token.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="And of so many alternatives.", json_schema_extra={"x-requires": ["logprobs"]}
+        None, ge=0, le=20, description="And of so many alternatives.", json_schema_extra=related(requires=["logprobs"])
     )
 
-    add_generation_prompt: bool | None = Field(
-        None, description="Open the assistant's turn; on by default.",
-        json_schema_extra={"x-excludes": ["continue_final_message"]},
-    )  # fmt: skip
+    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; on by default.")
     continue_final_message: bool | None = Field(
         None, description="Continue the last message instead of answering it.",
-        json_schema_extra={"x-excludes": ["add_generation_prompt"]},
+        json_schema_extra=related(excludes=["add_generation_prompt"]),
     )  # fmt: skip
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables that the chat template knows.")
 
@@ -169,19 +166,6 @@ class ChatCompletionRequest(SamplingFields):
     best_of: Annotated[Literal[1] | None, SUPPORTED_ONLY] = refused("Choosing the best of several outputs.")
     chat_template: Refused = refused("Templates of the request's own.")
     documents: Refused = refused("Documents for the template.")
-
-    @model_validator(mode="after")
-    def _check_chat(self) -> "ChatCompletionRequest":
-        if self.top_logprobs is not None and not self.logprobs:
-            message = "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled."
-            raise problem("invalid_value", message, "top_logprobs")
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            message = "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported."
-            raise problem("invalid_parameter_combination", message, "max_tokens")
-        if self.add_generation_prompt and self.continue_final_message:
-            message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
-            raise problem("invalid_parameter_combination", message, "continue_final_message")
-        return self
 
     @property
     def opens_turn(self) -> bool:

@@ -13,6 +13,7 @@ from server.openai.protocol.rules import (
     no_effect,
     problem,
     refused,
+    related,
     shape,
 )
 from server.openai.protocol.speculation import SpeculationChoice
@@ -49,24 +50,41 @@ class SamplingFields(RequestModel):
 
     model: str = Field(description="Name of the served model.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy. By default the model's own, or 1.")
-    top_p: float | None = Field(None, ge=0, le=1, description="Mass of the nucleus. By default the model's own, or 1.")
-    n: int | None = Field(None, ge=1, le=128, description="Choices for each prompt; 1 by default.")
+    top_p: float | None = Field(
+        None, ge=0, le=1, description="Mass of the nucleus. By default the model's own, or 1.",
+        json_schema_extra=related(off=[1]),
+    )  # fmt: skip
+    n: int | None = Field(
+        None, ge=1, le=128, description="Choices for each prompt; 1 by default.", json_schema_extra=related(off=[1])
+    )
     stop: Stop | None = Field(None, description=f"Up to {MAX_STOPS} strings that end the output.")
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2, json_schema_extra=related(off=[0]))
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, json_schema_extra=related(off=[0]))
     logit_bias: LogitBias | None = Field(None, description="Token id, as a string, to a value added to its logit.")
     seed: int | None = Field(
         None, ge=-(2**63), le=2**63 - 1, description="Drawn if not given, and returned either way as `seed`."
     )
     stream: bool | None = Field(None, description="Answer with server-sent events.")
-    stream_options: StreamOptions | None = Field(None, json_schema_extra={"x-requires": ["stream"]})
+    stream_options: StreamOptions | None = Field(None, json_schema_extra=related(requires=["stream"]))
     user: str | None = no_effect("Your own id of the end user.")
 
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="Keep the k best tokens; 0 or -1 turns it off.")
-    min_p: float | None = Field(None, ge=0, le=1, description="Least share of the highest probability.")
-    typical_p: float | None = Field(None, gt=0, le=1, description="Mass of locally typical sampling; 1 turns it off.")
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="1 turns it off.")
-    no_repeat_ngram_size: int | None = Field(None, ge=0, le=2**31 - 1, description="0 turns it off.")
+    top_k: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="Keep the k best tokens; 0 or -1 turns it off.",
+        json_schema_extra=related(off=[0, -1]),
+    )  # fmt: skip
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Least share of the highest probability.", json_schema_extra=related(off=[0])
+    )
+    typical_p: float | None = Field(
+        None, gt=0, le=1, description="Mass of locally typical sampling; 1 turns it off.",
+        json_schema_extra=related(off=[1]),
+    )  # fmt: skip
+    repetition_penalty: float | None = Field(
+        None, ge=0.01, le=100, description="1 turns it off.", json_schema_extra=related(off=[1])
+    )
+    no_repeat_ngram_size: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="0 turns it off.", json_schema_extra=related(off=[0])
+    )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         None, max_length=128, fail_fast=True, description="Words that must not appear in the output."
     )
@@ -84,7 +102,7 @@ class SamplingFields(RequestModel):
     skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; on by default.")
     prompt_logprobs: int | None = Field(
         None, ge=0, le=MAX_PROMPT_LOGPROBS, description="Report so many alternatives for each token of the prompt.",
-        json_schema_extra={"x-excludes": ["stream"]},
+        json_schema_extra=related(excludes=["stream"]),
     )  # fmt: skip
     return_token_ids: bool | None = Field(None, description="Report the token ids of prompt and output.")
     truncate_prompt_tokens: int | None = Field(
@@ -101,6 +119,7 @@ class SamplingFields(RequestModel):
         None,
         description="Guess tokens ahead and verify several at a time, for speed: `off`, or how. By default as the "
         "server was started.",
+        json_schema_extra=related(off=["off"]),
         examples=["off", {"method": "ngram", "num_tokens": 8}, {"verify": "rejection"}],
     )
 
@@ -112,12 +131,6 @@ class SamplingFields(RequestModel):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "SamplingFields":
-        if self.stream_options is not None and not self.stream:
-            message = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
-            raise problem("invalid_value", message, "stream_options")
-        if self.prompt_logprobs is not None and self.stream:
-            message = "Unsupported parameter: 'prompt_logprobs' is not supported when 'stream' is enabled."
-            raise problem("unsupported_parameter", message, "prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
             raise problem("integer_below_min_value", message, "truncate_prompt_tokens")

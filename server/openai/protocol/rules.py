@@ -2,11 +2,15 @@
 
 How a field is treated stands in its JSON schema under `x-support`, from which /v1/capabilities is made: "honoured"
 (where nothing stands), "no_effect" (accepted, cannot change the output), "refused" (only values that ask for nothing
-are accepted). `x-requires` and `x-excludes` name fields that it needs or that it cannot go together with.
+are accepted). `x-requires` and `x-excludes` name fields that it needs or that it cannot go together with, which is
+checked here; the latter stands on one of the two. `x-off` lists values, besides null, false and what is empty, that ask
+for nothing.
 """
 
 import difflib
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
@@ -38,6 +42,51 @@ class RequestModel(BaseModel):
                 raise _unknown_parameter(unknown, list(cls.model_fields))
         return value
 
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        for name, others in _requirements(type(self)).items():
+            for other in others if self.asks(name) else ():
+                if not self.asks(other):
+                    message = f"The '{name}' parameter is only allowed when '{other}' is enabled."
+                    raise problem("invalid_value", message, name)
+        for name, others in exclusions(type(self)).items():
+            for other in others if self.asks(name) else ():
+                if self.asks(other):
+                    message = f"Setting '{name}' and '{other}' at the same time is not supported."
+                    raise problem("invalid_parameter_combination", message, name)
+        return self
+
+    @classmethod
+    def relations(cls, name: str) -> Mapping[str, Any]:
+        """What the schema of a field says of other fields, and of the values that ask for nothing."""
+        extra = cls.model_fields[name].json_schema_extra
+        return extra if isinstance(extra, dict) else {}
+
+    def asks(self, name: str) -> bool:
+        """Whether a field has a value that asks for anything."""
+        value = getattr(self, name)
+        if value is None or value is False or value in ("", [], {}):
+            return False
+        return value not in self.relations(name).get("x-off", ())
+
+
+@cache
+def exclusions(model: type[RequestModel]) -> Mapping[str, Sequence[str]]:
+    """The fields that cannot go together with others, and these; each pair stands once."""
+    return _related(model, "x-excludes")
+
+
+@cache
+def _requirements(model: type[RequestModel]) -> Mapping[str, Sequence[str]]:
+    return _related(model, "x-requires")
+
+
+def _related(model: type[RequestModel], relation: str) -> Mapping[str, Sequence[str]]:
+    names = {name: model.relations(name).get(relation, ()) for name in model.model_fields}
+    return {
+        name: [other for other in others if other in model.model_fields] for name, others in names.items() if others
+    }
+
 
 def _unknown_parameter(name: str, known: list[str]) -> PydanticCustomError:
     name = shorten(name)
@@ -65,6 +114,15 @@ SUPPORTED_VALUES_ONLY = _only("unsupported_value")
 
 Refused = Annotated[None, SUPPORTED_ONLY]
 """A field of the API that this server does not support in any way."""
+
+
+def related(*, requires: Sequence[str] = (), excludes: Sequence[str] = (), off: Sequence[object] = ()) -> Any:
+    """The `json_schema_extra` of a field: fields that it needs or that exclude it, and values that ask for nothing.
+
+    Fields that a request model does not have may be named.
+    """
+    named = {"x-requires": requires, "x-excludes": excludes, "x-off": off}
+    return {name: list(values) for name, values in named.items() if values}
 
 
 def refused(description: str) -> Any:

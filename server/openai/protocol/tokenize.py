@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from server.openai.protocol.chat import Message
 from server.openai.protocol.common import TokenId
 from server.openai.protocol.objects import ResponseModel
-from server.openai.protocol.rules import RequestModel, problem
+from server.openai.protocol.rules import RequestModel, problem, related
 
 _CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -16,28 +16,22 @@ class TokenizeRequest(RequestModel):
     """Either a prompt or messages."""
 
     model: str | None = Field(None, description="The served model when left out.")
-    prompt: str | None = Field(None, json_schema_extra={"x-excludes": ["messages"]})
-    messages: list[Message] | None = Field(
-        None, min_length=1, fail_fast=True, json_schema_extra={"x-excludes": ["prompt"]}
-    )
+    prompt: str | None = Field(None, json_schema_extra=related(excludes=["messages"]))
+    messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool | None = Field(None, description="On by default for a prompt, off for messages.")
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = Field(None, description="On by default.")
-    continue_final_message: bool | None = None
+    continue_final_message: bool | None = Field(None, json_schema_extra=related(excludes=["add_generation_prompt"]))
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_source(self) -> "TokenizeRequest":
-        if (self.prompt is None) == (self.messages is None):
-            code = "missing_required_parameter" if self.prompt is None else "invalid_parameter_combination"
-            raise problem(code, "Exactly one of 'prompt' and 'messages' is required.", "prompt")
+        if self.prompt is None and self.messages is None:
+            raise problem("missing_required_parameter", "Exactly one of 'prompt' and 'messages' is required.", "prompt")
         if self.messages is None:
             for name in _CHAT_ONLY:
                 if getattr(self, name) is not None:
                     raise problem("invalid_parameter_combination", f"'{name}' needs 'messages'.", name)
-        if self.add_generation_prompt and self.continue_final_message:
-            message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
-            raise problem("invalid_parameter_combination", message, "continue_final_message")
         return self
 
 
