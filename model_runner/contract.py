@@ -54,6 +54,9 @@ class SamplingParams:
     """Report the chosen token's logprob and this many alternatives; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
+    num_candidates: int = 0
+    """For beam search: draw nothing, but offer so many of the most probable next tokens (`ChoiceResult.candidates`).
+    What stands before `temperature` acts on log-probabilities then, as in transformers, and the rest does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class ScheduledRequest:
     """Appended to the choice's block table before the step."""
     num_draft: int = 0
     """For how many draft tokens beyond these there is room; at most what the choice's last result offered."""
+    chosen: int | None = None
+    """The candidate of the choice's last result that it goes on with: the last of its known tokens from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,17 @@ class TokenLogprobs:
     rank: int
     top: tuple[tuple[int, float], ...]
     """The most probable (token id, logprob), best first, lower id first among equals; as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that may come next."""
+
+    token_id: int
+    logprob: float
+    """After bans and penalties, which are not made up for: the probabilities of all tokens need not sum to 1."""
+    report: TokenLogprobs | None = None
+    """If the choice asked for logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +173,9 @@ class ChoiceResult:
     """... those that did not."""
     error: Failure | None = None
     """Set if this choice cannot go on; the others are not affected."""
+    candidates: tuple[Candidate, ...] = ()
+    """In place of `tokens` if the choice asks for candidates: the best first, the lower id first among equals. Fewer
+    than asked for where no more are possible."""
 
 
 @dataclass(frozen=True, slots=True)

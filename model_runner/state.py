@@ -57,6 +57,9 @@ class RunnerState:
         scheduled = [self._choices[entry.key] for entry in plan.scheduled]
         for choice, entry in zip(scheduled, plan.scheduled, strict=True):
             choice.blocks.extend(entry.new_blocks)
+            if entry.chosen is not None:
+                choice.tokens.append(entry.chosen)
+                self._sampling.commit(choice.slot, (entry.chosen,))
         return scheduled
 
     def _admit(self, admitted: AdmittedRequest) -> None:

@@ -1,7 +1,9 @@
 """What the engine takes and what it gives back. Plain data that can cross a process boundary."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal, Protocol
 
 from model_runner.contract import Failure, SamplingParams, Speculation, SpeculationStats, TokenLogprobs
 
@@ -23,6 +25,53 @@ class ChoiceState:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Search for the most probable output instead of drawing one (see beam_search.py)."""
+
+    width: int
+    """Beams, and sequences that are kept when they have ended; of all groups together."""
+    length_penalty: float = 1.0
+    """Scores are divided by length ** length_penalty: 0 compares sums, 1 means per token, more favours long outputs."""
+    early_stopping: bool | Literal["never"] = False
+    """When a search whose finished sequences are complete is over. True: at once; False: when the best beam, judged at
+    its length, is worse than all of them; "never": when it is so at the length that suits it best."""
+    groups: int = 1
+    """Parts of the beams that search by themselves; divides `width`."""
+    diversity_penalty: float = 0.0
+    """What a token costs for each beam of an earlier group that took it in the same step."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a sequence."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are no part of the text in which these are looked for."""
+
+
+class TextWatch(Protocol):
+    """Follows the text of a growing output."""
+
+    def fork(self) -> "TextWatch":
+        """One that goes its own way from here."""
+        ...
+
+    def push(self, token: int) -> bool:
+        """Whether a stop string is complete with this token."""
+        ...
+
+
+WatchText = Callable[["EngineRequest"], TextWatch]
+"""Makes the watch for the stop strings of a request's beam search."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamScore:
+    """How a sequence that beam search found compares with others."""
+
+    score: float
+    """What it was chosen by."""
+    cumulative_logprob: float
+    """Sum of its tokens' log-probabilities, after bans and penalties."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A prompt and how to continue it. Resubmitting it with the outputs so far continues exactly where it was."""
 
@@ -40,6 +89,9 @@ class EngineRequest:
     """Prefix-cache entries, and what speculation learns from outputs, are shared only within the same salt."""
     speculation: Speculation | None = None
     """Shared by all choices; None decodes one token at a time."""
+    beam_search: BeamSearch | None = None
+    """Its best sequences are the choices, which must be numbered from 0 and not be more than its width. It has no
+    speculation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +115,8 @@ class RequestOutput:
     num_rejected: int = 0
     """... those that did not."""
     error: Failure | None = None
+    beam: BeamScore | None = None
+    """With the end of what beam search found."""
 
 
 @dataclass(frozen=True, slots=True)

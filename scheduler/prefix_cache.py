@@ -6,6 +6,7 @@ hashes, so the name of block i costs the hash of one block when that of block i 
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from hashlib import blake2b
 
 DIGEST_SIZE = 32  # bytes; at 256 bits a collision, which would show one request another's text, cannot be constructed
@@ -18,6 +19,12 @@ class BlockChain:
         self._block_size = block_size
         self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
         self._names: list[bytes] = []
+
+    def fork(self) -> "BlockChain":
+        """A chain that goes on by itself; the names so far are common."""
+        other = copy(self)
+        other._names = self._names.copy()
+        return other
 
     def names(self, tokens: Sequence[int], start: int, stop: int) -> list[bytes]:
         """Names of the blocks `start` to `stop` - 1 of `tokens`; each block is hashed once in the chain's life."""

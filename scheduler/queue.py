@@ -34,7 +34,7 @@ class WaitingQueue(Protocol):
         ...
 
     def victim(self, running: dict[str, Request]) -> Request:
-        """Which of the running choices (in admission order, at least one) to preempt."""
+        """Which of the running choices, at least one, to preempt: the newest of those that matter least."""
         ...
 
 
@@ -66,7 +66,7 @@ class ArrivalQueue:
         del self._waiting[index]
 
     def victim(self, running: dict[str, Request]) -> Request:
-        return next(reversed(running.values()))
+        return max(running.values(), key=lambda request: request.arrival)
 
     def _rank(self, request: Request) -> tuple[int, int]:
         return (0, request.arrival)
@@ -76,7 +76,7 @@ class PriorityQueue(ArrivalQueue):
     """Lower priority numbers first, then first come, first served. Low priorities wait for as long as others come."""
 
     def victim(self, running: dict[str, Request]) -> Request:
-        return max(reversed(running.values()), key=lambda request: request.priority)  # the newest among equals
+        return max(running.values(), key=self._rank)
 
     def _rank(self, request: Request) -> tuple[int, int]:
         return (request.priority, request.arrival)
@@ -114,7 +114,7 @@ class FairQueue:
             del self._turns[request.cache_salt]
 
     def victim(self, running: dict[str, Request]) -> Request:
-        return next(reversed(running.values()))
+        return max(running.values(), key=lambda request: request.arrival)
 
 
 def make_queue(policy: Policy) -> WaitingQueue:

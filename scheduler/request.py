@@ -1,12 +1,23 @@
 """One choice of a request while it lives in the scheduler."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from model_runner.contract import SamplingParams, Speculation, TokenLogprobs
 from scheduler.block_pool import blocks_for
 from scheduler.config import SchedulerConfig
-from scheduler.interface import ChoiceState, EngineRequest
+from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from scheduler.prefix_cache import BlockChain
+
+
+class Group(Protocol):
+    """Requests that are admitted, computed and preempted together. The first one stands in the queue for all."""
+
+    members: list["Request"]
+    """Those that live now."""
+    width: int
+    """The most members that it ever has; so many slots are kept for it while it runs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +55,17 @@ class Request:
     """Draft tokens that the runner offered to verify in the next step."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Collected over the chunks of the prompt until the first output takes them along."""
+    group: "Group | None" = None
+    """Of which it is a member."""
+    chosen: int | None = None
+    """The last token, if the runner does not know it yet."""
+    forked_from: "Request | None" = None
+    """A running member of the group, to be forked at the next step, that shares all tokens but the last."""
+
+    @property
+    def members(self) -> Sequence["Request"]:
+        """Those of its group, or only itself."""
+        return (self,) if self.group is None else self.group.members
 
     @property
     def remaining(self) -> int:
@@ -75,6 +97,26 @@ class Request:
         self.num_draft = 0
         self.blocks = []
         self.prompt_logprobs.clear()
+        self.chosen = None
+        self.forked_from = None
+
+    def take_chosen(self) -> int | None:
+        """The token to tell the runner of, once."""
+        chosen, self.chosen = self.chosen, None
+        return chosen
+
+    def fork(self, key: str, token: int) -> "Request":
+        """A member of the same group that shares what is computed and goes on with this token."""
+        return replace(
+            self,
+            key=key,
+            tokens=[*self.tokens[: self.num_computed], token],
+            chain=self.chain.fork(),
+            blocks=[],
+            prompt_logprobs=[],
+            chosen=None,
+            forked_from=self,
+        )
 
 
 def make_choices(request: EngineRequest, first_arrival: int, block_size: int) -> list[Request]:
@@ -122,9 +164,26 @@ def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: i
             f"request {name!r} needs {num_prompt} prompt + {max_tokens} output tokens = {total}, "
             f"the context holds {config.max_model_len}"
         )
-    needed = blocks_for(total, config.block_size)
+    width = 1 if request.beam_search is None else check_beam_search(request, request.beam_search, config)
+    needed = width * blocks_for(total, config.block_size)
     if needed > num_blocks:
         raise ValueError(
             f"request {name!r} needs {needed} KV blocks of {config.block_size} tokens "
-            f"for {num_prompt} prompt + {max_tokens} output tokens, there are {num_blocks}"
+            f"for {num_prompt} prompt + {max_tokens} output tokens{f' of {width} beams' if width > 1 else ''}, "
+            f"there are {num_blocks}"
         )
+
+
+def check_beam_search(request: EngineRequest, search: BeamSearch, config: SchedulerConfig) -> int:
+    """The width of a beam search. Raises ValueError if it is malformed or too wide."""
+    name, width = request.request_id, search.width
+    most = min(config.max_num_seqs, config.max_num_batched_tokens)
+    if not 1 <= width <= most:
+        raise ValueError(f"request {name!r} asks for {width} beams, at least 1 and at most {most} can run")
+    if search.groups < 1 or width % search.groups:
+        raise ValueError(f"request {name!r} splits {width} beams into {search.groups} groups")
+    if max(choice.index for choice in request.choices) >= width:
+        raise ValueError(f"request {name!r} wants more sequences than its {width} beams find")
+    if request.max_tokens < 1 or request.speculation is not None:
+        raise ValueError(f"request {name!r} searches beams for no tokens or with speculation")
+    return width

@@ -10,47 +10,27 @@ Drafts of a speculating choice come after that: they take what is left of the bu
 another choice wait for longer than a step. Rejected ones leave nothing behind but blocks that the choice grows into.
 
 Admission reserves blocks for all known tokens, so only growth by decoding can run out of them; the policy's victim
-then gives its blocks back and waits with prompt and output. The choice admitted first is never preempted for another
+then gives its blocks back and waits with prompt and output. The choice that came first is never preempted for another
 of its priority, so work always completes.
+
+The beams of a search are a group: admitted when there is room for all of them, preempted together, and in lockstep,
+which means that the last known tokens of all are computed in the same step.
 """
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 
-from model_runner.contract import AdmittedRequest, ChoiceResult, Failure, ScheduledRequest, StepPlan, StepResult
+from model_runner.contract import ChoiceResult, Failure, StepPlan, StepResult
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.config import SchedulerConfig
-from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
+from scheduler.groups import BeamMembers, lockstep
+from scheduler.interface import ChoiceState, EngineRequest, EngineStats, FinishReason, RequestOutput, WatchText
 from scheduler.prefix_cache import PrefixCache
 from scheduler.queue import WaitingQueue, make_queue
 from scheduler.request import Request, check_request, make_choices
 from scheduler.sharing import KVSharing, Start
+from scheduler.step import Step
 from scheduler.stopping import judge
-
-
-@dataclass(slots=True)
-class _Step:
-    """A plan in the making."""
-
-    budget: int
-    """Tokens that can still be scheduled."""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    admitted: list[AdmittedRequest] = field(default_factory=list)
-    shares: dict[str, ScheduledRequest] = field(default_factory=dict)
-
-    def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
-        self.shares[request.key] = ScheduledRequest(request.key, num_tokens, new_blocks)
-        self.budget -= num_tokens
-
-    def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
-        share = self.shares[request.key]
-        new_blocks = share.new_blocks + new_blocks
-        self.shares[request.key] = replace(share, num_draft=num_draft, new_blocks=new_blocks)
-        self.budget -= num_draft
-
-    def take_back(self, request: Request) -> None:
-        share = self.shares.pop(request.key, None)
-        if share is not None:
-            self.budget += share.num_tokens
 
 
 @dataclass(slots=True)
@@ -69,7 +49,8 @@ class Scheduler:
     may come at any moment between any two calls.
     """
 
-    def __init__(self, config: SchedulerConfig, num_blocks: int) -> None:
+    def __init__(self, config: SchedulerConfig, num_blocks: int, watch_text: WatchText | None = None) -> None:
+        """Without `watch_text`, beam search finds no stop strings."""
         limits = (config.block_size, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
         if min(*limits, num_blocks) < 1:
             raise ValueError(f"all limits must be at least 1: {config}, num_blocks={num_blocks}")
@@ -80,6 +61,8 @@ class Scheduler:
         self._waiting: WaitingQueue = make_queue(config.policy)
         self._running: dict[str, Request] = {}  # by key, in admission order
         self._live: dict[str, dict[int, Request]] = {}  # by request id and choice: the waiting and the running
+        self._searches: dict[str, BeamMembers] = {}  # by request id
+        self._watch_text = watch_text
         self._released: list[str] = []  # keys that the runner still knows, for the next plan that reaches it
         self._num_arrived = 0
         self._counters = _Counters()
@@ -91,18 +74,27 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any choice lives."""
-        return bool(self._live)
+        return bool(self._live or self._searches)
 
     def add(self, request: EngineRequest) -> None:
         """Line up all choices of a request. Raises ValueError if its id is in use or it can never run."""
-        if request.request_id in self._live:
+        if request.request_id in self._live or request.request_id in self._searches:
             raise ValueError(f"request {request.request_id!r} is already here")
         check_request(request, self._config, self.num_blocks)
+        if request.beam_search is not None:
+            (beam,) = self._line_up(replace(request, choices=(ChoiceState(0),)))
+            search = BeamMembers(request, request.beam_search, self._watch_text, beam)
+            self._searches[request.request_id] = search
+        else:
+            choices = self._line_up(request)
+            self._live[request.request_id] = {choice.sampling.choice: choice for choice in choices}
+
+    def _line_up(self, request: EngineRequest) -> list[Request]:
         choices = make_choices(request, self._num_arrived, self._config.block_size)
         self._num_arrived += len(choices)
-        self._live[request.request_id] = {choice.sampling.choice: choice for choice in choices}
         for choice in choices:
             self._waiting.push(choice)
+        return choices
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End one choice, or all. Their blocks are free at once; what is unknown or has ended is left alone."""
@@ -113,13 +105,19 @@ class Scheduler:
             else:
                 self._waiting.remove(request)
             self._forget(request)
+        search = self._searches.get(request_id)
+        if search is not None:
+            search.open = [index for index in search.open if choice not in (None, index)]
+            if not search.open:
+                self._end_search(search)
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
-        step = _Step(self._config.max_num_batched_tokens)
+        step = Step(self._config.max_num_batched_tokens)
         for request in list(self._running.values()):
-            if request.key in self._running:  # not preempted for one before it
-                self._continue(request, step)
+            if request.key not in self._running or request.key in step.shares:
+                continue  # preempted for one before it, or taken along by its group
+            self._continue(request, step)
         for request in self._running.values():
             self._grant_drafts(request, step)
         self._admit_waiting(step)
@@ -134,12 +132,21 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the plan brought; results of choices that were aborted meanwhile are dropped."""
         outputs = []
+        offers: dict[str, ChoiceResult] = {}
         for share, choice in zip(plan.scheduled, result.choices, strict=True):
             if share.key != choice.key:
                 raise IntegrityError(f"the runner answered for {choice.key!r} in place of {share.key!r}")
             request = self._running.get(share.key)
             if request is not None:
-                outputs += self._advance(request, share.num_tokens, choice)
+                request.num_computed += share.num_tokens
+                request.prompt_logprobs += choice.prompt_logprobs
+                if request.group is None:
+                    outputs += self._advance(request, choice)
+                else:
+                    self._sharing.publish(request)
+                    offers[share.key] = choice
+        for search in list(self._searches.values()) if offers else ():
+            outputs += self._advance_search(search, offers)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -154,7 +161,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and every choice is accounted for."""
         self._pool.check_integrity([request.blocks for request in self._running.values()])
-        num_live = sum(map(len, self._live.values()))
+        num_live = sum(map(len, self._live.values())) + sum(map(self._num_placed, self._searches.values()))
         if num_live != len(self._running) + len(self._waiting):
             raise IntegrityError(f"{num_live} live != {len(self._running)} running + {len(self._waiting)} waiting")
         for request in self._running.values():
@@ -165,24 +172,42 @@ class Scheduler:
                     f"its blocks cover {covered}"
                 )
 
+    def _num_placed(self, search: BeamMembers) -> int:
+        """How many members run or wait: the first one stands for all in the queue, and forks are still to be made."""
+        first, *others = search.members
+        return 1 + sum(other.forked_from is None for other in others if first.key in self._running)
+
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def _continue(self, request: Request, step: _Step) -> None:
-        """Schedule a running choice, or preempt it where blocks run out and it is the policy's choice to go."""
-        num_tokens = min(request.remaining, step.budget)
-        if num_tokens == 0:
+    def _continue(self, request: Request, step: Step) -> None:
+        """Schedule a running choice and the others of its group, or preempt them where blocks run out and it is the
+        policy's choice that they go.
+        """
+        members = request.members
+        shares = lockstep(members, step.budget)
+        if not any(shares):
             return
-        num_new = self._blocks_for(request.num_computed + num_tokens) - len(request.blocks)
-        while not self._pool.can_allocate(num_new):
+        starts = [self._sharing.fork(member) for member in members]
+        num_new = [
+            self._num_new_blocks(member, start, num_tokens)
+            for member, start, num_tokens in zip(members, starts, shares, strict=True)
+        ]
+        while not self._pool.can_allocate(sum(num_new)):
             victim = self._waiting.victim(self._running)
             self._preempt(victim, step)
-            if victim is request:
+            if victim in members:
                 return
-        new_blocks = self._pool.allocate(num_new)
-        request.blocks += new_blocks
-        step.give(request, num_tokens, tuple(new_blocks))
+        for member, start, count, num_tokens in zip(members, starts, num_new, shares, strict=True):
+            if start is None:
+                new_blocks = self._pool.allocate(count)
+                member.blocks += new_blocks
+                step.give(member, num_tokens, tuple(new_blocks))
+            else:
+                self._pool.share(start.shared)
+                self._place(member, start, self._pool.allocate(count), step)
+                step.admit(member, num_tokens)
 
-    def _grant_drafts(self, request: Request, step: _Step) -> None:
+    def _grant_drafts(self, request: Request, step: Step) -> None:
         """Give a decoding choice room for its drafts, as far as budget and free blocks go.
 
         The output that is left to it bounds them, so they stay within the blocks and positions that it may ever use.
@@ -202,61 +227,72 @@ class Scheduler:
         request.blocks += new_blocks
         step.give_drafts(request, num_draft, tuple(new_blocks))
 
-    def _admit_waiting(self, step: _Step) -> None:
+    def _admit_waiting(self, step: Step) -> None:
         """Admit from the head of the queue for as long as it fits."""
-        while self._waiting and step.budget and len(self._running) < self._config.max_num_seqs:
-            request = self._waiting.peek()
-            siblings = [other for other in self._live[request.request_id].values() if other.key in self._running]
-            start = self._sharing.find_start(request, siblings)
-            if start is None:
+        while self._waiting and step.budget:
+            head = self._waiting.peek()
+            members = head.members
+            if self._num_free_slots < (1 if head.group is None else head.group.width):
                 return
-            num_new = self._blocks_for(len(request.tokens)) - len(start.shared)
-            if not self._pool.can_allocate(num_new, sharing=start.shared):
+            starts = [start for member in members if (start := self._find_start(member)) is not None]
+            if len(starts) < len(members):
+                return
+            num_new = [self._num_new_blocks(*entry, 0) for entry in zip(members, starts, strict=True)]
+            shared = [block for start in starts for block in start.shared]
+            if not self._pool.can_allocate(sum(num_new), sharing=set(shared)):
                 return
             self._waiting.pop()
-            self._pool.share(start.shared)
-            self._admit(request, start, self._pool.allocate(num_new), step)
+            self._pool.share(shared)
+            for member, start, count in zip(members, starts, num_new, strict=True):
+                self._place(member, start, self._pool.allocate(count), step)
+            for member, num_tokens in zip(members, lockstep(members, step.budget), strict=True):
+                step.admit(member, num_tokens)
 
-    def _admit(self, request: Request, start: Start, new_blocks: list[int], step: _Step) -> None:
+    @property
+    def _num_free_slots(self) -> int:
+        """Choices that can still run beside the running ones; groups that run keep slots for all they may need."""
+        groups = {request.request_id: request.group for request in self._running.values() if request.group is not None}
+        alone = sum(request.group is None for request in self._running.values())
+        return self._config.max_num_seqs - alone - sum(group.width for group in groups.values())
+
+    def _find_start(self, request: Request) -> Start | None:
+        siblings = self._live.get(request.request_id, {}).values()
+        return self._sharing.find_start(request, [other for other in siblings if other.key in self._running])
+
+    def _num_new_blocks(self, request: Request, start: Start | None, num_tokens: int) -> int:
+        """What a running request lacks to compute so many tokens, or one that begins for all of its tokens."""
+        if start is None:
+            return self._blocks_for(request.num_computed + num_tokens) - len(request.blocks)
+        return self._blocks_for(len(request.tokens)) - len(start.shared)
+
+    def _place(self, request: Request, start: Start, new_blocks: list[int], step: Step) -> None:
+        """Let a request run, in blocks of which it holds the shared ones already."""
         if start.copied is not None:
             step.copies.append((start.copied, new_blocks[0]))
         request.blocks = [*start.shared, *new_blocks]
         request.num_computed = start.num_computed
+        request.forked_from = None
         if request.num_cached is None:
             request.num_cached = start.num_cached
             self._counters.prefix_queries += start.num_looked_up
             self._counters.prefix_hits += min(start.num_cached, start.num_looked_up)  # a fork looks nothing up
         self._running[request.key] = request
-        step.admitted.append(
-            AdmittedRequest(
-                key=request.key,
-                tokens=tuple(request.tokens),
-                num_prompt=request.num_prompt,
-                num_computed=request.num_computed,
-                blocks=tuple(request.blocks),
-                sampling=request.sampling,
-                speculation=request.speculation,
-                cache_salt=request.cache_salt,
-            )
-        )
-        step.give(request, min(request.remaining, step.budget))
 
-    def _preempt(self, request: Request, step: _Step) -> None:
-        self._stop_running(request)
-        request.start_over()
-        step.take_back(request)
-        self._waiting.requeue(request)
+    def _preempt(self, request: Request, step: Step) -> None:
+        for member in request.members:
+            if member.key in self._running:
+                self._stop_running(member, is_known=step.take_back(member))
+            member.start_over()
+        self._waiting.requeue(request.members[0])
         self._counters.preemptions += 1
 
     # -- after a step --------------------------------------------------------------------------------------------------
 
-    def _advance(self, request: Request, num_tokens: int, choice: ChoiceResult) -> list[RequestOutput]:
+    def _advance(self, request: Request, choice: ChoiceResult) -> list[RequestOutput]:
         """Book one choice's share of a step; no output while its prompt is being computed."""
         if choice.error is not None:
             return [self._fail(request, choice.error)]
-        request.num_computed += num_tokens
         request.num_draft = choice.num_draft
-        request.prompt_logprobs += choice.prompt_logprobs
         if bool(choice.tokens) == (request.remaining > 0):
             raise IntegrityError(f"{request.key!r} got {len(choice.tokens)} tokens with {request.remaining} to compute")
         if not choice.tokens:
@@ -294,10 +330,39 @@ class Scheduler:
             request.request_id, request.sampling.choice, (), finish_reason=FinishReason.ERROR, error=error
         )
 
-    def _stop_running(self, request: Request) -> None:
+    def _advance_search(self, search: BeamMembers, results: Mapping[str, ChoiceResult]) -> list[RequestOutput]:
+        """Book the shares of a search's members, and have it choose how to go on once all have caught up."""
+        of_search = [results[member.key] for member in search.members if member.key in results]
+        error = next((result.error for result in of_search if result.error is not None), None)
+        if error is not None:
+            for member in search.members:
+                self._sharing.withdraw(member)
+            outputs = search.fail(error)
+            self._end_search(search)
+            return outputs
+        if any(member.remaining for member in search.members):
+            return []
+        advance = search.advance([result.candidates for result in of_search])
+        for member in advance.dropped:
+            self._stop_running(member)
+        if not search.members:
+            del self._searches[search.request_id]
+        return advance.outputs
+
+    def _end_search(self, search: BeamMembers) -> None:
+        members = [member for member in search.members if member.key in self._running]
+        for member in members:
+            self._stop_running(member)
+        if not members:
+            self._waiting.remove(search.members[0])
+        del self._searches[search.request_id]
+
+    def _stop_running(self, request: Request, *, is_known: bool = True) -> None:
+        """`is_known` says whether the runner has heard of the request."""
         del self._running[request.key]
         self._pool.release(request.blocks)
-        self._released.append(request.key)
+        if is_known:
+            self._released.append(request.key)
 
     def _forget(self, request: Request) -> None:
         siblings = self._live[request.request_id]

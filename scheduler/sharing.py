@@ -31,7 +31,11 @@ class KVSharing:
         self._prefix_caching = prefix_caching
 
     def find_start(self, request: Request, siblings: Sequence[Request]) -> Start | None:
-        """The better of the prefix cache and the running siblings; None to wait for a sibling's prompt."""
+        """The better of the prefix cache and the running siblings; None to wait for a sibling's prompt.
+
+        Of a sibling a choice takes the prompt but its last token, which every choice computes for itself to sample its
+        own first token.
+        """
         if request.wants_prompt_logprobs:
             return Start()
         cached = self._from_cache(request)
@@ -40,7 +44,7 @@ class KVSharing:
             return cached
         for sibling in siblings:
             if sibling.num_computed >= sibling.num_prompt:
-                return self._fork_of(sibling)
+                return self._fork_of(sibling, sibling.num_prompt - 1)
         return cached if cached.num_computed == forkable else None
 
     def publish(self, request: Request) -> None:
@@ -72,17 +76,21 @@ class KVSharing:
             num_looked_up=request.num_prompt,
         )
 
-    def _fork_of(self, sibling: Request) -> Start:
-        """The prompt but its last token, which every choice computes for itself to sample its own first token.
+    def fork(self, request: Request) -> Start | None:
+        """Where a request begins that is to be forked from a running one; None if it is not."""
+        parent = request.forked_from
+        return None if parent is None else self._fork_of(parent, request.num_computed)
 
-        The block into which that token falls is copied (copy-on-write), as both choices go on to write to it. Only
-        running choices are forked and admission preempts nobody, so the block stays until the step has copied it.
+    def _fork_of(self, request: Request, num_computed: int) -> Start:
+        """What a choice takes over from a running one with which it shares so many computed tokens.
+
+        The block into which the next token falls is copied (copy-on-write), as both choices go on to write to it. The
+        step copies first of all, so it does not matter what becomes of the running one then.
         """
-        num_computed = sibling.num_prompt - 1
         num_full, is_split = divmod(num_computed, self._block_size)
         return Start(
             num_computed=num_computed,
-            shared=tuple(sibling.blocks[:num_full]),
-            copied=sibling.blocks[num_full] if is_split else None,
-            num_cached=sibling.num_cached or 0,
+            shared=tuple(request.blocks[:num_full]),
+            copied=request.blocks[num_full] if is_split else None,
+            num_cached=request.num_cached or 0,
         )

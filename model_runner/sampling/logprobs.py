@@ -1,11 +1,12 @@
 """Log-probabilities as the API reports them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from model_runner.contract import TokenLogprobs
+from model_runner.contract import Candidate, TokenLogprobs
 
 _LOWEST = -9999.0
 """Reported for probability 0, as OpenAI does: JSON has no infinity."""
@@ -38,6 +39,28 @@ def describe(logprobs: Tensor, tokens: Sequence[int], num_top: Sequence[int]) ->
         )
         for token, n, value, rank, ids, its_values in zip(tokens, num_top, *columns, strict=True)
     ]
+
+
+def candidates_of(scores: Tensor, logprobs: Tensor, num: int, num_top: int | None) -> tuple[Candidate, ...]:
+    """The best tokens of one row, as many as are possible and at most `num`.
+
+    Args:
+        scores: [vocab] float32, by which they are the best; what is -inf is not possible.
+        logprobs: [vocab] float32, to be reported.
+        num: of candidates.
+        num_top: alternatives in each report; None for no reports.
+    """
+    tokens = _top(scores.unsqueeze(0), min(num, len(scores))).squeeze(0)
+    values = scores[tokens]
+    possible = int((values > -math.inf).sum())
+    ids: list[int] = tokens[:possible].tolist()
+    reports: list[TokenLogprobs] | list[None] = [None] * possible
+    if num_top is not None:
+        reports = describe(logprobs.expand(possible, -1), ids, [num_top] * possible)
+    return tuple(
+        Candidate(token, value, report)
+        for token, value, report in zip(ids, values[:possible].tolist(), reports, strict=True)
+    )
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[TokenLogprobs]:

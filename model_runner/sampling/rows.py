@@ -66,6 +66,8 @@ class SamplingRows:
     """Rows that sample from the whole vocabulary, or nearly so."""
     truncated: tuple[int, ...]
     """Rows that sample from what a truncation or a list of allowed tokens leaves."""
+    listed: tuple[int, ...]
+    """Rows that want candidates in place of a token; they are in none of the three above."""
     logit_bias: Entries
     allowed_rows: Tensor  # [n] int64: rows that have a list of allowed tokens
     allowed: Entries  # the lists; the values mean nothing
@@ -103,7 +105,10 @@ class _Slot:
         self.settings = _settings_in_use(sampling, vocab_size)
         self.truncates = sampling.allowed_token_ids is not None or bool(self.settings.keys() - {"temperature"})
         self.constrains = _constrains(sampling)
-        self.is_plain = sampling.temperature == 0 and not self.constrains and sampling.logprobs is None
+        self.is_listed = sampling.num_candidates > 0
+        self.is_plain = (
+            sampling.temperature == 0 and not self.constrains and sampling.logprobs is None and not self.is_listed
+        )
         self.logit_bias = _summed(sampling.logit_bias)
         self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)
         self.num_output = 0
@@ -185,7 +190,8 @@ class SamplingState:
     def rows(self, slots: Sequence[int]) -> SamplingRows:
         """What the next token of each of these slots is sampled with. A slot may stand there more than once."""
         states = [self._slot(slot) for slot in slots]
-        drawn = [(row, state) for row, state in enumerate(states) if state.sampling.temperature > 0]
+        picked = [(row, state) for row, state in enumerate(states) if not state.is_listed]
+        drawn = [(row, state) for row, state in picked if state.sampling.temperature > 0]
         tuned = [(row, state) for row, state in drawn if state.settings]
         constrained = [(row, state) for row, state in enumerate(states) if state.constrains]
         restricted = [row for row, state in constrained if state.sampling.allowed_token_ids is not None]
@@ -193,9 +199,10 @@ class SamplingState:
             sampling=tuple(state.sampling for state in states),
             positions=tuple(state.num_output for state in states),
             is_plain=all(state.is_plain for state in states),
-            greedy=tuple(row for row, state in enumerate(states) if state.sampling.temperature == 0),
+            greedy=tuple(row for row, state in picked if state.sampling.temperature == 0),
             whole=tuple(row for row, state in drawn if not state.truncates),
             truncated=tuple(row for row, state in drawn if state.truncates),
+            listed=tuple(row for row, state in enumerate(states) if state.is_listed),
             logit_bias=self._entries([(row, state.logit_bias) for row, state in constrained]),
             allowed_rows=torch.tensor(restricted, device=self._device) if restricted else self._no_entries.rows,
             allowed=self._entries([(row, state.allowed) for row, state in constrained]),

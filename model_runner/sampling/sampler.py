@@ -1,17 +1,18 @@
 """From logits to tokens, for all rows of a step."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from model_runner.config import LogprobsMode
-from model_runner.contract import Failure, SamplingParams, TokenLogprobs
+from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.draw import Draw, NativeDraw, TorchDraw, take
-from model_runner.sampling.logprobs import describe
+from model_runner.sampling.logprobs import candidates_of, describe
 from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, process
 from model_runner.sampling.rows import SamplingRows
 
@@ -24,11 +25,13 @@ class Picks:
     """What was sampled; one entry for each row."""
 
     tokens: tuple[int, ...]
-    """NO_TOKEN where there is an error."""
+    """NO_TOKEN where there is an error, or where candidates are wanted."""
     logprobs: tuple[TokenLogprobs | None, ...]
     """For rows that ask for them and have no error."""
     errors: tuple[Failure | None, ...]
     """Why nothing could be sampled."""
+    candidates: Mapping[int, tuple[Candidate, ...]] = field(default_factory=dict)
+    """Of the rows that want some and have no error."""
 
 
 class Sampler:
@@ -57,20 +60,22 @@ class Sampler:
         if rows.is_plain:
             return _pick_highest(raw)
         errors = dict.fromkeys(_unusable(raw), _NOT_FINITE)
-        scores = process(CONSTRAINTS, raw, rows)
+        scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
         if scores is not raw:
             errors = {row: _blame(rows.sampling[row]) for row in _unusable(scores)} | errors
         if errors:
             scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
         if rows.truncated or not draw.divides:
             scores = process(TRUNCATIONS, scores, rows.without_whole_temperature() if draw.divides else rows)
-        tokens = _choose(scores, rows, draw) | dict.fromkeys(errors, NO_TOKEN)
-        reports = self._logprobs(raw if self._logprobs_mode == "raw" else scores, tokens, rows)
+        tokens = _choose(scores, rows, draw) | dict.fromkeys((*rows.listed, *errors), NO_TOKEN)
+        reported = raw if self._logprobs_mode == "raw" else scores
+        reports = self._logprobs(reported, tokens, rows)
         order = range(len(tokens))
         return Picks(
             tokens=tuple(tokens[row] for row in order),
             logprobs=tuple(reports.get(row) for row in order),
             errors=tuple(errors.get(row) for row in order),
+            candidates={row: _candidates(scores, reported, row, rows) for row in rows.listed if row not in errors},
         )
 
     def _logprobs(self, scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> dict[int, TokenLogprobs]:
@@ -84,6 +89,19 @@ class Sampler:
         logprobs = torch.log_softmax(take(scores, tuple(asked)), -1)
         reports = describe(logprobs, [tokens[row] for row in asked], list(asked.values()))
         return dict(zip(asked, reports, strict=True))
+
+
+def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
+    """Logits, but log-probabilities in the rows of `listed`."""
+    if not listed:
+        return raw
+    return raw.index_copy(0, torch.tensor(listed, device=raw.device), torch.log_softmax(take(raw, listed), -1))
+
+
+def _candidates(scores: Tensor, reported: Tensor, row: int, rows: SamplingRows) -> tuple[Candidate, ...]:
+    sampling = rows.sampling[row]
+    logprobs = reported[row] if sampling.logprobs is None else torch.log_softmax(reported[row], -1)
+    return candidates_of(scores[row], logprobs, sampling.num_candidates, sampling.logprobs)
 
 
 def _choose(scores: Tensor, rows: SamplingRows, draw: Draw) -> dict[int, int]:

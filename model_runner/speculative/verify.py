@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import SampleRows
-from model_runner.contract import Failure, TokenLogprobs, Verification
+from model_runner.contract import Candidate, Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT
 from model_runner.sampling.draw import Draw
 from model_runner.sampling.rows import SamplingState
@@ -31,6 +31,8 @@ class Verdict:
     nodes: list[int] = field(default_factory=list)
     """The draft nodes that these tokens stand at, from the root's child on: one fewer than tokens."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    candidates: tuple[Candidate, ...] = ()
+    """In place of tokens, if the choice asks for them."""
     error: Failure | None = None
 
 
@@ -84,11 +86,15 @@ class Verifier:
             forks = [walk.sample.tree.fork(node) for walk, node in zip(walks, nodes, strict=True)]
             draw = _DRAWS[mode](forks, self._sampler.draw)
         picks = self._sampler(_take(logits, rows), self._sampling.rows([walk.slot for walk in walks]), draw)
-        for walk, token, logprobs, error in zip(walks, picks.tokens, picks.logprobs, picks.errors, strict=True):
-            if error is None:
-                self._follow(walk, token, logprobs)
-            else:
+        entries = zip(walks, picks.tokens, picks.logprobs, picks.errors, strict=True)
+        for row, (walk, token, logprobs, error) in enumerate(entries):
+            if error is not None:
                 _give_up(walk, error)
+            elif row in picks.candidates:
+                walk.verdict.candidates = picks.candidates[row]
+                walk.node = None
+            else:
+                self._follow(walk, token, logprobs)
 
     def _follow(self, walk: _Walk, token: int, logprobs: TokenLogprobs | None) -> None:
         assert walk.node is not None

@@ -1,0 +1,132 @@
+"""Requests that go on together: the beams of a search."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from model_runner.contract import Candidate, Failure, TokenLogprobs
+from scheduler.beam_search import BeamSearcher, Continuation, Finished, Rules
+from scheduler.interface import BeamScore, BeamSearch, EngineRequest, FinishReason, RequestOutput, WatchText
+from scheduler.request import Request
+
+_TOO_FEW: Final = "beam search found only {found} of {wanted} sequences with these settings"
+
+
+def lockstep(members: Sequence[Request], budget: int) -> list[int]:
+    """How many tokens each member computes in a step.
+
+    All that are left; where these are too many for the budget, some of those before the last one.
+    """
+    remaining = [member.remaining for member in members]
+    if sum(remaining) <= budget:
+        return remaining
+    shares = []
+    for left in remaining:
+        shares.append(min(left - 1, budget))
+        budget -= shares[-1]
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What a step brought a group."""
+
+    outputs: list[RequestOutput]
+    dropped: list[Request]
+    """Members that go on no longer; all of them if the group has ended."""
+
+
+class BeamMembers:
+    """The beams of one engine request: a member for the prompt at first, then one for each beam.
+
+    Of the members of a step some go on, each with the first of the beams that extend it; the other beams are forks of
+    these. The output is streamed as far as all sequences agree that may still be the answer.
+    """
+
+    def __init__(self, request: EngineRequest, search: BeamSearch, watch: WatchText | None, prompt: Request) -> None:
+        """`prompt` computes the prompt, and becomes the first member."""
+        rules = Rules(search, request.sampling.stop_token_ids, request.max_tokens)
+        prompt.sampling = replace(prompt.sampling, num_candidates=rules.num_candidates)
+        prompt.group = self
+        self.width = search.width
+        self.members = [prompt]
+        self.open = [choice.index for choice in request.choices]
+        """Choices whose output is still wanted: which of the sequences they are, counted from the best."""
+        self.request_id = request.request_id
+        self._searcher = BeamSearcher(rules, watch(request) if search.stop and watch is not None else None)
+        self._num_shown = 0
+        self._num_sent = max(len(choice.output) for choice in request.choices)
+        """Tokens that came out before the request was resumed."""
+        self._num_made = 0
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def advance(self, offers: Sequence[Sequence[Candidate]]) -> Advance:
+        """Take a step with what each member offers."""
+        first = self.members[0]
+        self._prompt_logprobs += first.take_prompt_logprobs()
+        num_cached = first.num_cached or 0
+        continuations = self._searcher.advance(offers)
+        dropped = self._go_on(continuations)
+        outputs = self._shared_outputs() if continuations else self._last_outputs()
+        return Advance([replace(output, num_cached_tokens=num_cached) for output in outputs], dropped)
+
+    def fail(self, error: Failure) -> list[RequestOutput]:
+        """The end of all choices."""
+        return [self._output(choice, finish_reason=FinishReason.ERROR, error=error) for choice in self.open]
+
+    def _go_on(self, continuations: Sequence[Continuation]) -> list[Request]:
+        """Make the continuations the members; returns the old members that none of them extends."""
+        old, self.members = self.members, []
+        extended: set[int] = set()
+        for continuation in continuations:
+            parent = old[continuation.row]
+            if continuation.row not in extended:
+                extended.add(continuation.row)
+                parent.tokens.append(continuation.token_id)
+                parent.chosen = continuation.token_id
+                self.members.append(parent)
+            else:
+                self._num_made += 1
+                self.members.append(parent.fork(f"{self.request_id}/beam-{self._num_made}", continuation.token_id))
+        return [member for row, member in enumerate(old) if row not in extended]
+
+    def _shared_outputs(self) -> list[RequestOutput]:
+        common = self._searcher.common(self._num_shown)
+        return self._outputs_of_all(common.tokens, common.reports)
+
+    def _outputs_of_all(self, tokens: tuple[int, ...], reports: tuple[TokenLogprobs, ...]) -> list[RequestOutput]:
+        """The next tokens that all sequences share, less those that came out before a restart."""
+        again = max(0, min(len(tokens), self._num_sent - self._num_shown))
+        self._num_shown += len(tokens)
+        if again == len(tokens):
+            return []
+        return [self._output(choice, tokens=tokens[again:], logprobs=reports[again:]) for choice in self.open]
+
+    def _last_outputs(self) -> list[RequestOutput]:
+        found = self._searcher.finished()
+        shown = max(self._num_shown, self._num_sent)
+        return [
+            self._end(choice, found[choice], shown) if choice < len(found) else self._missing(choice, len(found))
+            for choice in self.open
+        ]
+
+    def _end(self, choice: int, ended: Finished, shown: int) -> RequestOutput:
+        return self._output(
+            choice,
+            tokens=ended.beam.tokens[shown:],
+            logprobs=ended.beam.reports[shown:],
+            finish_reason=ended.reason,
+            stop_token_id=ended.stop_token_id,
+            beam=BeamScore(ended.score, ended.beam.logprob),
+        )
+
+    def _missing(self, choice: int, found: int) -> RequestOutput:
+        message = _TOO_FEW.format(found=found, wanted=max(self.open) + 1)
+        return self._output(choice, finish_reason=FinishReason.ERROR, error=Failure(message, by_request=True))
+
+    def _output(self, choice: int, tokens: tuple[int, ...] = (), **more: Any) -> RequestOutput:
+        """One for this choice. The first one of choice 0 brings the prompt's logprobs."""
+        reports: tuple[TokenLogprobs, ...] = ()
+        if choice == 0:
+            reports, self._prompt_logprobs = self._prompt_logprobs, ()
+        return RequestOutput(self.request_id, choice, tokens, prompt_logprobs=reports, **more)

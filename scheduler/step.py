@@ -1,0 +1,57 @@
+"""The plan of a step while it is made."""
+
+from dataclasses import dataclass, field, replace
+
+from model_runner.contract import AdmittedRequest, ScheduledRequest
+from scheduler.request import Request
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan in the making."""
+
+    budget: int
+    """Tokens that can still be scheduled."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    admitted: list[AdmittedRequest] = field(default_factory=list)
+    shares: dict[str, ScheduledRequest] = field(default_factory=dict)
+
+    def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
+        """Have the request compute so many tokens."""
+        self.shares[request.key] = ScheduledRequest(request.key, num_tokens, new_blocks, chosen=request.take_chosen())
+        self.budget -= num_tokens
+
+    def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
+        """Give it room for so many drafts as well."""
+        share = self.shares[request.key]
+        new_blocks = share.new_blocks + new_blocks
+        self.shares[request.key] = replace(share, num_draft=num_draft, new_blocks=new_blocks)
+        self.budget -= num_draft
+
+    def admit(self, request: Request, num_tokens: int) -> None:
+        """Begin with a request that has its blocks; it may have to wait for its first share."""
+        request.chosen = None
+        self.admitted.append(
+            AdmittedRequest(
+                key=request.key,
+                tokens=tuple(request.tokens),
+                num_prompt=request.num_prompt,
+                num_computed=request.num_computed,
+                blocks=tuple(request.blocks),
+                sampling=request.sampling,
+                speculation=request.speculation,
+                cache_salt=request.cache_salt,
+            )
+        )
+        if num_tokens:
+            self.give(request, num_tokens)
+
+    def take_back(self, request: Request) -> bool:
+        """Leave a preempted request out, before its blocks are given back; returns whether the runner knows it."""
+        share = self.shares.pop(request.key, None)
+        if share is not None:
+            self.budget += share.num_tokens
+        num_admitted = len(self.admitted)
+        self.admitted = [admitted for admitted in self.admitted if admitted.key != request.key]
+        self.copies = [copy for copy in self.copies if copy[1] not in request.blocks]
+        return len(self.admitted) == num_admitted
