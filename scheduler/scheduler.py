@@ -115,9 +115,8 @@ class Scheduler:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
         step = Step(self._config.max_num_batched_tokens)
         for request in list(self._running.values()):
-            if request.key not in self._running or request.key in step.shares:
-                continue  # preempted for one before it, or taken along by its group
-            self._continue(request, step)
+            if request.key in self._running and request is request.members[0]:  # not preempted for one before it
+                self._continue(request, step)
         for request in self._running.values():
             self._grant_drafts(request, step)
         self._admit_waiting(step)
@@ -198,14 +197,14 @@ class Scheduler:
             if victim in members:
                 return
         for member, start, count, num_tokens in zip(members, starts, num_new, shares, strict=True):
-            if start is None:
-                new_blocks = self._pool.allocate(count)
+            new_blocks = self._pool.allocate(count)
+            if start is not None:
+                self._pool.share(start.shared)
+                self._place(member, start, new_blocks, step)
+                step.admit(member, num_tokens)
+            elif num_tokens:
                 member.blocks += new_blocks
                 step.give(member, num_tokens, tuple(new_blocks))
-            else:
-                self._pool.share(start.shared)
-                self._place(member, start, self._pool.allocate(count), step)
-                step.admit(member, num_tokens)
 
     def _grant_drafts(self, request: Request, step: Step) -> None:
         """Give a decoding choice room for its drafts, as far as budget and free blocks go.
@@ -262,7 +261,7 @@ class Scheduler:
     def _num_new_blocks(self, request: Request, start: Start | None, num_tokens: int) -> int:
         """What a running request lacks to compute so many tokens, or one that begins for all of its tokens."""
         if start is None:
-            return self._blocks_for(request.num_computed + num_tokens) - len(request.blocks)
+            return max(0, self._blocks_for(request.num_computed + num_tokens) - len(request.blocks))
         return self._blocks_for(len(request.tokens)) - len(start.shared)
 
     def _place(self, request: Request, start: Start, new_blocks: list[int], step: Step) -> None:

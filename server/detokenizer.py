@@ -1,6 +1,7 @@
 """Tokens to text as they come: whole characters only, and the search for stop strings."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from server.tokenization import Tokenizer
@@ -29,6 +30,12 @@ class Detokenizer:
         if len(context) > _CONTEXT:
             self._skip_cut_character()
         self._returned = len(_certain(self._known))  # a character that the prompt began is completed by the output
+
+    def fork(self) -> "Detokenizer":
+        """One that goes its own way from here."""
+        other = copy(self)
+        other._window = self._window.copy()
+        return other
 
     @property
     def pending(self) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from model_runner.contract import SamplingParams, Verification
-from scheduler.interface import ChoiceState, EngineRequest
+from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
+from server.beam_search import choose_beam_search, is_asked_for, num_choices
 from server.config import Settings
 from server.engine.client import EngineInfo
 from server.errors import InvalidRequestError
@@ -88,7 +89,10 @@ class Planner:
 
     def plan(self, id: str, fields: SamplingFields, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Plan:  # noqa: A002
         """Raises InvalidRequestError for whatever does not fit the model, the engine or another field."""
-        n = fields.n or 1
+        n = num_choices(fields)
+        beams = choose_beam_search(fields)
+        self._check_beams(beams, wanted)
+        capacity = self._capacity(1 if beams is None else beams.width)
         self._check_queue(n * len(prompts), wanted)
         self._check_priority(fields.priority)
         seed_drawn = fields.seed is None
@@ -99,8 +103,8 @@ class Planner:
         requests = []
         for index, tokens in enumerate(prompts):
             self._check_prompt(tokens, wanted.prompt_param)
-            prompt = self._truncate(tokens, fields.truncate_prompt_tokens, wanted)
-            max_tokens = self._max_tokens(len(prompt), wanted)
+            prompt = self._truncate(tokens, fields.truncate_prompt_tokens, wanted, capacity)
+            max_tokens = self._max_tokens(len(prompt), wanted, capacity)
             requests.append(
                 EngineRequest(
                     request_id=f"{id}-{index}",
@@ -110,7 +114,8 @@ class Planner:
                     choices=tuple(ChoiceState(choice) for choice in range(n)),
                     priority=fields.priority or 0,
                     cache_salt=fields.cache_salt or "",
-                    speculation=speculation,
+                    speculation=None if beams is not None else speculation,
+                    beam_search=beams,
                 )
             )
         self._check_min_tokens(fields.min_tokens or 0, min(request.max_tokens for request in requests))
@@ -124,8 +129,8 @@ class Planner:
     def check_text(self, text: str, param: str) -> None:
         """Refuses a text that is far too long before anybody spends time on encoding it."""
         at_least = self._tokenizer.fewest_tokens(text)
-        if at_least > self._capacity:
-            raise self._too_long(f"your {param} resulted in at least {at_least} tokens", param)
+        if at_least > self._capacity():
+            raise self._too_long(self._capacity(), f"your {param} resulted in at least {at_least} tokens", param)
 
     def check_tokens(self, tokens: Sequence[int], path: str) -> None:
         """Refuses ids that the model does not have."""
@@ -135,8 +140,9 @@ class Planner:
 
     def _check_prediction(self, tokens: Sequence[int]) -> None:
         """It may be as long as an answer, and has only tokens that an answer may have."""
-        if len(tokens) > self._capacity:
-            raise self._too_long(f"your prediction resulted in {len(tokens)} tokens", "prediction")
+        if len(tokens) > self._capacity():
+            asked = f"your prediction resulted in {len(tokens)} tokens"
+            raise self._too_long(self._capacity(), asked, "prediction")
         self._check_prompt(tokens, "prediction")
 
     def _check_prompt(self, tokens: Sequence[int], noun: str) -> None:
@@ -152,10 +158,9 @@ class Planner:
         """The model's own, less those that it cannot generate."""
         return tuple(token for token in self._model.defaults.eos_token_ids if token < self._info.vocab_size)
 
-    @property
-    def _capacity(self) -> int:
-        """Tokens that one choice may have, prompt and output together."""
-        return min(self._info.max_model_len, self._info.num_blocks * self._info.block_size)
+    def _capacity(self, width: int = 1) -> int:
+        """Tokens that each of so many beams may have, prompt and output together."""
+        return min(self._info.max_model_len, self._info.num_blocks // width * self._info.block_size)
 
     def _options(self, fields: SamplingFields) -> OutputOptions:
         return OutputOptions(
@@ -184,7 +189,7 @@ class Planner:
             repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
             frequency_penalty=fields.frequency_penalty or 0.0,
             presence_penalty=fields.presence_penalty or 0.0,
-            temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
+            temperature=temperature if temperature >= _SMALLEST_TEMPERATURE and not is_asked_for(fields) else 0.0,
             typical_p=_first(fields.typical_p, defaults.typical_p, 1.0),
             top_k=max(0, _first(fields.top_k, defaults.top_k, 0)),
             top_p=_first(fields.top_p, defaults.top_p, 1.0),
@@ -193,37 +198,39 @@ class Planner:
             prompt_logprobs=wanted.prompt_logprobs,
         )
 
-    def _truncate(self, tokens: Sequence[int], keep: int | None, wanted: Wanted) -> Sequence[int]:
+    def _truncate(self, tokens: Sequence[int], keep: int | None, wanted: Wanted, capacity: int) -> Sequence[int]:
         if keep is None:
             return tokens
         if keep == -1:
             output = _first(wanted.max_tokens, wanted.default_max_tokens, 1)
-            keep = max(1, self._capacity - output)
+            keep = max(1, capacity - output)
         return tokens[-keep:]
 
-    def _max_tokens(self, prompt: int, wanted: Wanted) -> int:
+    def _max_tokens(self, prompt: int, wanted: Wanted, capacity: int) -> int:
         """How many tokens to generate after a prompt of so many."""
         noun = wanted.prompt_param
         if prompt == 0:
             message = f"Invalid '{noun}': it has no tokens, and the model needs at least one to begin with."
             raise InvalidRequestError(message, param=noun, code="invalid_value")
         least = 0 if wanted.max_tokens == 0 else 1
-        if prompt + least > self._capacity:
-            raise self._too_long(f"your {noun} resulted in {prompt} tokens", noun)
-        room = self._capacity - prompt
+        if prompt + least > capacity:
+            raise self._too_long(capacity, f"your {noun} resulted in {prompt} tokens", noun)
+        room = capacity - prompt
         if wanted.max_tokens is None:
             return room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
         if wanted.max_tokens > room:
             total = prompt + wanted.max_tokens
             asked = f"you requested {total} tokens ({prompt} in the {noun}, {wanted.max_tokens} in the completion)"
-            raise self._too_long(asked, noun, wanted.max_tokens_param)
+            raise self._too_long(capacity, asked, noun, wanted.max_tokens_param)
         return wanted.max_tokens
 
-    def _too_long(self, asked: str, noun: str, also: str | None = None) -> InvalidRequestError:
-        if self._capacity < self._info.max_model_len:
-            limit = f"This server's memory for one request holds {self._capacity} tokens."
+    def _too_long(self, capacity: int, asked: str, noun: str, also: str | None = None) -> InvalidRequestError:
+        if capacity < self._capacity():
+            limit = f"This server's memory for one beam among so many holds {capacity} tokens."
+        elif capacity < self._info.max_model_len:
+            limit = f"This server's memory for one request holds {capacity} tokens."
         else:
-            limit = f"This model's maximum context length is {self._capacity} tokens."
+            limit = f"This model's maximum context length is {capacity} tokens."
         advice = f"Please reduce the length of the {noun}{f' or {also}' if also else ''}."
         message = f"{limit} However, {asked}. {advice}"
         return InvalidRequestError(message, param=noun, code="context_length_exceeded")
@@ -275,6 +282,20 @@ class Planner:
         if choices > most:
             message = f"The request asks for {choices} choices in all, and this server holds at most {most}."
             raise InvalidRequestError(message, param="n", code="integer_above_max_value")
+
+    def _check_beams(self, beams: BeamSearch | None, wanted: Wanted) -> None:
+        if beams is None:
+            return
+        most = min(self._settings.max_num_seqs, self._settings.max_num_batched_tokens)
+        if beams.width > most:
+            message = f"The request asks for {beams.width} beams, and this server runs at most {most} at a time."
+            raise InvalidRequestError(message, param="beam_search", code="integer_above_max_value")
+        if wanted.max_tokens == 0:
+            name = wanted.max_tokens_param
+            message = (
+                f"Invalid '{name}': integer below minimum value. Beam search needs a value >= 1, but got 0 instead."
+            )
+            raise InvalidRequestError(message, param=name, code="integer_below_min_value")
 
     def _check_priority(self, priority: int | None) -> None:
         if priority and self._settings.policy != "priority":

@@ -23,7 +23,9 @@ from model_runner.config import RunnerConfig
 from server.engine.client import EngineInfo
 from server.engine.loop import EXIT_CRASHED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
+from server.engine.stop_watch import StopWatches
 from server.logs import configure_logging
+from server.tokenization import Tokenizer
 
 DEFAULT_FACTORY = "server.engine.worker:load_engine"
 
@@ -71,7 +73,8 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
             ("first step", runner.info.first_step_s),
         ),
     )
-    return LoadedEngine(Engine(Scheduler(scheduler_config, runner.info.num_blocks), runner), info)
+    watches = StopWatches(partial(Tokenizer.from_folder, config.runner.model))
+    return LoadedEngine(Engine(Scheduler(scheduler_config, runner.info.num_blocks, watches), runner), info)
 
 
 def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 from fastapi import Request
 
+from scheduler.interface import BeamScore
 from server.disconnect import wait_unless_gone
 from server.middleware import record_of
 from server.openai.choice import OutputToken, Piece
@@ -81,6 +82,7 @@ class WholeChoice:
     tokens: list[OutputToken]
     finish_reason: Any = None
     stop_reason: str | int | None = None
+    beam: BeamScore | None = None
 
 
 async def collect(run: Run) -> list[WholeChoice]:
@@ -101,6 +103,12 @@ def _add(choice: WholeChoice, piece: Piece) -> None:
     if piece.finish_reason is not None:
         choice.finish_reason = piece.finish_reason
         choice.stop_reason = piece.stop_reason
+        choice.beam = piece.beam
+
+
+def score_of(beam: BeamScore | None) -> dict[str, Any]:
+    """The properties of a choice that beam search found."""
+    return {} if beam is None else {"score": beam.score, "cumulative_logprob": beam.cumulative_logprob}
 
 
 def make_usage(run: Run) -> Usage:

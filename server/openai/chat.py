@@ -18,6 +18,7 @@ from server.openai.answer import (
     make_head,
     make_usage,
     new_id,
+    score_of,
     start_run,
     unless_gone,
 )
@@ -127,6 +128,7 @@ class _ChatAnswer:
             logprobs=self._logprobs(choice.tokens),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
+            **score_of(choice.beam),
             **self._ids(choice.tokens),
         )
 
@@ -174,7 +176,12 @@ class _ChatAnswer:
     def _end(self, index: int, piece: Piece) -> ChatChunkChoice:
         reason: Any = piece.finish_reason
         return ChatChunkChoice(
-            index=index, delta=ChatDelta(), logprobs=None, finish_reason=reason, stop_reason=piece.stop_reason
+            index=index,
+            delta=ChatDelta(),
+            logprobs=None,
+            finish_reason=reason,
+            stop_reason=piece.stop_reason,
+            **score_of(piece.beam),
         )
 
     def _logprobs(self, tokens: list[OutputToken] | tuple[OutputToken, ...]) -> ChatLogprobs | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from model_runner.contract import TokenLogprobs
-from scheduler.interface import FinishReason, RequestOutput
+from scheduler.interface import BeamScore, FinishReason, RequestOutput
 from server.detokenizer import Detokenizer, StopMatcher
 from server.params import OutputOptions
 from server.tokenization import Tokenizer
@@ -33,6 +33,8 @@ class Piece:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     """The stop string, or the token among the request's `stop_token_ids`, that ended the choice."""
+    beam: BeamScore | None = None
+    """With the end of what beam search found."""
 
 
 class ChoiceText:

@@ -20,6 +20,7 @@ from server.openai.answer import (
     make_head,
     make_usage,
     new_id,
+    score_of,
     start_run,
     unless_gone,
 )
@@ -102,7 +103,7 @@ class _CompletionAnswer:
 
     def _choice(self, index: int, choice: WholeChoice) -> CompletionChoice:
         prompt = self._prompt_of(index)
-        piece = Piece(choice.text, tuple(choice.tokens), choice.finish_reason, choice.stop_reason)
+        piece = Piece(choice.text, tuple(choice.tokens), choice.finish_reason, choice.stop_reason, choice.beam)
         extra = self._prompt_extra(prompt)
         if self._body.prompt_logprobs is not None:
             reported = prompt.prompt_logprobs or ()
@@ -153,6 +154,7 @@ class _CompletionAnswer:
             finish_reason=reason,
             stop_reason=piece.stop_reason,
             seed=self.run.plan.seed_of(prompt.index),
+            **score_of(piece.beam),
             **extra,
         )
 

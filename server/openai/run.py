@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from model_runner.contract import TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
@@ -130,7 +131,7 @@ class Run:
         if choice.finish_reason is not None:  # it reached a stop string, and this was already under way
             return None
         before = choice.num_tokens
-        piece = choice.push(output)
+        piece = replace(choice.push(output), beam=output.beam)
         num_tokens = choice.num_tokens - before
         self._count_drafts(output, num_tokens)
         self._meter.tokens((prompt.index, output.choice), num_tokens, piece.text)

@@ -8,7 +8,7 @@ missing copies, stale blocks and writes into blocks that others read.
 from collections import Counter
 from dataclasses import dataclass
 
-from model_runner.contract import ChoiceResult, Failure, SamplingParams, StepResult, TokenLogprobs
+from model_runner.contract import Candidate, ChoiceResult, Failure, SamplingParams, StepResult, TokenLogprobs
 
 VOCAB = 50
 POISON = VOCAB - 1  # a choice that would sample this token fails instead
@@ -28,6 +28,14 @@ def next_token(history, sampling):
 
 def token_logprobs(history, token):
     return TokenLogprobs(token, -(history % 1000) / 100, 1, ())
+
+
+def offers(history, sampling):
+    """What beams may go on with: different tokens, the best first."""
+    best = sorted(range(VOCAB), key=lambda token: (hash((history, token)) % 1000, token))[: sampling.num_candidates]
+    reports = [None if sampling.logprobs is None else token_logprobs(history, token) for token in best]
+    values = [-(hash((history, token)) % 1000) / 100 for token in best]
+    return tuple(map(Candidate, best, values, reports))
 
 
 def salt_of(key):
@@ -71,6 +79,8 @@ class SimulatedRunner:
             )  # fmt: skip
         for share in plan.scheduled:
             self.live[share.key].blocks += share.new_blocks
+            if share.chosen is not None:
+                self.live[share.key].tokens.append(share.chosen)
         self._check_writes(plan)
         for share in plan.scheduled:
             self._write(share)
@@ -127,6 +137,9 @@ class SimulatedRunner:
         if live.num_computed < len(live.tokens):
             return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs)
         tokens, logprobs, history = [], [], live.hashes[-1]
+        if live.sampling.num_candidates:
+            found = offers(history, live.sampling)
+            return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs, candidates=found)
         num_right = history // VOCAB % (share.num_draft + 1)
         while len(tokens) <= num_right and (token := next_token(history, live.sampling)) != POISON:
             tokens.append(token)

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from server.openai.protocol.beam_search import BeamSearchFields
 from server.openai.protocol.rules import (
-    SUPPORTED_ONLY,
     SUPPORTED_VALUES_ONLY,
     Refused,
     RequestModel,
@@ -45,11 +45,17 @@ class StreamOptions(RequestModel):
     )
 
 
-class SamplingFields(RequestModel):
+class SamplingFields(BeamSearchFields):
     """How tokens are chosen, when to stop, and what to report: OpenAI's fields, then the extensions."""
 
     model: str = Field(description="Name of the served model.")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy. By default the model's own, or 1.")
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="0 is greedy. By default the model's own, or 1.",
+        json_schema_extra=related(off=[0]),
+    )
     top_p: float | None = Field(
         None, ge=0, le=1, description="Mass of the nucleus. By default the model's own, or 1.",
         json_schema_extra=related(off=[1]),
@@ -123,9 +129,6 @@ class SamplingFields(RequestModel):
         examples=["off", {"method": "ngram", "num_tokens": 8}, {"verify": "rejection"}],
     )
 
-    use_beam_search: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused("Beam search.")
-    length_penalty: Refused = refused("Beam search.")
-    early_stopping: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused("Beam search.")
     structured_outputs: Refused = refused("Output by a grammar.")
     logits_processors: Refused = refused("Code that changes logits.")
 

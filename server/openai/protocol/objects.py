@@ -112,6 +112,8 @@ class ChatChoice(ResponseModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None = Field(None, description="Extension: the stop string or stop token.")
+    score: float | None = Field(None, description="Extension, of beam search: what the choice was ranked by.")
+    cumulative_logprob: float | None = Field(None, description="Extension, of beam search, after bans and penalties.")
     token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")
 
 
@@ -156,6 +158,8 @@ class ChatChunkChoice(ResponseModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = Field(None, description="Extension: the stop string or stop token.")
+    score: float | None = Field(None, description="Extension, of beam search: what the choice was ranked by.")
+    cumulative_logprob: float | None = Field(None, description="Extension, of beam search, after bans and penalties.")
     token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")
 
 
@@ -177,6 +181,8 @@ class CompletionChoice(ResponseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None = Field(description="Null in all chunks of a stream but the last.")
     stop_reason: str | int | None = Field(None, description="Extension: the stop string or stop token.")
+    score: float | None = Field(None, description="Extension, of beam search: what the choice was ranked by.")
+    cumulative_logprob: float | None = Field(None, description="Extension, of beam search, after bans and penalties.")
     seed: int = Field(description="Extension: with this seed the prompt alone gives the same answers.")
     token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")
     prompt_token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")

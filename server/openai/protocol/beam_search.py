@@ -1,0 +1,79 @@
+"""The request's beam search, in an object of its own or by vLLM's names."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from server.openai.protocol.rules import RequestModel, problem, related
+
+MAX_WIDTH = 64
+_NO_DRAWING = (
+    *("temperature", "top_p", "top_k", "min_p", "typical_p", "best_of", "speculation"),
+    *("epsilon_cutoff", "eta_cutoff", "top_n_sigma", "xtc_probability", "mirostat", "sampler_order"),
+)
+"""What says how tokens are drawn, which beam search does not do, or what it cannot go together with."""
+
+LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
+EarlyStopping = Literal[True, False, "never"]
+
+
+class BeamSearchOptions(RequestModel):
+    """The sequences of the highest score, in place of drawn ones."""
+
+    width: int = Field(ge=1, le=MAX_WIDTH, description="Beams in all; 1 is greedy decoding.")
+    length_penalty: LengthPenalty | None = Field(
+        None,
+        description="Scores are divided by length ** length_penalty; 1 by default, which compares means.",
+    )
+    early_stopping: EarlyStopping | None = Field(
+        None,
+        description="When to stop once `width` sequences have ended: `true` at once, `false`, the default, when the "
+        "best beam as it stands is worse than all of them, `never` when it can become no better.",
+    )
+    num_return: int | None = Field(
+        None, ge=1, le=MAX_WIDTH, description="How many of the best sequences are the choices; 1 by default."
+    )
+    groups: int | None = Field(
+        None, ge=1, le=MAX_WIDTH, description="Parts of the beams that search by themselves; 1 by default."
+    )
+    diversity_penalty: float | None = Field(
+        None, ge=0, le=100, description="What a token costs for each beam of an earlier group that has just taken it."
+    )
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.num_return is not None and self.num_return > self.width:
+            message = f"Expected a value <= {self.width}, the width, but got {self.num_return} instead."
+            raise problem(
+                "integer_above_max_value", f"Invalid '{{path}}': integer above maximum value. {message}", "num_return"
+            )
+        groups = self.groups or 1
+        if self.width % groups:
+            message = f"Invalid '{{path}}': Expected a divisor of the width, {self.width}, but got {groups} instead."
+            raise problem("invalid_value", message, "groups")
+        if self.diversity_penalty and groups == 1:
+            message = "The 'diversity_penalty' parameter is only allowed with more than one of 'groups'."
+            raise problem("invalid_value", message, "diversity_penalty")
+        return self
+
+
+class BeamSearchFields(RequestModel):
+    """Both ways to ask for beam search."""
+
+    beam_search: BeamSearchOptions | None = Field(
+        None,
+        description="Search for the most probable output.",
+        examples=[{"width": 4, "length_penalty": 1.0, "num_return": 2}],
+        json_schema_extra=related(excludes=["use_beam_search", "n", *_NO_DRAWING]),
+    )
+    use_beam_search: bool | None = Field(
+        None,
+        description="The same by vLLM's names: `n` beams, which are all returned.",
+        json_schema_extra=related(excludes=_NO_DRAWING),
+    )
+    length_penalty: LengthPenalty | None = Field(
+        None, description="See `beam_search`.", json_schema_extra=related(requires=["use_beam_search"])
+    )
+    early_stopping: EarlyStopping | None = Field(
+        None, description="See `beam_search`.", json_schema_extra=related(requires=["use_beam_search"])
+    )
