@@ -286,7 +286,7 @@ class Planner:
     def _check_beams(self, beams: BeamSearch | None, wanted: Wanted) -> None:
         if beams is None:
             return
-        most = min(self._settings.max_num_seqs, self._settings.max_num_batched_tokens)
+        most = min(self._info.max_num_seqs, self._settings.max_num_batched_tokens)
         if beams.width > most:
             message = f"The request asks for {beams.width} beams, and this server runs at most {most} at a time."
             raise InvalidRequestError(message, param="beam_search", code="integer_above_max_value")

@@ -16,6 +16,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
+from tests.conftest import VOCAB_SIZE
 from tests.engine import tiny_heads
 
 SMALL_VOCAB = 24
@@ -99,14 +100,16 @@ class Harness:
 
 @pytest.fixture(scope="session")
 def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[..., Harness]:
-    """Returns a function from a family's name, or "embedded", and a quantization to a harness with its model."""
-    made: dict[tuple[str, Quantization], Harness] = {}
+    """Returns a function from a family's name, or "embedded", a quantization, and a tiny model's size of vocabulary to
+    a harness with the model.
+    """
+    made: dict[tuple[str, Quantization, int], Harness] = {}
 
-    def make(family: str, quantization: Quantization = "auto") -> Harness:
-        key = (family, quantization)
+    def make(family: str, quantization: Quantization = "auto", vocab_size: int = VOCAB_SIZE) -> Harness:
+        key = (family, quantization, vocab_size)
         if key not in made:
             config = RunnerConfig(
-                model=embedded_folder if family == "embedded" else tiny_model(family),
+                model=embedded_folder if family == "embedded" else tiny_model(family, vocab_size),
                 quantization=quantization,
                 kv_cache_gib=0.9 if family == "embedded" else 0.02,
                 max_num_seqs=34,

@@ -182,7 +182,7 @@ def test_what_can_never_run_is_refused(changes, message):
         (2, SchedulerConfig(4, 12, 64, 60, "priority"), 38),
         (3, SchedulerConfig(8, 12, 24, 60, "fair"), 22),
         (4, SchedulerConfig(4, 12, 12, 60, prefix_caching=False), 38),
-        (5, SchedulerConfig(1, 24, 48, 60), 144),
+        (5, SchedulerConfig(2, 24, 48, 60), 74),
     ],
 )
 def test_random_traffic_gives_what_brute_force_does(seed, config, num_blocks):
