@@ -54,7 +54,7 @@ class SamplingParams:
     """Report the chosen token's logprob and this many alternatives; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
-    num_candidates: int = 0
+    beam_candidates: int = 0
     """For beam search: draw nothing, but offer so many of the most probable next tokens (`ChoiceResult.candidates`).
     What stands before `temperature` acts on log-probabilities then, as in transformers, and the rest does not."""
 

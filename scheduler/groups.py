@@ -46,7 +46,7 @@ class BeamMembers:
     def __init__(self, request: EngineRequest, search: BeamSearch, watch: WatchText | None, prompt: Request) -> None:
         """`prompt` computes the prompt, and becomes the first member."""
         rules = Rules(search, request.sampling.stop_token_ids, request.max_tokens)
-        prompt.sampling = replace(prompt.sampling, num_candidates=rules.num_candidates)
+        prompt.sampling = replace(prompt.sampling, beam_candidates=rules.num_candidates)
         prompt.group = self
         self.width = search.width
         self.members = [prompt]

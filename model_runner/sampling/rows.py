@@ -105,7 +105,7 @@ class _Slot:
         self.settings = _settings_in_use(sampling, vocab_size)
         self.truncates = sampling.allowed_token_ids is not None or bool(self.settings.keys() - {"temperature"})
         self.constrains = _constrains(sampling)
-        self.is_listed = sampling.num_candidates > 0
+        self.is_listed = sampling.beam_candidates > 0
         self.is_plain = (
             sampling.temperature == 0 and not self.constrains and sampling.logprobs is None and not self.is_listed
         )

@@ -101,7 +101,7 @@ def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
 def _candidates(scores: Tensor, reported: Tensor, row: int, rows: SamplingRows) -> tuple[Candidate, ...]:
     sampling = rows.sampling[row]
     logprobs = reported[row] if sampling.logprobs is None else torch.log_softmax(reported[row], -1)
-    return candidates_of(scores[row], logprobs, sampling.num_candidates, sampling.logprobs)
+    return candidates_of(scores[row], logprobs, sampling.beam_candidates, sampling.logprobs)
 
 
 def _choose(scores: Tensor, rows: SamplingRows, draw: Draw) -> dict[int, int]:

@@ -32,7 +32,7 @@ def token_logprobs(history, token):
 
 def offers(history, sampling):
     """What beams may go on with: different tokens, the best first."""
-    best = sorted(range(VOCAB), key=lambda token: (hash((history, token)) % 1000, token))[: sampling.num_candidates]
+    best = sorted(range(VOCAB), key=lambda token: (hash((history, token)) % 1000, token))[: sampling.beam_candidates]
     reports = [None if sampling.logprobs is None else token_logprobs(history, token) for token in best]
     values = [-(hash((history, token)) % 1000) / 100 for token in best]
     return tuple(map(Candidate, best, values, reports))
@@ -137,7 +137,7 @@ class SimulatedRunner:
         if live.num_computed < len(live.tokens):
             return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs)
         tokens, logprobs, history = [], [], live.hashes[-1]
-        if live.sampling.num_candidates:
+        if live.sampling.beam_candidates:
             found = offers(history, live.sampling)
             return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs, candidates=found)
         num_right = history // VOCAB % (share.num_draft + 1)
