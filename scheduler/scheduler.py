@@ -9,6 +9,10 @@ budget that the others left, which means that they have caught up, so only the n
 Drafts of a speculating choice come after that: they take what is left of the budget and of the blocks, and never make
 another choice wait for longer than a step. Rejected ones leave nothing behind but blocks that the choice grows into.
 
+The candidates that contrastive search compares are no drafts: without room for all of them the choice waits for the
+next step where the budget ends, and is treated as one that grows where the blocks do. Its last token is computed again
+beside the candidates that this token named, so a step without candidates leaves it uncomputed.
+
 Admission reserves blocks for all known tokens, so only growth by decoding can run out of them; the policy's victim
 then gives its blocks back and waits with prompt and output. The choice admitted first is never preempted for another
 of its priority, so work always completes.
@@ -37,9 +41,11 @@ class _Step:
     admitted: list[AdmittedRequest] = field(default_factory=list)
     shares: dict[str, ScheduledRequest] = field(default_factory=dict)
 
-    def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
-        self.shares[request.key] = ScheduledRequest(request.key, num_tokens, new_blocks)
-        self.budget -= num_tokens
+    def give(
+        self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = (), num_candidates: int = 0
+    ) -> None:
+        self.shares[request.key] = ScheduledRequest(request.key, num_tokens, new_blocks, num_candidates)
+        self.budget -= num_tokens + num_candidates
 
     def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
         share = self.shares[request.key]
@@ -50,7 +56,7 @@ class _Step:
     def take_back(self, request: Request) -> None:
         share = self.shares.pop(request.key, None)
         if share is not None:
-            self.budget += share.num_tokens
+            self.budget += share.num_tokens + share.num_draft
 
 
 @dataclass(slots=True)
@@ -139,7 +145,7 @@ class Scheduler:
                 raise IntegrityError(f"the runner answered for {choice.key!r} in place of {share.key!r}")
             request = self._running.get(share.key)
             if request is not None:
-                outputs += self._advance(request, share.num_tokens, choice)
+                outputs += self._advance(request, share, choice)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -169,10 +175,11 @@ class Scheduler:
 
     def _continue(self, request: Request, step: _Step) -> None:
         """Schedule a running choice, or preempt it where blocks run out and it is the policy's choice to go."""
-        num_tokens = min(request.remaining, step.budget)
-        if num_tokens == 0:
+        num_candidates = request.num_candidates
+        num_tokens = min(request.remaining, step.budget - num_candidates)
+        if num_tokens <= 0:
             return
-        num_new = self._blocks_for(request.num_computed + num_tokens) - len(request.blocks)
+        num_new = self._blocks_for(request.num_computed + num_tokens + num_candidates) - len(request.blocks)
         while not self._pool.can_allocate(num_new):
             victim = self._waiting.victim(self._running)
             self._preempt(victim, step)
@@ -180,7 +187,7 @@ class Scheduler:
                 return
         new_blocks = self._pool.allocate(num_new)
         request.blocks += new_blocks
-        step.give(request, num_tokens, tuple(new_blocks))
+        step.give(request, num_tokens, tuple(new_blocks), num_candidates)
 
     def _grant_drafts(self, request: Request, step: _Step) -> None:
         """Give a decoding choice room for its drafts, as far as budget and free blocks go.
@@ -188,7 +195,7 @@ class Scheduler:
         The output that is left to it bounds them, so they stay within the blocks and positions that it may ever use.
         """
         share = step.shares.get(request.key)
-        if share is None or request.num_computed + share.num_tokens < len(request.tokens):
+        if share is None or share.num_draft or request.num_computed + share.num_tokens < len(request.tokens):
             return
         wanted = min(request.num_draft, step.budget, request.max_tokens - request.num_output - 1)
         free = self.num_blocks - self._pool.num_used
@@ -210,7 +217,7 @@ class Scheduler:
             start = self._sharing.find_start(request, siblings)
             if start is None:
                 return
-            num_new = self._blocks_for(len(request.tokens)) - len(start.shared)
+            num_new = self._blocks_for(len(request.tokens) + request.sampling.num_candidates) - len(start.shared)
             if not self._pool.can_allocate(num_new, sharing=start.shared):
                 return
             self._waiting.pop()
@@ -250,16 +257,17 @@ class Scheduler:
 
     # -- after a step --------------------------------------------------------------------------------------------------
 
-    def _advance(self, request: Request, num_tokens: int, choice: ChoiceResult) -> list[RequestOutput]:
-        """Book one choice's share of a step; no output while its prompt is being computed."""
+    def _advance(self, request: Request, share: ScheduledRequest, choice: ChoiceResult) -> list[RequestOutput]:
+        """Book one choice's share of a step; no output while its prompt is being computed, or candidates looked up."""
         if choice.error is not None:
             return [self._fail(request, choice.error)]
-        request.num_computed += num_tokens
+        request.num_computed += share.num_tokens
         request.num_draft = choice.num_draft
         request.prompt_logprobs += choice.prompt_logprobs
-        if bool(choice.tokens) == (request.remaining > 0):
+        looks_only = request.sampling.num_candidates > 0 and share.num_draft == 0
+        if bool(choice.tokens) == (request.remaining > 0 or looks_only):
             raise IntegrityError(f"{request.key!r} got {len(choice.tokens)} tokens with {request.remaining} to compute")
-        if not choice.tokens:
+        if request.remaining > 0:
             self._sharing.publish(request)
             return []
         verdict = judge(request, choice.tokens)
@@ -269,6 +277,8 @@ class Scheduler:
         if verdict.reason is not None:
             self._stop_running(request)
             self._forget(request)
+        elif looks_only:
+            return []
         num_accepted = min(choice.num_accepted, verdict.num_kept)  # drafts come first among the tokens
         return [
             RequestOutput(

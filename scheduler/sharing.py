@@ -32,7 +32,7 @@ class KVSharing:
 
     def find_start(self, request: Request, siblings: Sequence[Request]) -> Start | None:
         """The better of the prefix cache and the running siblings; None to wait for a sibling's prompt."""
-        if request.wants_prompt_logprobs:
+        if request.needs_every_position:
             return Start()
         cached = self._from_cache(request)
         forkable = request.num_prompt - 1
