@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from model_runner.contract import SamplingParams, Verification
+from model_runner.contract import SamplingParams, Speculation, Verification
 from scheduler.interface import ChoiceState, EngineRequest
 from server.config import Settings
 from server.engine.client import EngineInfo
@@ -20,6 +20,8 @@ _SEED_BITS = 53
 """Of a drawn seed: as many as every JSON reader keeps."""
 _SMALLEST_TEMPERATURE = 1e-30
 """Below this, dividing logits by it would overflow; only the highest has any probability there anyway."""
+_CANDIDATES = 4
+"""Of contrastive search, where the request names no top_k. The model's own is meant for draws."""
 _Number = TypeVar("_Number", int, float)
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -95,12 +97,14 @@ class Planner:
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         sampling = self._sampling(fields, wanted)
         self._check_prediction(wanted.prediction or ())
-        speculation = self.speculation.choose(fields.speculation, wanted.prediction)
+        self._check_candidates(sampling.num_candidates)
+        speculation = self._speculation(fields, wanted)
+        capacity = self._capacity(sampling.num_candidates)
         requests = []
         for index, tokens in enumerate(prompts):
             self._check_prompt(tokens, wanted.prompt_param)
-            prompt = self._truncate(tokens, fields.truncate_prompt_tokens, wanted)
-            max_tokens = self._max_tokens(len(prompt), wanted)
+            prompt = self._truncate(tokens, fields.truncate_prompt_tokens, wanted, capacity)
+            max_tokens = self._max_tokens(len(prompt), wanted, capacity)
             requests.append(
                 EngineRequest(
                     request_id=f"{id}-{index}",
@@ -124,7 +128,7 @@ class Planner:
     def check_text(self, text: str, param: str) -> None:
         """Refuses a text that is far too long before anybody spends time on encoding it."""
         at_least = self._tokenizer.fewest_tokens(text)
-        if at_least > self._capacity:
+        if at_least > self._capacity():
             raise self._too_long(f"your {param} resulted in at least {at_least} tokens", param)
 
     def check_tokens(self, tokens: Sequence[int], path: str) -> None:
@@ -135,7 +139,7 @@ class Planner:
 
     def _check_prediction(self, tokens: Sequence[int]) -> None:
         """It may be as long as an answer, and has only tokens that an answer may have."""
-        if len(tokens) > self._capacity:
+        if len(tokens) > self._capacity():
             raise self._too_long(f"your prediction resulted in {len(tokens)} tokens", "prediction")
         self._check_prompt(tokens, "prediction")
 
@@ -152,10 +156,9 @@ class Planner:
         """The model's own, less those that it cannot generate."""
         return tuple(token for token in self._model.defaults.eos_token_ids if token < self._info.vocab_size)
 
-    @property
-    def _capacity(self) -> int:
-        """Tokens that one choice may have, prompt and output together."""
-        return min(self._info.max_model_len, self._info.num_blocks * self._info.block_size)
+    def _capacity(self, num_candidates: int = 0) -> int:
+        """Tokens that one choice may have, prompt and output together; its candidates need memory, but no context."""
+        return min(self._info.max_model_len, self._info.num_blocks * self._info.block_size - num_candidates)
 
     def _options(self, fields: SamplingFields) -> OutputOptions:
         return OutputOptions(
@@ -173,8 +176,7 @@ class Planner:
         self.check_tokens(fields.stop_token_ids or (), "stop_token_ids")
         stop_ids = tuple(dict.fromkeys([*(fields.stop_token_ids or ()), *eos]))
         bad_words = self._bad_words(fields.bad_words or ())
-        temperature = _first(fields.temperature, defaults.temperature, 1.0)
-        return SamplingParams(
+        sampling = SamplingParams(
             logit_bias=self._logit_bias(fields.logit_bias or {}),
             allowed_token_ids=self._allowed(fields, stop_ids, bad_words),
             bad_words=bad_words,
@@ -184,46 +186,72 @@ class Planner:
             repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
             frequency_penalty=fields.frequency_penalty or 0.0,
             presence_penalty=fields.presence_penalty or 0.0,
+            logprobs=wanted.logprobs,
+            prompt_logprobs=wanted.prompt_logprobs,
+        )
+        if fields.penalty_alpha:
+            top_k = _first(fields.top_k, None, _CANDIDATES)
+            return replace(sampling, temperature=0.0, top_k=top_k, penalty_alpha=fields.penalty_alpha)
+        temperature = _first(fields.temperature, defaults.temperature, 1.0)
+        return replace(
+            sampling,
             temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
             typical_p=_first(fields.typical_p, defaults.typical_p, 1.0),
             top_k=max(0, _first(fields.top_k, defaults.top_k, 0)),
             top_p=_first(fields.top_p, defaults.top_p, 1.0),
             min_p=_first(fields.min_p, defaults.min_p, 0.0),
-            logprobs=wanted.logprobs,
-            prompt_logprobs=wanted.prompt_logprobs,
         )
 
-    def _truncate(self, tokens: Sequence[int], keep: int | None, wanted: Wanted) -> Sequence[int]:
+    def _speculation(self, fields: SamplingFields, wanted: Wanted) -> Speculation | None:
+        """How to guess ahead; contrastive search does not, whatever the server's default: its steps are full."""
+        if fields.penalty_alpha:
+            return None
+        return self.speculation.choose(fields.speculation, wanted.prediction)
+
+    def _check_candidates(self, num_candidates: int) -> None:
+        """A step computes them all, with the token before them."""
+        most = self._settings.max_num_batched_tokens - 1
+        if num_candidates > most:
+            message = (
+                f"Invalid 'top_k': integer above maximum value. Expected a value <= {most}, one less than this "
+                f"server computes in one step, beside 'penalty_alpha', but got {num_candidates} instead."
+            )
+            raise InvalidRequestError(message, param="top_k", code="integer_above_max_value")
+
+    def _truncate(self, tokens: Sequence[int], keep: int | None, wanted: Wanted, capacity: int) -> Sequence[int]:
         if keep is None:
             return tokens
         if keep == -1:
             output = _first(wanted.max_tokens, wanted.default_max_tokens, 1)
-            keep = max(1, self._capacity - output)
+            keep = max(1, capacity - output)
         return tokens[-keep:]
 
-    def _max_tokens(self, prompt: int, wanted: Wanted) -> int:
-        """How many tokens to generate after a prompt of so many."""
+    def _max_tokens(self, prompt: int, wanted: Wanted, capacity: int) -> int:
+        """How many tokens to generate after a prompt of so many, where prompt and output may have `capacity`."""
         noun = wanted.prompt_param
         if prompt == 0:
             message = f"Invalid '{noun}': it has no tokens, and the model needs at least one to begin with."
             raise InvalidRequestError(message, param=noun, code="invalid_value")
         least = 0 if wanted.max_tokens == 0 else 1
-        if prompt + least > self._capacity:
-            raise self._too_long(f"your {noun} resulted in {prompt} tokens", noun)
-        room = self._capacity - prompt
+        if prompt + least > capacity:
+            raise self._too_long(f"your {noun} resulted in {prompt} tokens", noun, capacity=capacity)
+        room = capacity - prompt
         if wanted.max_tokens is None:
             return room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
         if wanted.max_tokens > room:
             total = prompt + wanted.max_tokens
             asked = f"you requested {total} tokens ({prompt} in the {noun}, {wanted.max_tokens} in the completion)"
-            raise self._too_long(asked, noun, wanted.max_tokens_param)
+            raise self._too_long(asked, noun, wanted.max_tokens_param, capacity)
         return wanted.max_tokens
 
-    def _too_long(self, asked: str, noun: str, also: str | None = None) -> InvalidRequestError:
-        if self._capacity < self._info.max_model_len:
-            limit = f"This server's memory for one request holds {self._capacity} tokens."
+    def _too_long(
+        self, asked: str, noun: str, also: str | None = None, capacity: int | None = None
+    ) -> InvalidRequestError:
+        most = self._capacity() if capacity is None else capacity
+        if most < self._info.max_model_len:
+            limit = f"This server's memory for one request holds {most} tokens."
         else:
-            limit = f"This model's maximum context length is {self._capacity} tokens."
+            limit = f"This model's maximum context length is {most} tokens."
         advice = f"Please reduce the length of the {noun}{f' or {also}' if also else ''}."
         message = f"{limit} However, {asked}. {advice}"
         return InvalidRequestError(message, param=noun, code="context_length_exceeded")

@@ -55,41 +55,42 @@ def processed(logits: Tensor, prompt: Sequence[int], output: Sequence[int], samp
 
 @torch.inference_mode()
 def search(model: torch.nn.Module, prompt: Sequence[int], sampling: SamplingParams, length: int) -> list[int]:
-    """The formula, computed anew for each token and each of its candidates: no cache, no batch."""
+    """The formula, computed anew for each token and its candidates, without a cache."""
 
-    def run(tokens: list[int]) -> tuple[Tensor, Tensor]:
-        result = model(torch.tensor([tokens]), output_hidden_states=True)
-        return result.logits[0, -1], torch.nn.functional.normalize(result.hidden_states[-1][0].double(), dim=-1)
+    def run(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        result = model(torch.tensor(texts), output_hidden_states=True)
+        return result.logits[0, -1], torch.nn.functional.normalize(result.hidden_states[-1].double(), dim=-1)
 
     output: list[int] = []
     while len(output) < length and output[-1:] not in [[token] for token in sampling.stop_token_ids]:
         text = [*prompt, *output]
-        logits, _ = run(text)
+        logits, _ = run([text])
         probs = torch.softmax(processed(logits, prompt, output, sampling), -1)
-        scores = {}
-        for token in probs.argsort(descending=True, stable=True)[: sampling.top_k].tolist():
-            if probs[token] > 0:
-                _, hidden = run([*text, token])
-                alpha = sampling.penalty_alpha
-                scores[token] = (1 - alpha) * probs[token] - alpha * (hidden[:-1] @ hidden[-1]).max()
-        output.append(max(scores, key=lambda token: scores[token]))
+        best = probs.argsort(descending=True, stable=True)[: sampling.top_k]
+        best = best[probs[best] > 0]
+        _, hidden = run([[*text, token] for token in best.tolist()])
+        closest = (hidden[:, :-1] @ hidden[:, -1:].mT).amax((1, 2))
+        scores = (1 - sampling.penalty_alpha) * probs[best] - sampling.penalty_alpha * closest
+        output.append(int(best[scores.argmax()]))
     return output
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [*(("llama", name) for name in SETTINGS), *((family, "mild") for family in ("qwen3", "gemma3", "mixtral"))],
+)
 def test_tokens_are_those_of_the_formula(
     family: str, name: str, load: Callable[..., Harness], tiny_model: Callable[[str], Path]
 ) -> None:
     harness, sampling = load(family, "none"), SETTINGS[name]
     requests = [
-        EngineRequest(str(index), prompt, sampling, max_tokens=10)
-        for index, prompt in enumerate(prompts(3, 320, (1, 60), seed=len(name)))
+        EngineRequest(str(index), prompt, sampling, max_tokens=8)
+        for index, prompt in enumerate(prompts(2, 320, (1, 40), seed=len(name)))
     ]
     answers = harness.run(harness.engine(chunk=32), requests)
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
     for request in requests:
-        assert answers[request.request_id, 0].tokens == search(model, request.prompt, sampling, 10)
+        assert answers[request.request_id, 0].tokens == search(model, request.prompt, sampling, 8)
 
 
 def test_the_search_is_not_greedy_and_each_of_its_settings_matters(load: Callable[..., Harness]) -> None:
@@ -103,7 +104,7 @@ def test_the_search_is_not_greedy_and_each_of_its_settings_matters(load: Callabl
 @pytest.mark.parametrize("sampling", [replace(SEARCH, penalty_alpha=1e-12), replace(SEARCH, top_k=1)])
 def test_without_a_penalty_or_a_choice_it_is_greedy(sampling: SamplingParams, load: Callable[..., Harness]) -> None:
     harness = load("qwen3", "none")
-    for prompt in prompts(4, 320, (1, 90), seed=9):
+    for prompt in prompts(2, 320, (1, 90), seed=9):
         greedy = EngineRequest("a", prompt, replace(SEARCH, penalty_alpha=0.0, top_k=0), max_tokens=15)
         found, expected = answer_of(harness, replace(greedy, sampling=sampling)), answer_of(harness, greedy)
         assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
@@ -144,7 +145,7 @@ class Case:
             replace(request, sampling=replace(settings[index // 2 % len(settings)], prompt_logprobs=index % 3 or None))
             if index % 2
             else request
-            for index, request in enumerate(make_requests(harness, 14, 24, 120))
+            for index, request in enumerate(make_requests(harness, 10, 12, 60))
         ]
         self.searching = self.crowd[1::2]
         self.alone: dict[tuple[str, int], Answer] = {}
@@ -155,7 +156,7 @@ class Case:
         assert same({key: answers[key] for key in self.alone}, self.alone)
 
 
-@pytest.mark.parametrize("chunk", [9, 16, 64, 512])
+@pytest.mark.parametrize("chunk", [9, 512])
 def test_in_a_crowd_at_every_chunk_size(case: Case, chunk: int) -> None:
     engine = case.harness.engine(chunk=chunk)
     case.check(case.harness.run(engine, case.crowd))
@@ -168,7 +169,7 @@ def test_with_a_warm_prefix_cache_to_which_it_adds(case: Case) -> None:
     case.check(case.harness.run(engine, case.crowd))
     plain = [replace(r, request_id="p" + r.request_id, sampling=SamplingParams(seed=3)) for r in case.searching]
     answers = case.harness.run(engine, plain)
-    assert sum(answer.num_cached for answer in answers.values()) > 64
+    assert sum(answer.num_cached for answer in answers.values()) > 0
     assert same(answers, case.harness.run(case.harness.engine(prefix_caching=False), plain))
 
 

@@ -23,6 +23,13 @@ MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_PROMPT_LOGPROBS = 20
 
+MAX_CANDIDATES = 64
+"""Tokens that contrastive search compares at one place."""
+_NOT_WITH_CONTRASTIVE_SEARCH = (
+    *("temperature", "top_p", "min_p", "typical_p", "seed", "speculation", "prediction"),
+    *("contrastive", "dola", "guidance", "use_beam_search", "beam_search"),
+)
+
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stop = Annotated[
@@ -49,7 +56,10 @@ class SamplingFields(RequestModel):
     """How tokens are chosen, when to stop, and what to report: OpenAI's fields, then the extensions."""
 
     model: str = Field(description="Name of the served model.")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy. By default the model's own, or 1.")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="0 is greedy. By default the model's own, or 1.",
+        json_schema_extra=related(off=[0]),
+    )  # fmt: skip
     top_p: float | None = Field(
         None, ge=0, le=1, description="Mass of the nucleus. By default the model's own, or 1.",
         json_schema_extra=related(off=[1]),
@@ -78,6 +88,13 @@ class SamplingFields(RequestModel):
     typical_p: float | None = Field(
         None, gt=0, le=1, description="Mass of locally typical sampling; 1 turns it off.",
         json_schema_extra=related(off=[1]),
+    )  # fmt: skip
+    penalty_alpha: float | None = Field(
+        None, ge=0, le=1,
+        description="Above 0: contrastive search. Nothing is drawn; of the `top_k` most probable tokens, 4 by default, "
+        f"at least 1 and at most {MAX_CANDIDATES}, each is taken with its probability less this share of its likeness "
+        "to what stands before it. Never the model's own default.",
+        json_schema_extra=related(excludes=_NOT_WITH_CONTRASTIVE_SEARCH, off=[0]),
     )  # fmt: skip
     repetition_penalty: float | None = Field(
         None, ge=0.01, le=100, description="1 turns it off.", json_schema_extra=related(off=[1])
@@ -134,7 +151,19 @@ class SamplingFields(RequestModel):
         if self.truncate_prompt_tokens == 0:
             message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
             raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
+        if self.asks("penalty_alpha") and self.top_k is not None:
+            self._check_candidates(self.top_k)
         return self
+
+    def _check_candidates(self, top_k: int) -> None:
+        if not 1 <= top_k <= MAX_CANDIDATES:
+            side, sign, limit = ("below", ">=", 1) if top_k < 1 else ("above", "<=", MAX_CANDIDATES)
+            bound = "minimum" if top_k < 1 else "maximum"
+            message = (
+                f"Invalid '{{path}}': integer {side} {bound} value. "
+                f"Expected a value {sign} {limit} beside 'penalty_alpha', but got {top_k} instead."
+            )
+            raise problem(f"integer_{side}_{bound[:3]}_value", message, "top_k")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
