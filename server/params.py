@@ -55,6 +55,8 @@ class Wanted:
     """Alternatives for each prompt token, whoever wants them."""
     prediction: Sequence[int] | None = None
     """The tokens of the predicted output."""
+    best_of: int | None = None
+    """Choices to generate, where it is not `n` that says how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Plan:
     requests: tuple[EngineRequest, ...]
     options: OutputOptions
     n: int
+    """Choices of each request."""
     seed: int
     """As the client gave it, or drawn; prompt i was given seed + i if it was drawn, so that they differ."""
     seed_drawn: bool
@@ -90,7 +93,7 @@ class Planner:
 
     def plan(self, id: str, fields: SamplingFields, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Plan:  # noqa: A002
         """Raises InvalidRequestError for whatever does not fit the model, the engine or another field."""
-        n = fields.n or 1
+        n = wanted.best_of or fields.n or 1
         self._check_queue(n * len(prompts), wanted)
         self._check_priority(fields.priority)
         seed_drawn = fields.seed is None
@@ -302,7 +305,8 @@ class Planner:
         most = self._settings.max_num_seqs + self._settings.max_waiting
         if choices > most:
             message = f"The request asks for {choices} choices in all, and this server holds at most {most}."
-            raise InvalidRequestError(message, param="n", code="integer_above_max_value")
+            param = "n" if wanted.best_of is None else "best_of"
+            raise InvalidRequestError(message, param=param, code="integer_above_max_value")
 
     def _check_priority(self, priority: int | None) -> None:
         if priority and self._settings.policy != "priority":
