@@ -91,9 +91,9 @@ class SamplingFields(RequestModel):
     )  # fmt: skip
     penalty_alpha: float | None = Field(
         None, ge=0, le=1,
-        description="Above 0: contrastive search. Nothing is drawn; of the `top_k` most probable tokens, 4 by default, "
-        f"at least 1 and at most {MAX_CANDIDATES}, each is taken with its probability less this share of its likeness "
-        "to what stands before it. Never the model's own default.",
+        description="Above 0: contrastive search, which draws nothing: of the `top_k` most probable tokens (4 by "
+        f"default, {MAX_CANDIDATES} at most) the one with the highest (1 - penalty_alpha) * probability - "
+        "penalty_alpha * likeness to a token before it. Never the model's default.",
         json_schema_extra=related(excludes=_NOT_WITH_CONTRASTIVE_SEARCH, off=[0]),
     )  # fmt: skip
     repetition_penalty: float | None = Field(
