@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
+from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.draft_tree import NO_DRAFT
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
@@ -57,7 +58,9 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
     """The least of many measurements of both parts."""
     device = torch.device("cpu")
     sampling = SamplingState(num_rows, VOCAB_SIZE, device)
-    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), device)
+    sampler = Sampler(VOCAB_SIZE, device, kernels=kernels)
+    search = ContrastiveSearch(sampling, sampler)
+    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search, device)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)
     slots = [choice.slot for choice in choices]
@@ -66,7 +69,6 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
         state.gather(choices, plan.scheduled, [NO_DRAFT] * num_rows)
         sampling.rows(slots)
 
-    sampler = Sampler(VOCAB_SIZE, device, kernels=kernels)
     logits, rows = _logits(num_rows), sampling.rows(slots)
     gather_us = _least(gather, seconds / 4) / num_rows
     return SamplingCost(name, num_rows, gather_us, _least(lambda: sampler(logits, rows), seconds) / num_rows)

@@ -30,6 +30,9 @@ and output), frequency_penalty and presence_penalty (output only); then greedy c
 temperature, typical_p, top_k (keeps ties), top_p, min_p, and a draw. The noise of the draw depends on seed, choice,
 position and token alone. Logprobs are of the raw distribution unless the server runs with `--logprobs processed`.
 
+`penalty_alpha` (contrastive search) and `best_of` choose tokens and answers in other ways: see
+[decoding strategies](decoding.md).
+
 Special tokens written out in a prompt or a message are read as such, as in other servers of this kind.
 
 ## Speculation

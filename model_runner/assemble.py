@@ -13,12 +13,13 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import RunnerConfig
+from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.cores import available_cores
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, cache_structs, resolve_kv_dtype
 from model_runner.memory import MemoryPlan, StorageTypes, plan_memory
-from model_runner.models.features import Feature
+from model_runner.models.features import LAST, Feature
 from model_runner.models.fused import bind_layers
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.loading import load_heads
@@ -78,6 +79,7 @@ class RunnerParts:
     speculator: Speculator
     budget: Budget
     verifier: Verifier
+    search: ContrastiveSearch
 
 
 def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
@@ -121,15 +123,17 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     proposers |= dict(make_heads_proposer(one, target.model, room) for one in heads)
     trained = next((method for method in BY_WORTH if method in proposers), None)
     speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
-    needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
+    needs = frozenset[Feature]({LAST}).union(*(proposer.needs for proposer in proposers.values()))
+    search = ContrastiveSearch(sampling, sampler)
     parts = RunnerParts(
         target=HFTargetModel(target.model, device, needs),
         attention=target.attention,
         kv_cache=target.kv_cache,
-        state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, device),
+        state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, search, device),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler),
+        search=search,
     )
     isa = "none" if kernels is None else kernels.isa
     return parts, _describe(plan, shape.vocab_size, isa, speculator.methods, weights_s)

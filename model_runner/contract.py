@@ -46,6 +46,9 @@ class SamplingParams:
     """Keep the smallest set of most probable tokens with at least this mass; 1 turns it off."""
     min_p: float = 0.0
     """Keep tokens with at least this share of the highest probability; 0 turns it off."""
+    penalty_alpha: float = 0.0
+    """Above 0: contrastive search (arXiv:2202.06417) decides instead of the fields from temperature on, among the
+    `top_k` most probable tokens, at least 1. Such a choice has temperature 0 and does not speculate."""
     seed: int = 0
     """64-bit unsigned. Noise depends on (seed, choice, output position, stream, token id) and on nothing else."""
     choice: int = 0
@@ -57,6 +60,11 @@ class SamplingParams:
     beam_candidates: int = 0
     """For beam search: draw nothing, but offer so many of the most probable next tokens (`ChoiceResult.candidates`).
     What stands before `temperature` acts on log-probabilities then, as in transformers, and the rest does not."""
+
+    @property
+    def num_candidates(self) -> int:
+        """How many tokens contrastive search compares at every place; 0 without it."""
+        return self.top_k if self.penalty_alpha > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,8 @@ class ScheduledRequest:
     new_blocks: tuple[int, ...]
     """Appended to the choice's block table before the step."""
     num_draft: int = 0
-    """For how many draft tokens beyond these there is room; at most what the choice's last result offered."""
+    """For how many draft tokens beyond these there is room; at most what the choice's last result offered. The
+    candidates of contrastive search come all or, where the last result offered none, not at all."""
     chosen: int | None = None
     """The candidate of the choice's last result that it goes on with: the last of its known tokens from now on."""
 
@@ -156,17 +165,25 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
-    """What a step brought one scheduled choice."""
+    """What a step brought one scheduled choice.
+
+    Contrastive search takes two looks at a place: the logits of the last known token name the candidates, which the
+    next step computes beside that token, again. So the first step that computes the last known token, after admission,
+    brings no tokens, but offers candidates; and that token counts as not computed. Every step with candidates brings
+    one token, and offers those of the next place.
+    """
 
     key: str
     tokens: tuple[int, ...]
-    """Newly committed tokens; empty until the last known token has been computed. All but the last have their KV."""
+    """Newly committed tokens; empty until the last known token has been computed, and in a contrastive search's step
+    without candidates. All known tokens but the last have their KV."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `tokens`, if the choice asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """If asked for: one for each prompt token whose predecessor was computed in this step, in order."""
     num_draft: int = 0
-    """How many draft tokens the runner would like to verify in the choice's next step."""
+    """How many draft tokens the runner would like to verify in the choice's next step, or how many candidates it has to
+    compare there; at most `num_candidates`."""
     num_accepted: int = 0
     """Draft tokens verified in this step that became output, and ..."""
     num_rejected: int = 0

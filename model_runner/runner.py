@@ -47,6 +47,7 @@ class ModelRunner:
         self._speculator = parts.speculator
         self._budget = parts.budget
         self._verify = parts.verifier
+        self._search = parts.search
 
     @classmethod
     def load(cls, config: RunnerConfig) -> "ModelRunner":
@@ -70,25 +71,31 @@ class ModelRunner:
             self._kv_cache.clear(_new_blocks(plan, self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
-        load = _load(choices, plan.scheduled)
-        trees = self._speculator.drafts(load, [choice.slot for choice in choices], plan.scheduled)
+        slots = [choice.slot for choice in choices]
+        candidates = self._search.candidates(slots, plan.scheduled)
+        load = _load(choices, plan.scheduled).plus(sum(map(len, candidates)))
+        drafts = self._speculator.drafts(load, slots, plan.scheduled)
+        trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
         batch = self._state.gather(choices, plan.scheduled, trees)
         start = time.perf_counter()
         logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
-        slots = [choices[sample.choice].slot for sample in batch.samples]
-        verdicts = self._verify(logits, batch.samples, slots)
-        self._speculator.observe(load, batch, slots, verdicts, time.perf_counter() - start)
+        features = self._target.features()
+        verdicts = self._search.decide(batch, slots, features, logits)
+        walks = [sample for sample in batch.samples if sample.choice not in verdicts]
+        walking = [slots[sample.choice] for sample in walks]
+        walked = self._verify(logits, walks, walking)
+        self._speculator.observe(load, walks, walking, walked, time.perf_counter() - start)
+        verdicts |= dict(zip((sample.choice for sample in walks), walked, strict=True))
         prompts = self._prompt_logprobs(logits, batch, [choice.sampling for choice in choices])
-        of_choice = dict(zip((sample.choice for sample in batch.samples), verdicts, strict=True))
-        decided = [of_choice.get(index, Verdict()) for index in range(len(choices))]
+        decided = [verdicts.get(index, Verdict()) for index in range(len(choices))]
         steps = self._commit(plan, choices, decided, batch)
-        step = TargetStep(steps, self._target.features(), logits)
-        offers = self._speculator.propose(_next_load(choices, verdicts), step)
+        offers = self._speculator.propose(_next_load(choices, len(verdicts)), TargetStep(steps, features, logits))
+        offers |= self._search.offers()
         return StepResult(
             tuple(
-                _result(entry.key, verdict, len(tree), offers.get(choice.slot, 0), prompts.get(index, ()))
-                for index, (entry, choice, verdict, tree) in enumerate(
-                    zip(plan.scheduled, choices, decided, trees, strict=True)
+                _result(entry.key, verdict, len(draft), offers.get(slot, 0), prompts.get(index, ()))
+                for index, (entry, slot, verdict, draft) in enumerate(
+                    zip(plan.scheduled, slots, decided, drafts, strict=True)
                 )
             )
         )
@@ -192,9 +199,8 @@ def _load(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> S
     return StepLoad(rows, context, ready)
 
 
-def _next_load(choices: Sequence[Choice], verdicts: Sequence[Verdict]) -> StepLoad:
+def _next_load(choices: Sequence[Choice], ready: int) -> StepLoad:
     """What the next step computes if only those go on that have just got tokens."""
-    ready = len(verdicts)
     return StepLoad(ready, sum(len(choice.tokens) for choice in choices) * ready // max(len(choices), 1), ready)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from model_runner.batch import Batch, IntArray, PromptRows, SampleRows, TreePaths
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, Verification
+from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.draft_tree import DraftTree
 from model_runner.kv_cache import Move
 from model_runner.sampling.rows import SamplingState
@@ -36,6 +37,7 @@ class RunnerState:
         block_size: int,
         sampling: SamplingState,
         speculator: Speculator,
+        search: ContrastiveSearch,
         device: torch.device,
     ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
@@ -43,6 +45,7 @@ class RunnerState:
         self._block_size = block_size
         self._sampling = sampling
         self._speculator = speculator
+        self._search = search
         self._device = device
 
     def apply(self, plan: StepPlan) -> list[Choice]:
@@ -51,6 +54,7 @@ class RunnerState:
             choice = self._choices.pop(key)
             self._sampling.release(choice.slot)
             self._speculator.end(choice.slot)
+            self._search.end(choice.slot)
             self._free_slots.append(choice.slot)
         for admitted in plan.admitted:
             self._admit(admitted)
@@ -76,6 +80,7 @@ class RunnerState:
         prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
         self._sampling.admit(choice.slot, choice.sampling, prompt, output)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
+        self._search.begin(choice.slot, choice.sampling)
 
     def gather(
         self, choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest], trees: Sequence[DraftTree]
@@ -102,6 +107,8 @@ class RunnerState:
     def commit(self, choice: Choice, num_computed: int, tokens: Sequence[int], nodes: Sequence[int]) -> list[Move]:
         """Record that tokens were computed and, after the last known one, new ones found.
 
+        The last known token never counts as computed: it is what the next step begins with.
+
         Args:
             choice: which choice.
             num_computed: how many known tokens were computed.
@@ -112,8 +119,8 @@ class RunnerState:
             Where keys and values have to go so that the computed tokens have theirs at their own places.
         """
         end = len(choice.tokens)
-        choice.num_computed += num_computed + len(nodes)
         choice.tokens.extend(tokens)
+        choice.num_computed = min(choice.num_computed + num_computed + len(nodes), len(choice.tokens) - 1)
         places = ((end + node, end + depth) for depth, node in enumerate(nodes))
         return [Move(*self._slot_of(choice, old), *self._slot_of(choice, new)) for old, new in places if old != new]
 

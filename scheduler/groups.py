@@ -15,8 +15,10 @@ _TOO_FEW: Final = "beam search found only {found} of {wanted} sequences with the
 def lockstep(members: Sequence[Request], budget: int) -> list[int]:
     """How many tokens each member computes in a step.
 
-    All that are left; where these are too many for the budget, some of those before the last one.
+    All that are left; where these are too many for the budget, some of those before the last one. What the budget has
+    to hold beside them are the candidates that members have to compare.
     """
+    budget = max(0, budget - sum(member.num_candidates for member in members))
     remaining = [member.remaining for member in members]
     if sum(remaining) <= budget:
         return remaining

@@ -52,7 +52,7 @@ class Request:
     num_cached: int | None = None
     """Prompt tokens found in the prefix cache; None until the first admission."""
     num_draft: int = 0
-    """Draft tokens that the runner offered to verify in the next step."""
+    """Draft tokens that the runner offered to verify in the next step, or candidates that it has to compare."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Collected over the chunks of the prompt until the first output takes them along."""
     group: "Group | None" = None
@@ -75,6 +75,16 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_candidates(self) -> int:
+        """Candidates of contrastive search, which the next step must compute beside the last known token."""
+        return self.num_draft if self.sampling.num_candidates else 0
+
+    @property
+    def needs_every_position(self) -> bool:
+        """Whether all tokens must be computed for this choice itself: what others computed does not tell enough."""
+        return self.wants_prompt_logprobs or self.sampling.num_candidates > 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -165,12 +175,18 @@ def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: i
             f"the context holds {config.max_model_len}"
         )
     width = 1 if request.beam_search is None else check_beam_search(request, request.beam_search, config)
-    needed = width * blocks_for(total, config.block_size)
+    num_candidates = request.sampling.num_candidates
+    if 1 + num_candidates > config.max_num_batched_tokens:
+        raise ValueError(
+            f"request {name!r} computes a token and {num_candidates} candidates in one step, "
+            f"which holds {config.max_num_batched_tokens}"
+        )
+    needed = width * blocks_for(total + num_candidates, config.block_size)
     if needed > num_blocks:
+        beside = f" and {num_candidates} candidates" if num_candidates else f" of {width} beams" if width > 1 else ""
         raise ValueError(
             f"request {name!r} needs {needed} KV blocks of {config.block_size} tokens "
-            f"for {num_prompt} prompt + {max_tokens} output tokens{f' of {width} beams' if width > 1 else ''}, "
-            f"there are {num_blocks}"
+            f"for {num_prompt} prompt + {max_tokens} output tokens{beside}, there are {num_blocks}"
         )
 
 

@@ -9,6 +9,10 @@ budget that the others left, which means that they have caught up, so only the n
 Drafts of a speculating choice come after that: they take what is left of the budget and of the blocks, and never make
 another choice wait for longer than a step. Rejected ones leave nothing behind but blocks that the choice grows into.
 
+The candidates that contrastive search compares are no drafts: without room for all of them the choice waits for the
+next step where the budget ends, and is treated as one that grows where the blocks do. Its last token is computed again
+beside the candidates that this token named, so a step without candidates leaves it uncomputed.
+
 Admission reserves blocks for all known tokens, so only growth by decoding can run out of them; the policy's victim
 then gives its blocks back and waits with prompt and output. The choice that came first is never preempted for another
 of its priority, so work always completes.
@@ -20,7 +24,7 @@ which means that the last known tokens of all are computed in the same step.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from model_runner.contract import ChoiceResult, Failure, StepPlan, StepResult
+from model_runner.contract import ChoiceResult, Failure, ScheduledRequest, StepPlan, StepResult
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.config import SchedulerConfig
 from scheduler.groups import BeamMembers, lockstep
@@ -140,7 +144,7 @@ class Scheduler:
                 request.num_computed += share.num_tokens
                 request.prompt_logprobs += choice.prompt_logprobs
                 if request.group is None:
-                    outputs += self._advance(request, choice)
+                    outputs += self._advance(request, share, choice)
                 else:
                     self._sharing.publish(request)
                     offers[share.key] = choice
@@ -212,7 +216,7 @@ class Scheduler:
         The output that is left to it bounds them, so they stay within the blocks and positions that it may ever use.
         """
         share = step.shares.get(request.key)
-        if share is None or request.num_computed + share.num_tokens < len(request.tokens):
+        if share is None or share.num_draft or request.num_computed + share.num_tokens < len(request.tokens):
             return
         wanted = min(request.num_draft, step.budget, request.max_tokens - request.num_output - 1)
         free = self.num_blocks - self._pool.num_used
@@ -261,8 +265,9 @@ class Scheduler:
     def _num_new_blocks(self, request: Request, start: Start | None, num_tokens: int) -> int:
         """What a running request lacks to compute so many tokens, or one that begins for all of its tokens."""
         if start is None:
-            return max(0, self._blocks_for(request.num_computed + num_tokens) - len(request.blocks))
-        return self._blocks_for(len(request.tokens)) - len(start.shared)
+            end = request.num_computed + num_tokens + request.num_candidates
+            return max(0, self._blocks_for(end) - len(request.blocks))
+        return self._blocks_for(len(request.tokens) + request.sampling.num_candidates) - len(start.shared)
 
     def _place(self, request: Request, start: Start, new_blocks: list[int], step: Step) -> None:
         """Let a request run, in blocks of which it holds the shared ones already."""
@@ -287,14 +292,15 @@ class Scheduler:
 
     # -- after a step --------------------------------------------------------------------------------------------------
 
-    def _advance(self, request: Request, choice: ChoiceResult) -> list[RequestOutput]:
-        """Book one choice's share of a step; no output while its prompt is being computed."""
+    def _advance(self, request: Request, share: ScheduledRequest, choice: ChoiceResult) -> list[RequestOutput]:
+        """What a step that is booked brought a choice: nothing while its prompt is computed or candidates looked up."""
         if choice.error is not None:
             return [self._fail(request, choice.error)]
         request.num_draft = choice.num_draft
-        if bool(choice.tokens) == (request.remaining > 0):
+        looks_only = request.sampling.num_candidates > 0 and share.num_draft == 0
+        if bool(choice.tokens) == (request.remaining > 0 or looks_only):
             raise IntegrityError(f"{request.key!r} got {len(choice.tokens)} tokens with {request.remaining} to compute")
-        if not choice.tokens:
+        if request.remaining > 0:
             self._sharing.publish(request)
             return []
         verdict = judge(request, choice.tokens)
@@ -304,6 +310,8 @@ class Scheduler:
         if verdict.reason is not None:
             self._stop_running(request)
             self._forget(request)
+        elif looks_only:
+            return []
         num_accepted = min(choice.num_accepted, verdict.num_kept)  # drafts come first among the tokens
         return [
             RequestOutput(

@@ -36,7 +36,7 @@ class KVSharing:
         Of a sibling a choice takes the prompt but its last token, which every choice computes for itself to sample its
         own first token.
         """
-        if request.wants_prompt_logprobs:
+        if request.needs_every_position:
             return Start()
         cached = self._from_cache(request)
         forkable = request.num_prompt - 1

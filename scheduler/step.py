@@ -17,9 +17,12 @@ class Step:
     shares: dict[str, ScheduledRequest] = field(default_factory=dict)
 
     def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
-        """Have the request compute so many tokens."""
-        self.shares[request.key] = ScheduledRequest(request.key, num_tokens, new_blocks, chosen=request.take_chosen())
-        self.budget -= num_tokens
+        """Have the request compute so many tokens, and its candidates, for which the blocks have room as well."""
+        num_candidates = request.num_candidates
+        self.shares[request.key] = ScheduledRequest(
+            request.key, num_tokens, new_blocks, num_candidates, request.take_chosen()
+        )
+        self.budget -= num_tokens + num_candidates
 
     def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
         """Give it room for so many drafts as well."""
@@ -50,7 +53,7 @@ class Step:
         """Leave a preempted request out, before its blocks are given back; returns whether the runner knows it."""
         share = self.shares.pop(request.key, None)
         if share is not None:
-            self.budget += share.num_tokens
+            self.budget += share.num_tokens + share.num_draft
         num_admitted = len(self.admitted)
         self.admitted = [admitted for admitted in self.admitted if admitted.key != request.key]
         self.copies = [copy for copy in self.copies if copy[1] not in request.blocks]

@@ -27,6 +27,7 @@ _API_DEFAULTS: Mapping[str, object] = {
     "top_k": 0,
     "min_p": 0,
     "typical_p": 1,
+    "penalty_alpha": 0,
     "repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
     "presence_penalty": 0,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from model_runner.contract import SamplingParams, Verification
+from model_runner.contract import SamplingParams, Speculation, Verification
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
-from server.beam_search import choose_beam_search, is_asked_for, num_choices
+from server.beam_search import choose_beam_search
 from server.config import Settings
 from server.engine.client import EngineInfo
 from server.errors import InvalidRequestError
@@ -21,6 +21,8 @@ _SEED_BITS = 53
 """Of a drawn seed: as many as every JSON reader keeps."""
 _SMALLEST_TEMPERATURE = 1e-30
 """Below this, dividing logits by it would overflow; only the highest has any probability there anyway."""
+_CANDIDATES = 4
+"""Of contrastive search, where the request names no top_k. The model's own is meant for draws."""
 _Number = TypeVar("_Number", int, float)
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -54,6 +56,8 @@ class Wanted:
     """Alternatives for each prompt token, whoever wants them."""
     prediction: Sequence[int] | None = None
     """The tokens of the predicted output."""
+    best_of: int | None = None
+    """Choices to generate, where it is not `n` that says how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Plan:
     requests: tuple[EngineRequest, ...]
     options: OutputOptions
     n: int
+    """Choices of each request."""
     seed: int
     """As the client gave it, or drawn; prompt i was given seed + i if it was drawn, so that they differ."""
     seed_drawn: bool
@@ -89,17 +94,18 @@ class Planner:
 
     def plan(self, id: str, fields: SamplingFields, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Plan:  # noqa: A002
         """Raises InvalidRequestError for whatever does not fit the model, the engine or another field."""
-        n = num_choices(fields)
+        n = wanted.best_of or fields.num_answers
         beams = choose_beam_search(fields)
         self._check_beams(beams, wanted)
-        capacity = self._capacity(1 if beams is None else beams.width)
         self._check_queue(n * len(prompts), wanted)
         self._check_priority(fields.priority)
         seed_drawn = fields.seed is None
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         sampling = self._sampling(fields, wanted)
         self._check_prediction(wanted.prediction or ())
-        speculation = self.speculation.choose(fields.speculation, wanted.prediction)
+        self._check_candidates(sampling.num_candidates)
+        speculation = self._speculation(fields, wanted)
+        capacity = self._capacity(1 if beams is None else beams.width, sampling.num_candidates)
         requests = []
         for index, tokens in enumerate(prompts):
             self._check_prompt(tokens, wanted.prompt_param)
@@ -114,7 +120,7 @@ class Planner:
                     choices=tuple(ChoiceState(choice) for choice in range(n)),
                     priority=fields.priority or 0,
                     cache_salt=fields.cache_salt or "",
-                    speculation=None if beams is not None else speculation,
+                    speculation=speculation,
                     beam_search=beams,
                 )
             )
@@ -158,9 +164,10 @@ class Planner:
         """The model's own, less those that it cannot generate."""
         return tuple(token for token in self._model.defaults.eos_token_ids if token < self._info.vocab_size)
 
-    def _capacity(self, width: int = 1) -> int:
-        """Tokens that each of so many beams may have, prompt and output together."""
-        return min(self._info.max_model_len, self._info.num_blocks // width * self._info.block_size)
+    def _capacity(self, width: int = 1, num_candidates: int = 0) -> int:
+        """Tokens that each of so many beams may have, prompt and output together; candidates need memory only."""
+        held = self._info.num_blocks // width * self._info.block_size
+        return min(self._info.max_model_len, held - num_candidates)
 
     def _options(self, fields: SamplingFields) -> OutputOptions:
         return OutputOptions(
@@ -178,8 +185,7 @@ class Planner:
         self.check_tokens(fields.stop_token_ids or (), "stop_token_ids")
         stop_ids = tuple(dict.fromkeys([*(fields.stop_token_ids or ()), *eos]))
         bad_words = self._bad_words(fields.bad_words or ())
-        temperature = _first(fields.temperature, defaults.temperature, 1.0)
-        return SamplingParams(
+        sampling = SamplingParams(
             logit_bias=self._logit_bias(fields.logit_bias or {}),
             allowed_token_ids=self._allowed(fields, stop_ids, bad_words),
             bad_words=bad_words,
@@ -189,14 +195,37 @@ class Planner:
             repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
             frequency_penalty=fields.frequency_penalty or 0.0,
             presence_penalty=fields.presence_penalty or 0.0,
-            temperature=temperature if temperature >= _SMALLEST_TEMPERATURE and not is_asked_for(fields) else 0.0,
+            logprobs=wanted.logprobs,
+            prompt_logprobs=wanted.prompt_logprobs,
+        )
+        if fields.penalty_alpha:
+            top_k = _first(fields.top_k, None, _CANDIDATES)
+            return replace(sampling, temperature=0.0, top_k=top_k, penalty_alpha=fields.penalty_alpha)
+        temperature = _first(fields.temperature, defaults.temperature, 1.0)
+        return replace(
+            sampling,
+            temperature=temperature if temperature >= _SMALLEST_TEMPERATURE and fields.beams is None else 0.0,
             typical_p=_first(fields.typical_p, defaults.typical_p, 1.0),
             top_k=max(0, _first(fields.top_k, defaults.top_k, 0)),
             top_p=_first(fields.top_p, defaults.top_p, 1.0),
             min_p=_first(fields.min_p, defaults.min_p, 0.0),
-            logprobs=wanted.logprobs,
-            prompt_logprobs=wanted.prompt_logprobs,
         )
+
+    def _speculation(self, fields: SamplingFields, wanted: Wanted) -> Speculation | None:
+        """How to guess ahead; not where all of a step's rows have their use already, whatever the server's default."""
+        if fields.penalty_alpha or fields.beams is not None:
+            return None
+        return self.speculation.choose(fields.speculation, wanted.prediction)
+
+    def _check_candidates(self, num_candidates: int) -> None:
+        """A step computes them all, with the token before them."""
+        most = self._settings.max_num_batched_tokens - 1
+        if num_candidates > most:
+            message = (
+                f"Invalid 'top_k': integer above maximum value. Expected a value <= {most}, one less than this "
+                f"server computes in one step, beside 'penalty_alpha', but got {num_candidates} instead."
+            )
+            raise InvalidRequestError(message, param="top_k", code="integer_above_max_value")
 
     def _truncate(self, tokens: Sequence[int], keep: int | None, wanted: Wanted, capacity: int) -> Sequence[int]:
         if keep is None:
@@ -207,7 +236,7 @@ class Planner:
         return tokens[-keep:]
 
     def _max_tokens(self, prompt: int, wanted: Wanted, capacity: int) -> int:
-        """How many tokens to generate after a prompt of so many."""
+        """How many tokens to generate after a prompt of so many, where prompt and output may have `capacity`."""
         noun = wanted.prompt_param
         if prompt == 0:
             message = f"Invalid '{noun}': it has no tokens, and the model needs at least one to begin with."
@@ -281,7 +310,8 @@ class Planner:
         most = self._settings.max_num_seqs + self._settings.max_waiting
         if choices > most:
             message = f"The request asks for {choices} choices in all, and this server holds at most {most}."
-            raise InvalidRequestError(message, param="n", code="integer_above_max_value")
+            param = "n" if wanted.best_of is None else "best_of"
+            raise InvalidRequestError(message, param=param, code="integer_above_max_value")
 
     def _check_beams(self, beams: BeamSearch | None, wanted: Wanted) -> None:
         if beams is None:

@@ -25,7 +25,7 @@ def describe(logprobs: Tensor, tokens: Sequence[int], num_top: Sequence[int]) ->
     chosen = torch.tensor(tokens, device=logprobs.device).unsqueeze(1)
     values = logprobs.gather(1, chosen)
     ranks = 1 + (logprobs > values).sum(-1)
-    top_tokens = _top(logprobs, min(max(num_top), logprobs.shape[-1]))
+    top_tokens = top(logprobs, min(max(num_top), logprobs.shape[-1]))
     top_values = logprobs.gather(1, top_tokens)
     columns = (values.squeeze(1).tolist(), ranks.tolist(), top_tokens.tolist(), top_values.tolist())
     return [
@@ -50,7 +50,7 @@ def candidates_of(scores: Tensor, logprobs: Tensor, num: int, num_top: int | Non
         num: of candidates.
         num_top: alternatives in each report; None for no reports.
     """
-    tokens = _top(scores.unsqueeze(0), min(num, len(scores))).squeeze(0)
+    tokens = top(scores.unsqueeze(0), min(num, len(scores))).squeeze(0)
     values = scores[tokens]
     possible = int((values > -math.inf).sum())
     ids: list[int] = tokens[:possible].tolist()
@@ -73,8 +73,8 @@ def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[Token
     return reports
 
 
-def _top(logprobs: Tensor, num: int) -> Tensor:
-    """The ids of the highest entries of each row, best first, lower id first among equals: [rows, num].
+def top(logprobs: Tensor, num: int) -> Tensor:
+    """The ids of the highest entries of each row of float32, best first, lower id first among equals: [rows, num].
 
     topk promises no order among equals, so it gets unique integers: the float's bits, in an order that integers
     share, and below them the id counted backwards.

@@ -59,17 +59,12 @@ class Sampler:
         raw = logits.float()
         if rows.is_plain:
             return _pick_highest(raw)
-        errors = dict.fromkeys(_unusable(raw), _NOT_FINITE)
-        scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
-        if scores is not raw:
-            errors = {row: _blame(rows.sampling[row]) for row in _unusable(scores)} | errors
-        if errors:
-            scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
+        scores, errors = constrain(raw, rows)
         if rows.truncated or not draw.divides:
             scores = process(TRUNCATIONS, scores, rows.without_whole_temperature() if draw.divides else rows)
         tokens = _choose(scores, rows, draw) | dict.fromkeys((*rows.listed, *errors), NO_TOKEN)
+        reports = self.logprobs(raw, scores, tokens, rows)
         reported = raw if self._logprobs_mode == "raw" else scores
-        reports = self._logprobs(reported, tokens, rows)
         order = range(len(tokens))
         return Picks(
             tokens=tuple(tokens[row] for row in order),
@@ -78,7 +73,11 @@ class Sampler:
             candidates={row: _candidates(scores, reported, row, rows) for row in rows.listed if row not in errors},
         )
 
-    def _logprobs(self, scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> dict[int, TokenLogprobs]:
+    def logprobs(
+        self, raw: Tensor, scores: Tensor, tokens: dict[int, int], rows: SamplingRows
+    ) -> dict[int, TokenLogprobs]:
+        """What the raw logits or the processed ones, as the server is set, say of the token that each row got."""
+        scores = raw if self._logprobs_mode == "raw" else scores
         asked = {
             row: params.logprobs
             for row, params in enumerate(rows.sampling)
@@ -102,6 +101,17 @@ def _candidates(scores: Tensor, reported: Tensor, row: int, rows: SamplingRows) 
     sampling = rows.sampling[row]
     logprobs = reported[row] if sampling.logprobs is None else torch.log_softmax(reported[row], -1)
     return candidates_of(scores[row], logprobs, sampling.beam_candidates, sampling.logprobs)
+
+
+def constrain(raw: Tensor, rows: SamplingRows) -> tuple[Tensor, dict[int, Failure]]:
+    """Logits after all that acts before a token is chosen; and the rows that have none to choose, with why."""
+    errors = dict.fromkeys(_unusable(raw), _NOT_FINITE)
+    scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
+    if scores is not raw:
+        errors = {row: _blame(rows.sampling[row]) for row in _unusable(scores)} | errors
+    if errors:
+        scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
+    return scores, errors
 
 
 def _choose(scores: Tensor, rows: SamplingRows, draw: Draw) -> dict[int, int]:

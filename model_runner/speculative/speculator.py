@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from model_runner.batch import Batch
+from model_runner.batch import SampleRows
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation, SpeculationStats
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.speculative import auto
@@ -151,27 +151,32 @@ class Speculator:
     # -- after it ------------------------------------------------------------------------------------------------------
 
     def observe(
-        self, load: StepLoad, batch: Batch, slots: Sequence[int], verdicts: Sequence[Verdict], seconds: float
+        self,
+        load: StepLoad,
+        samples: Sequence[SampleRows],
+        slots: Sequence[int],
+        verdicts: Sequence[Verdict],
+        seconds: float,
     ) -> None:
         """Take in how the drafts of a step did.
 
         Args:
             load: the step without drafts.
-            batch: the step.
-            slots: of the choices in `batch.samples`.
+            samples: the choices that the target's walk decided for, with their drafts.
+            slots: of the same choices.
             verdicts: on them.
             seconds: of the forward pass and of drawing the tokens.
         """
-        num_draft = sum(len(sample.tree) for sample in batch.samples)
+        num_draft = sum(len(sample.tree) for sample in samples)
         chosen = [
             (len(sample.tree), len(verdict.nodes))
-            for sample, slot, verdict in zip(batch.samples, slots, verdicts, strict=True)
+            for sample, slot, verdict in zip(samples, slots, verdicts, strict=True)
             if sample.tree and self._choices[slot].competes
         ]
         num_chosen = sum(nodes for nodes, _ in chosen)
         num_accepted = sum(accepted for _, accepted in chosen)
         self._budget.observe_step(load.plus(num_draft - num_chosen), num_chosen, num_accepted, seconds)
-        for sample, slot, verdict in zip(batch.samples, slots, verdicts, strict=True):
+        for sample, slot, verdict in zip(samples, slots, verdicts, strict=True):
             if sample.tree:
                 method = self._choices[slot].made_by
                 share = (1 + len(sample.tree)) / (load.rows + num_draft)

@@ -58,7 +58,7 @@ async def create_completion(body: CompletionRequest, request: Request, services:
     if body.stream:
         chunks = answer.chunks()
         return await event_stream(request, chunks, services.settings, record_of(request).request_id)
-    choices = await unless_gone(request, collect(run))
+    choices = _best(await unless_gone(request, collect(run)), body.num_choices, body.num_answers)
     return json_response(await asyncio.to_thread(answer.whole, choices))  # logprobs of a long prompt take a while
 
 
@@ -73,15 +73,36 @@ async def _tokens(services: Services, planner: Planner, body: CompletionRequest,
 
 
 def _wanted(body: CompletionRequest) -> Wanted:
+    ranks = body.num_choices > body.num_answers
     counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return Wanted(
         prompt_param="prompt",
         max_tokens=body.max_tokens,
         max_tokens_param="max_tokens",
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=body.logprobs,
+        logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         prompt_logprobs=max((count for count in counts if count is not None), default=None),
+        best_of=body.best_of,
     )
+
+
+def _best(choices: list[WholeChoice], generated: int, wanted: int) -> list[WholeChoice]:
+    """Of so many choices generated for each prompt the wanted ones, those of the highest logprob per token first.
+
+    The lower index comes first among equals. If all are wanted, they stay in their order, as in a stream.
+    """
+    if generated == wanted:
+        return choices
+    best: list[WholeChoice] = []
+    for start in range(0, len(choices), generated):
+        best += sorted(choices[start : start + generated], key=_mean_logprob, reverse=True)[:wanted]
+    return best
+
+
+def _mean_logprob(choice: WholeChoice) -> float:
+    """Over all tokens, one that ended the choice included; 0 where there are none."""
+    logprobs = [token.logprobs.logprob for token in choice.tokens if token.logprobs is not None]
+    return sum(logprobs) / max(len(logprobs), 1)
 
 
 class _CompletionAnswer:
@@ -159,7 +180,7 @@ class _CompletionAnswer:
         )
 
     def _prompt_of(self, index: int) -> PromptRun:
-        return self.run.prompts[index // self.run.plan.n]
+        return self.run.prompts[index // self._body.num_answers]
 
     def _prompt_extra(self, prompt: PromptRun) -> dict[str, Any]:
         return {"prompt_token_ids": list(prompt.request.prompt)} if self._body.return_token_ids else {}

@@ -33,6 +33,7 @@ SAMPLING = SamplingParams(
     bad_words=((1, 2), (3,)),
     stop_token_ids=(2,),
     seed=2**64 - 1,
+    penalty_alpha=0.6,
     logprobs=20,
     prompt_logprobs=0,
 )

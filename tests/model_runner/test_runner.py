@@ -10,6 +10,7 @@ from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, StepResult
+from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.hf_attention import StepAttention
 from model_runner.runner import ModelRunner
@@ -51,16 +52,19 @@ class SummingModel:
 def make_runner() -> tuple[ModelRunner, SummingModel]:
     model, cache = SummingModel(), KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
     sampling = SamplingState(4, VOCAB, CPU)
+    sampler = Sampler(VOCAB, CPU)
+    search = ContrastiveSearch(sampling, sampler)
     budget = Budget()
     speculator = Speculator({"ngram": NgramProposer()}, budget, max_nodes=8)
     parts = RunnerParts(
         target=model,
         attention=ReferenceAttention(cache),
         kv_cache=cache,
-        state=RunnerState(4, BLOCK, sampling, speculator, CPU),
+        state=RunnerState(4, BLOCK, sampling, speculator, search, CPU),
         speculator=speculator,
         budget=budget,
-        verifier=Verifier(sampling, Sampler(VOCAB, CPU)),
+        verifier=Verifier(sampling, sampler),
+        search=search,
     )
     return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, "cpu", "float32", "float32", "none")), model
 

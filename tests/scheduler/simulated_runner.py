@@ -55,7 +55,10 @@ class Live:
 
 
 class SimulatedRunner:
-    """Offers up to `num_draft` drafts for each step, of which as many turn out right as the history says."""
+    """Offers up to `num_draft` drafts for each step, of which as many turn out right as the history says.
+
+    A choice that searches gets candidates instead, all or none of which it must be given room for.
+    """
 
     def __init__(self, num_blocks, block_size, num_draft=0):
         self.num_draft = num_draft
@@ -96,6 +99,8 @@ class SimulatedRunner:
             assert start < stop <= len(live.tokens)
             assert share.num_draft == 0 or stop == len(live.tokens), "drafts before the known tokens"
             assert share.num_draft <= live.num_offered, "more drafts than were offered"
+            is_whole = not live.sampling.num_candidates or share.num_draft == live.num_offered
+            assert is_whole, "not all candidates"
             for position in range(start, stop + share.num_draft):
                 block = live.blocks[position // self.block_size]
                 if holders[block] > 1:
@@ -141,6 +146,12 @@ class SimulatedRunner:
             found = offers(history, live.sampling)
             return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs, candidates=found)
         num_right = history // VOCAB % (share.num_draft + 1)
+        most = live.sampling.num_candidates
+        if most and not share.num_draft and next_token(history, live.sampling) != POISON:
+            live.num_computed -= 1
+            live.num_offered = 1 + history % most
+            return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs, num_draft=live.num_offered)
+        num_right = 0 if most else history // VOCAB % (share.num_draft + 1)
         while len(tokens) <= num_right and (token := next_token(history, live.sampling)) != POISON:
             tokens.append(token)
             logprobs.append(token_logprobs(history, token))
@@ -151,6 +162,9 @@ class SimulatedRunner:
         self._keep_drafts(live, share.key, tokens)
         live.num_offered = history // VOCAB // 7 % (self.num_draft + 1)
         wanted = () if live.sampling.logprobs is None else tuple(logprobs)
+        if most:
+            live.num_offered = 1 + history % most
+            return ChoiceResult(share.key, tuple(tokens), wanted, prompt_logprobs, live.num_offered)
         accepted = len(tokens) - 1
         counts = (live.num_offered, accepted, share.num_draft - accepted)
         return ChoiceResult(share.key, tuple(tokens), wanted, prompt_logprobs, *counts)

@@ -59,17 +59,18 @@ class Watched:
 
     @property
     def work(self):
-        return len(self.request.prompt) + self.request.max_tokens + 1
+        return len(self.request.prompt) + self.request.max_tokens + (2 if self.request.sampling.num_candidates else 1)
 
 
 class World:
     """Adds, aborts, restarts and steps at random. Every broken promise is an AssertionError or KVMismatchError."""
 
-    def __init__(self, seed, config, num_blocks, num_draft=0):
+    def __init__(self, seed, config, num_blocks, num_draft=0, most_candidates=0):
         self.random = random.Random(seed)
         self.config = config
         self.num_blocks = num_blocks
         self.num_draft = num_draft
+        self.most_candidates = most_candidates
         self.live = {}  # key -> Watched, in the order of arrival
         self.num_steps = 0
         self.num_added = 0
@@ -104,7 +105,9 @@ class World:
 
     def _add(self):
         pick = self.random
-        capacity = min(self.config.max_model_len, self.num_blocks * self.config.block_size)
+        searches = self.most_candidates and pick.random() < 0.5
+        num_candidates = pick.randint(1, self.most_candidates) if searches else 0
+        capacity = min(self.config.max_model_len, self.num_blocks * self.config.block_size - num_candidates)
         prompt = pick.choice(self.prefixes)[: pick.randint(0, 20)] + self._tokens(pick.randint(1, 12))
         prompt = prompt[:capacity]
         salt = pick.choice(["", "red", "blue"])
@@ -117,6 +120,8 @@ class World:
                 stop_token_ids=pick.choice([(), (1, 2, 3)]),
                 logprobs=pick.choice([None, 0]),
                 prompt_logprobs=pick.choice([None, None, None, 0]),
+                top_k=num_candidates,
+                penalty_alpha=0.5 if searches else 0.0,
             ),
             max_tokens=pick.randint(0, min(30, capacity - len(prompt))),
             choices=tuple(ChoiceState(index) for index in range(pick.choice([1, 1, 1, 2, 5]))),
@@ -184,8 +189,13 @@ class World:
         running = [key for key in self.runner.live if key in self.live]
         assert len(running) <= self.config.max_num_seqs
         scheduled = [share.key for share in plan.scheduled]
-        assert scheduled == running[: len(scheduled)], "not in admission order"
-        assert scheduled == running, "a running choice was left out"
+        assert scheduled == [key for key in running if key in scheduled], "not in admission order"
+        spare = self.config.max_num_batched_tokens - num_tokens - num_draft
+        for key in set(running) - set(scheduled):
+            live = self.runner.live[key]
+            assert self.most_candidates, "a running choice was left out"
+            assert spare < 1 + (live.num_offered if live.sampling.num_candidates else 0), "it had room"
+            self.tally["left out"] += 1
         self.tally["forked"] += len(plan.copies)
         self.tally["reused"] += sum(admitted.num_computed > 0 for admitted in plan.admitted)
         if self.config.policy == "fcfs":

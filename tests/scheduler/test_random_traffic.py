@@ -50,6 +50,16 @@ def test_drafts_change_nothing(config, num_blocks):
     assert all(world.tally[reason] > 0 for reason in FinishReason)
 
 
+@pytest.mark.parametrize(("seed", "config", "num_blocks"), [(i, *world) for i, world in enumerate(WORLDS)])
+def test_candidates_have_room_or_wait(seed, config, num_blocks):
+    most = min(6, config.max_num_batched_tokens - 1)
+    world = World(seed, config, num_blocks, num_draft=2, most_candidates=most).run(num_steps=1000)
+    assert world.preemptions > 0
+    assert world.tally["drafted"] > 100
+    assert world.tally["left out"] > 0 or config.max_num_batched_tokens > 16
+    assert all(world.tally[reason] > 0 for reason in FinishReason)
+
+
 # -- negative controls: each breaks one thing, and the same traffic must notice ----------------------------------------
 
 

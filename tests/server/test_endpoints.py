@@ -131,7 +131,7 @@ async def test_refused_fields_say_so(client: httpx.AsyncClient):
     """The capabilities are true: what is called refused is refused, what has no effect is not."""
     fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
     refused = [name for name, field in fields.items() if field["support"] == "refused"]
-    assert len(refused) == 19
+    assert len(refused) == 16
     for name in refused:
         error = (await client.post(CHAT, json=chat(**{name: {"x": 1}}))).json()["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.openai.protocol.beam_search import BeamSearchFields
+from server.openai.protocol.beam_search import BeamSearchFields, BeamSearchOptions
 from server.openai.protocol.rules import (
     SUPPORTED_VALUES_ONLY,
     Refused,
@@ -22,6 +22,13 @@ MAX_STOPS = 4
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_PROMPT_LOGPROBS = 20
+
+MAX_CANDIDATES = 64
+"""Tokens that contrastive search compares at one place."""
+_NOT_WITH_CONTRASTIVE_SEARCH = (
+    *("temperature", "top_p", "min_p", "typical_p", "speculation", "prediction"),
+    *("contrastive", "dola", "guidance", "use_beam_search", "beam_search"),
+)
 
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -50,12 +57,9 @@ class SamplingFields(BeamSearchFields):
 
     model: str = Field(description="Name of the served model.")
     temperature: float | None = Field(
-        None,
-        ge=0,
-        le=2,
-        description="0 is greedy. By default the model's own, or 1.",
+        None, ge=0, le=2, description="0 is greedy. By default the model's own, or 1.",
         json_schema_extra=related(off=[0]),
-    )
+    )  # fmt: skip
     top_p: float | None = Field(
         None, ge=0, le=1, description="Mass of the nucleus. By default the model's own, or 1.",
         json_schema_extra=related(off=[1]),
@@ -84,6 +88,13 @@ class SamplingFields(BeamSearchFields):
     typical_p: float | None = Field(
         None, gt=0, le=1, description="Mass of locally typical sampling; 1 turns it off.",
         json_schema_extra=related(off=[1]),
+    )  # fmt: skip
+    penalty_alpha: float | None = Field(
+        None, ge=0, le=1,
+        description="Above 0: contrastive search, which draws nothing: of the `top_k` most probable tokens (4 by "
+        f"default, {MAX_CANDIDATES} at most) the one with the highest (1 - penalty_alpha) * probability - "
+        "penalty_alpha * likeness to a token before it. Never the model's default.",
+        json_schema_extra=related(excludes=_NOT_WITH_CONTRASTIVE_SEARCH, off=[0]),
     )  # fmt: skip
     repetition_penalty: float | None = Field(
         None, ge=0.01, le=100, description="1 turns it off.", json_schema_extra=related(off=[1])
@@ -137,7 +148,39 @@ class SamplingFields(BeamSearchFields):
         if self.truncate_prompt_tokens == 0:
             message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
             raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
+        if self.asks("penalty_alpha") and self.top_k is not None:
+            self._check_candidates(self.top_k)
         return self
+
+    def _check_candidates(self, top_k: int) -> None:
+        if not 1 <= top_k <= MAX_CANDIDATES:
+            side, sign, limit = ("below", ">=", 1) if top_k < 1 else ("above", "<=", MAX_CANDIDATES)
+            bound = "minimum" if top_k < 1 else "maximum"
+            message = (
+                f"Invalid '{{path}}': integer {side} {bound} value. "
+                f"Expected a value {sign} {limit} beside 'penalty_alpha', but got {top_k} instead."
+            )
+            raise problem(f"integer_{side}_{bound[:3]}_value", message, "top_k")
+
+    @property
+    def beams(self) -> BeamSearchOptions | None:
+        """The beam search that is asked for, in whichever way."""
+        if not self.use_beam_search:
+            return self.beam_search
+        width = self.n or 1
+        return BeamSearchOptions.model_construct(
+            width=width,
+            num_return=width,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+            groups=None,
+            diversity_penalty=None,
+        )
+
+    @property
+    def num_answers(self) -> int:
+        """Choices that each prompt is answered with."""
+        return (self.n if self.beams is None else self.beams.num_return) or 1
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

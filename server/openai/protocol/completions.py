@@ -2,12 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.openai.protocol.common import SamplingFields, TokenId
-from server.openai.protocol.rules import SUPPORTED_ONLY, refused
+from server.openai.protocol.rules import SUPPORTED_ONLY, problem, refused, related
 
 MAX_PROMPTS = 1024
+MAX_BEST_OF = 20
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
@@ -39,8 +40,28 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = Field(None, description="Show the prompt before the completion, also in the logprobs.")
     logprobs: int | None = Field(None, ge=0, le=5, description="Report each token and so many alternatives.")
 
-    best_of: Annotated[Literal[1] | None, SUPPORTED_ONLY] = refused("Choosing the best of several outputs.")
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_BEST_OF,
+        description="Generate so many choices for each prompt, at least `n`, and answer with the `n` of the highest "
+        "logprob per token, best first. All of them are counted as usage. Not with `stream` if more than `n`.",
+        json_schema_extra=related(excludes=["use_beam_search", "beam_search"], off=[1]),
+    )  # fmt: skip
     suffix: Annotated[Literal[""] | None, SUPPORTED_ONLY] = refused("Text after the completion.")
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of < self.num_answers:
+            message = f"Invalid '{{path}}': Expected a value >= 'n', which is {self.n}, but got {self.best_of} instead."
+            raise problem("integer_below_min_value", message, "best_of")
+        if self.stream and self.num_choices > self.num_answers:
+            message = "Setting 'best_of' above 'n' and 'stream' at the same time is not supported."
+            raise problem("invalid_parameter_combination", message, "best_of")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        """Choices that are generated for each prompt; the best of them are its answers."""
+        return self.best_of or self.num_answers
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

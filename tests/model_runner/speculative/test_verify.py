@@ -135,7 +135,7 @@ def test_greedy_rows_without_settings_need_no_processors(world: World, monkeypat
     Speakers(world, expected).speak(LENGTH, lambda one: NO_DRAFT)
     for one in said:
         one.params = replace(one.params, logprobs=None)
-    monkeypatch.setattr(Sampler, "_logprobs", forbidden)
+    monkeypatch.setattr(Sampler, "logprobs", forbidden)
     monkeypatch.setattr("model_runner.sampling.sampler.process", forbidden)
     Speakers(world, said).speak(LENGTH, Drawing(world, CHAIN, at_random=False))
     assert [one.output[:LENGTH] for one in said] == [one.output for one in expected]

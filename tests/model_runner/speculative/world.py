@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import torch
 
@@ -125,7 +124,7 @@ class World:
         self.clock[0] += seconds
         self.tokens += sum(len(verdict.tokens) for verdict in verdicts)
         samples = [SampleRows(slot, 0, tree) for slot, tree in zip(slots, trees, strict=True)]
-        self.speculator.observe(load, SimpleNamespace(samples=samples), slots, verdicts, seconds)  # type: ignore[arg-type]
+        self.speculator.observe(load, samples, slots, verdicts, seconds)
         self._propose(load, verdicts)
 
     def _propose(self, load: StepLoad, verdicts: Sequence[Verdict]) -> None:
