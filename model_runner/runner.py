@@ -210,4 +210,5 @@ def _result(
         num_accepted=len(verdict.nodes),
         num_rejected=num_verified - len(verdict.nodes),
         error=verdict.error,
+        sampler_state=verdict.sampler_state,
     )

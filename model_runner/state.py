@@ -71,7 +71,7 @@ class RunnerState:
         )
         self._choices[admitted.key] = choice
         prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
-        self._sampling.admit(choice.slot, choice.sampling, prompt, output)
+        self._sampling.admit(choice.slot, choice.sampling, prompt, output, admitted.sampler_state)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
 
     def gather(

@@ -20,6 +20,8 @@ class ChoiceState:
 
     index: int
     output: tuple[int, ...] = ()
+    sampler_state: float | None = None
+    """What the output with the last of these tokens said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class RequestOutput:
     num_rejected: int = 0
     """... those that did not."""
     error: Failure | None = None
+    sampler_state: float | None = None
+    """What goes with the choice's tokens, these included, when it is resumed."""
 
 
 @dataclass(frozen=True, slots=True)

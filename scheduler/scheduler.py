@@ -237,6 +237,7 @@ class Scheduler:
                 sampling=request.sampling,
                 speculation=request.speculation,
                 cache_salt=request.cache_salt,
+                sampler_state=request.sampler_state,
             )
         )
         step.give(request, min(request.remaining, step.budget))
@@ -264,6 +265,7 @@ class Scheduler:
             return []
         verdict = judge(request, choice.tokens)
         request.tokens += choice.tokens[: verdict.num_kept]
+        request.sampler_state = choice.sampler_state
         request.num_computed = min(request.num_computed + len(choice.tokens) - 1, len(request.tokens))
         self._sharing.publish(request)
         if verdict.reason is not None:
@@ -282,6 +284,7 @@ class Scheduler:
                 stop_token_id=verdict.stop_token_id,
                 num_accepted=num_accepted,
                 num_rejected=choice.num_accepted + choice.num_rejected - num_accepted,
+                sampler_state=choice.sampler_state,
             )
         ]
 

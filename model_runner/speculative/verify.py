@@ -31,6 +31,8 @@ class Verdict:
     nodes: list[int] = field(default_factory=list)
     """The draft nodes that these tokens stand at, from the root's child on: one fewer than tokens."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    sampler_state: float | None = None
+    """The sampler's after these tokens."""
     error: Failure | None = None
 
 
@@ -84,18 +86,20 @@ class Verifier:
             forks = [walk.sample.tree.fork(node) for walk, node in zip(walks, nodes, strict=True)]
             draw = _DRAWS[mode](forks, self._sampler.draw)
         picks = self._sampler(_take(logits, rows), self._sampling.rows([walk.slot for walk in walks]), draw)
-        for walk, token, logprobs, error in zip(walks, picks.tokens, picks.logprobs, picks.errors, strict=True):
+        of_walks = zip(walks, picks.tokens, picks.logprobs, picks.errors, picks.surprises, strict=True)
+        for walk, token, logprobs, error, surprise in of_walks:
             if error is None:
-                self._follow(walk, token, logprobs)
+                self._follow(walk, token, logprobs, surprise)
             else:
                 _give_up(walk, error)
 
-    def _follow(self, walk: _Walk, token: int, logprobs: TokenLogprobs | None) -> None:
+    def _follow(self, walk: _Walk, token: int, logprobs: TokenLogprobs | None, surprise: float | None) -> None:
         assert walk.node is not None
         walk.verdict.tokens.append(token)
         if logprobs is not None:
             walk.verdict.logprobs.append(logprobs)
-        self._sampling.commit(walk.slot, (token,))
+        self._sampling.commit(walk.slot, token, surprise)
+        walk.verdict.sampler_state = self._sampling.sampler_state(walk.slot)
         walk.node = walk.children.get((walk.node, token))
         if walk.node is not None:
             walk.verdict.nodes.append(walk.node)

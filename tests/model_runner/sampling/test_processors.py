@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from model_runner.contract import SamplingParams
-from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS
+from model_runner.sampling.processors import CONSTRAINTS
 
 from . import oracle
 from .harness import Case, processed, random_logits, rows_of
@@ -205,7 +205,8 @@ def test_a_long_flat_tail_is_not_lost():
 
 def test_no_processor_applies_to_default_settings():
     rows = rows_of([Case(SamplingParams(), PROMPT, OUTPUT), Case(SamplingParams(temperature=0), PROMPT)], 25)
-    assert not any(processor.applies(rows) for processor in (*CONSTRAINTS, *TRUNCATIONS))
+    assert not any(processor.applies(rows) for processor in CONSTRAINTS)
+    assert not rows.truncations
 
 
 @pytest.mark.parametrize("vocab_size", [25, 1003, 40_001])

@@ -22,8 +22,8 @@ def plain(rows: SamplingRows) -> dict[str, object]:
         if isinstance(value, Entries):
             return sorted(zip(value.rows.tolist(), value.tokens.tolist(), value.values.tolist(), strict=True))
         if isinstance(value, Setting):
-            return value.rows.tolist(), value.values.tolist()
-        return value
+            return value.name, value.rows.tolist(), value.values.tolist()
+        return [listed(used) for used in value] if isinstance(value, tuple) else value
 
     return {field.name: listed(getattr(rows, field.name)) for field in fields(rows)}
 
@@ -33,10 +33,11 @@ def test_readmission_equals_admission_and_commits(name):
     state = SamplingState(3, 25, CPU)
     state.admit(0, SETTINGS[name], PROMPT)
     for token in OUTPUT:
-        state.commit(0, [token])
+        state.commit(0, token)
     state.admit(1, SETTINGS[name], PROMPT, OUTPUT)
     state.admit(2, SETTINGS[name], PROMPT, OUTPUT[:3])
-    state.commit(2, OUTPUT[3:])
+    for token in OUTPUT[3:]:
+        state.commit(2, token)
     assert plain(state.rows([0])) == plain(state.rows([1])) == plain(state.rows([2]))
     state.release(0)
     state.admit(0, SETTINGS[name], PROMPT, OUTPUT)
@@ -81,7 +82,7 @@ def test_noise_follows_seed_choice_and_output_position():
     keys = [rows.key(row) for row in range(4)]
     assert keys[0] == keys[1]  # the prompt plays no part
     assert len(set(keys)) == 3
-    state.commit(0, [5])
+    state.commit(0, 5)
     assert state.rows([0]).key(0) != keys[0]
     assert len({rows.key(0, stream) for stream in Stream}) == len(Stream)
     assert rows.key(0) == rows.key(0, Stream.TARGET) != replace(rows, stream=Stream.RESIDUAL).key(0)
