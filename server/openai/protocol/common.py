@@ -16,6 +16,7 @@ from server.openai.protocol.rules import (
     related,
     shape,
 )
+from server.openai.protocol.samplers import SamplerFields
 from server.openai.protocol.speculation import SpeculationChoice
 
 MAX_STOPS = 4
@@ -45,7 +46,7 @@ class StreamOptions(RequestModel):
     )
 
 
-class SamplingFields(RequestModel):
+class SamplingFields(SamplerFields):
     """How tokens are chosen, when to stop, and what to report: OpenAI's fields, then the extensions."""
 
     model: str = Field(description="Name of the served model.")

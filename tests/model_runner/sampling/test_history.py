@@ -33,11 +33,11 @@ def test_grown_or_made_at_once_it_finds_what_a_comparison_of_all_places_finds(
     generator = random.Random(f"{breakers} {last_n} {least}")
     dry = Dry(1.0, 2.0, least, last_n, breakers)
     total = 0
-    for _ in range(9):
+    for _ in range(4):
         num_tokens, period = generator.choice([1, 3, 20]), generator.choice([3, 7, 11])
         history = [generator.randrange(num_tokens) for _ in range(generator.randrange(12))]
         grown = Repetitions(history, last_n, breakers)
-        for _ in range(50):
+        for _ in range(30):
             truth = expected(history, dry)
             assert found(grown, least) == found(Repetitions(history, last_n, breakers), least) == truth
             total += len(truth)
