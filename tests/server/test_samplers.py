@@ -38,8 +38,8 @@ LLAMA_CPP = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temp
         ({"dry_multiplier": 0.8, "dry_sequence_breakers": []}, {"dry": Dry(0.8)}),
         (
             {"dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 64,
-             "dry_sequence_breakers": ["e"]},
-            {"dry": Dry(0.8, 2.0, 3, 64, ((101,), (258,), (259,), (301,), (303,)))},
+             "dry_sequence_breakers": ["h"]},
+            {"dry": Dry(0.8, 2.0, 3, 64, ((104,), (256,), (257,), (258,)))},
         ),
         ({"exponential_decay_length_penalty": [10, 1.5]}, {"exponential_decay_length_penalty": (10, 1.5)}),
         ({"sampler_order": "samewise"}, {}),
@@ -53,8 +53,6 @@ async def test_field_reaches_the_engine(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], expected: dict[str, Any]
 ):
     got = await sampling(client, engine, **fields)
-    texts = {token for (token,) in got.dry.breakers} if got.dry else set()
-    assert texts <= set(range(310))
     assert got == SamplingParams(**{"seed": 3, "stop_token_ids": (EOS, END), **expected})
 
 
