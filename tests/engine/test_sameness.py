@@ -141,12 +141,13 @@ def test_the_state_of_the_sampler_matters_and_must_be_given(case: Case) -> None:
     request = replace(case.requests[0], request_id="m", sampling=sampling, max_tokens=10)
     alone = case.harness.run(case.harness.engine(), [request])["m", 0]
 
-    def resumed(state: float | None) -> list[int]:
+    def resumed(state: float | None) -> Answer:
         known = replace(request, choices=(ChoiceState(0, tuple(alone.tokens[:5]), state),))
-        return case.harness.run(case.harness.engine(), [known])["m", 0].tokens
+        return case.harness.run(case.harness.engine(), [known])["m", 0]
 
-    assert resumed(alone.sampler_states[4]) == alone.tokens
-    assert resumed(40.0) != alone.tokens
+    answer = resumed(alone.sampler_states[4])
+    assert (answer.tokens, answer.sampler_states) == (alone.tokens, alone.sampler_states[5:])
+    assert resumed(40.0).sampler_states != alone.sampler_states[5:]
     with pytest.raises(ValueError, match="without the state of its sampler"):
         resumed(None)
 
