@@ -1,5 +1,6 @@
 """Repetitions, grown token by token, against a comparison of every place with the end."""
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -33,11 +34,10 @@ def test_grown_or_made_at_once_it_finds_what_a_comparison_of_all_places_finds(
     generator = random.Random(f"{breakers} {last_n} {least}")
     dry = Dry(1.0, 2.0, least, last_n, breakers)
     total = 0
-    for _ in range(4):
-        num_tokens, period = generator.choice([1, 3, 20]), generator.choice([3, 7, 11])
+    for num_tokens, period in itertools.product((1, 4, 20), (3, 7, 11)):
         history = [generator.randrange(num_tokens) for _ in range(generator.randrange(12))]
         grown = Repetitions(history, last_n, breakers)
-        for _ in range(30):
+        for _ in range(50):
             truth = expected(history, dry)
             assert found(grown, least) == found(Repetitions(history, last_n, breakers), least) == truth
             total += len(truth)
