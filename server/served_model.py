@@ -126,8 +126,9 @@ def _start_and_factor(config: Mapping[str, Any], key: str) -> tuple[int, float] 
     value = config.get(key)
     if value is None:
         return None
-    start, factor = value
-    return int(start), float(factor)
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"generation_config.json: {key} is {value!r}, not [start, factor].")
+    return int(value[0]), float(value[1])
 
 
 def _integer(config: Mapping[str, Any], key: str) -> int | None:

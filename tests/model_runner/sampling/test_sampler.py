@@ -43,7 +43,7 @@ FREQUENCIES = {
     "min_p": SamplingParams(min_p=0.05),
     "top_n_sigma": SamplingParams(top_n_sigma=1.2),
     "eta_cutoff": SamplingParams(eta_cutoff=0.1),
-    "mirostat": SamplingParams(mirostat=Mirostat(tau=2.2), temperature=1.2),
+    "mirostat": SamplingParams(mirostat=Mirostat(tau=3.0)),
     "everything": replace(SETTINGS["everything"], choice=3),
 }
 
