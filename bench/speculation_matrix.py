@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from model_runner.contract import SamplingParams, Speculation, TokenLogprobs
+from model_runner.contract import Dry, Mirostat, SamplingParams, Speculation, TokenLogprobs, Xtc
 from scheduler.engine import Engine
 from scheduler.interface import ChoiceState, EngineRequest, FinishReason
 
@@ -38,6 +38,16 @@ FEATURES = {
     "penalties": Feature(
         replace(_SAMPLED, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2),
     ),
+    "DRY, XTC": Feature(replace(_SAMPLED, dry=Dry(0.5), xtc=Xtc(0.5, 0.05))),
+    "cutoffs, own order": Feature(
+        replace(
+            _SAMPLED,
+            top_n_sigma=2.0,
+            eta_cutoff=0.01,
+            sampler_order=("top_n_sigma", "eta_cutoff", "temperature"),
+        )
+    ),
+    "mirostat, preemption": Feature(replace(_SAMPLED, mirostat=Mirostat(tau=2.0)), chunk=64, is_short_of_blocks=True),
     "n-gram blocking": Feature(replace(_GREEDY, no_repeat_ngram_size=3)),
     "bad words": Feature(replace(_GREEDY, bad_words=((5,), (6, 7)))),
     "logit_bias": Feature(replace(_SAMPLED, logit_bias=((7, 4.0), (9, -100.0)))),

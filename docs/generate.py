@@ -26,9 +26,11 @@ Other endpoints: `GET /v1/models`, `GET /v1/models/{id}`, `GET /v1/capabilities`
 (the process is alive), `GET /ready` (the engine answers), `GET /metrics` (Prometheus), `GET /version`.
 
 Processing order: logit_bias, allowed_token_ids, bad_words, min_tokens, no_repeat_ngram_size, repetition_penalty (prompt
-and output), frequency_penalty and presence_penalty (output only); then greedy choice at temperature 0, else
-temperature, typical_p, top_k (keeps ties), top_p, min_p, and a draw. The noise of the draw depends on seed, choice,
-position and token alone. Logprobs are of the raw distribution unless the server runs with `--logprobs processed`.
+and output), frequency_penalty and presence_penalty (output only), DRY, exponential_decay_length_penalty; then greedy
+choice at temperature 0, else temperature, top_n_sigma, typical_p, epsilon_cutoff, eta_cutoff, top_k (keeps ties),
+top_p, min_p, XTC, mirostat, and a draw; `sampler_order` changes the order after the greedy choice. The noise of the
+draw depends on seed, choice, position and token alone. Logprobs are of the raw distribution unless the server runs
+with `--logprobs processed`. [Decoding strategies](decoding.md) has the formulas.
 
 `penalty_alpha` (contrastive search) and `best_of` choose tokens and answers in other ways: see
 [decoding strategies](decoding.md).
@@ -148,6 +150,8 @@ def _values(schema: Mapping[str, Any]) -> str:
     low, high = schema.get("minimum"), schema.get("maximum")
     if "exclusiveMinimum" in schema:
         return f"{kind} > {schema['exclusiveMinimum']}" + (f", ≤ {high}" if high is not None else "")
+    if "exclusiveMaximum" in schema:
+        return f"{kind} ≥ {low}, < {schema['exclusiveMaximum']}"
     length = _range(schema.get("minLength"), schema.get("maxLength"))
     limits = _range(low, high) or (f"{length} characters" if length else "")
     return f"{kind} {limits}".strip()

@@ -9,6 +9,51 @@ from typing import Literal, Protocol
 
 Verification = Literal["match", "rejection", "typical"]
 
+SAMPLER_ORDER = (
+    *("temperature", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_k", "top_p", "min_p", "xtc"),
+    "mirostat",
+)
+"""The steps between the greedy choice and the draw, in the order in which they act unless a request has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dry:
+    """Do not repeat yourself: a penalty on tokens that would prolong a repetition. As in llama.cpp."""
+
+    multiplier: float
+    """Subtracted from the logit of a token that would prolong one of `allowed_length` tokens; times `base` for each
+    token that the repetition is longer."""
+    base: float = 1.75
+    allowed_length: int = 2
+    last_n: int = -1
+    """How many tokens at the end of prompt and output are searched for repetitions; -1 for all."""
+    breakers: tuple[tuple[int, ...], ...] = ()
+    """Token sequences over which no repetition reaches. One that is a single token is never penalised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Xtc:
+    """Exclude top choices: with this probability, only the least probable of those at or above the threshold stays.
+
+    As in llama.cpp. Ties go by id: of equally probable tokens the higher id stays.
+    """
+
+    probability: float
+    threshold: float = 0.1
+    """Above 0.5 it never does anything: two tokens cannot both be so probable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mirostat:
+    """Mirostat 2.0 (arXiv:2007.14966): keeps tokens whose surprise is at most mu, and steers mu so that the surprise of
+    the tokens drawn is tau on average.
+    """
+
+    tau: float = 5.0
+    """Bits."""
+    eta: float = 0.1
+    """How much of its error mu is corrected by with each token."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -36,10 +81,20 @@ class SamplingParams:
     """Subtracted once for each time the token was generated."""
     presence_penalty: float = 0.0
     """Subtracted once if the token was generated at all."""
+    dry: Dry | None = None
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    """(start, factor): with the k-th token after `start` tokens of output, the logit of each token of `stop_token_ids`
+    grows by its amount times factor ** k - 1."""
     temperature: float = 1.0
     """Divides the logits; 0 is greedy: the highest logit, the lowest id among equals."""
+    top_n_sigma: float = 0.0
+    """Keep logits at most so many standard deviations below the highest (arXiv:2411.07641); 0 turns it off."""
     typical_p: float = 1.0
     """Locally typical sampling (arXiv:2202.00666): the mass kept; 1 turns it off."""
+    epsilon_cutoff: float = 0.0
+    """Keep tokens of at least this probability (arXiv:2210.15191); 0 turns it off."""
+    eta_cutoff: float = 0.0
+    """The same, with a bound that falls as the entropy rises (arXiv:2210.15191); 0 turns it off."""
     top_k: int = 0
     """Keep the k highest logits, and all that tie with the last; 0 turns it off."""
     top_p: float = 1.0
@@ -49,6 +104,10 @@ class SamplingParams:
     penalty_alpha: float = 0.0
     """Above 0: contrastive search (arXiv:2202.06417) decides instead of the fields from temperature on, among the
     `top_k` most probable tokens, at least 1. Such a choice has temperature 0 and does not speculate."""
+    xtc: Xtc | None = None
+    mirostat: Mirostat | None = None
+    sampler_order: tuple[str, ...] = SAMPLER_ORDER
+    """The steps from `temperature` on by name, for those that are to act in another order. Names all that are used."""
     seed: int = 0
     """64-bit unsigned. Noise depends on (seed, choice, output position, stream, token id) and on nothing else."""
     choice: int = 0
@@ -102,6 +161,8 @@ class AdmittedRequest:
     """None decodes one token at a time."""
     cache_salt: str = ""
     """What is learnt from a choice's output guesses only for choices of the same salt."""
+    sampler_state: float | None = None
+    """What the choice's last result said, if it has output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +254,9 @@ class ChoiceResult:
     candidates: tuple[Candidate, ...] = ()
     """In place of `tokens` if the choice asks for candidates: the best first, the lower id first among equals. Fewer
     than asked for where no more are possible."""
+    sampler_state: float | None = None
+    """With `tokens`: what the sampler must be told, besides them, if the choice is admitted again. Only mirostat has a
+    state that the tokens do not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ class ContrastiveSearch:
             verdict = verdicts[place.sample.choice]
             verdict.tokens.append(tokens[row])
             verdict.logprobs += [reports[row]] if row in reports else []
-            self._sampling.commit(place.slot, (tokens[row],))
+            self._sampling.commit(place.slot, tokens[row])
 
     def _look(self, places: Sequence[_Place], verdicts: Mapping[int, Verdict], logits: Tensor) -> None:
         """Find the candidates for the token after the chosen one, or after the last known one if none was chosen."""

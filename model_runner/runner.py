@@ -217,4 +217,5 @@ def _result(
         num_rejected=num_verified - len(verdict.nodes),
         error=verdict.error,
         candidates=verdict.candidates,
+        sampler_state=verdict.sampler_state,
     )

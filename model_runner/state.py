@@ -63,7 +63,7 @@ class RunnerState:
             choice.blocks.extend(entry.new_blocks)
             if entry.chosen is not None:
                 choice.tokens.append(entry.chosen)
-                self._sampling.commit(choice.slot, (entry.chosen,))
+                self._sampling.commit(choice.slot, entry.chosen)
         return scheduled
 
     def _admit(self, admitted: AdmittedRequest) -> None:
@@ -78,7 +78,7 @@ class RunnerState:
         )
         self._choices[admitted.key] = choice
         prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
-        self._sampling.admit(choice.slot, choice.sampling, prompt, output)
+        self._sampling.admit(choice.slot, choice.sampling, prompt, output, admitted.sampler_state)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
         self._search.begin(choice.slot, choice.sampling)
 

@@ -22,6 +22,8 @@ class ChoiceState:
 
     index: int
     output: tuple[int, ...] = ()
+    sampler_state: float | None = None
+    """What the output with the last of these tokens said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,8 @@ class RequestOutput:
     error: Failure | None = None
     beam: BeamScore | None = None
     """With the end of what beam search found."""
+    sampler_state: float | None = None
+    """What goes with the choice's tokens, these included, when it is resumed."""
 
 
 @dataclass(frozen=True, slots=True)

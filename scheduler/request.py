@@ -53,6 +53,8 @@ class Request:
     """Prompt tokens found in the prefix cache; None until the first admission."""
     num_draft: int = 0
     """Draft tokens that the runner offered to verify in the next step, or candidates that it has to compare."""
+    sampler_state: float | None = None
+    """What the runner said with the last of `tokens`, for when the choice is admitted again."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Collected over the chunks of the prompt until the first output takes them along."""
     group: "Group | None" = None
@@ -144,6 +146,7 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
             num_prompt=len(request.prompt),
             chain=BlockChain(request.cache_salt, block_size),
             speculation=request.speculation,
+            sampler_state=choice.sampler_state,
         )
         for offset, choice in enumerate(request.choices)
     ]
@@ -168,6 +171,9 @@ def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: i
     longest = max(len(choice.output) for choice in request.choices)
     if longest > max_tokens:
         raise ValueError(f"request {name!r} is resumed with {longest} tokens of output, more than its {max_tokens}")
+    needs_state = request.sampling.mirostat is not None
+    if any(needs_state and choice.output and choice.sampler_state is None for choice in request.choices):
+        raise ValueError(f"request {name!r} is resumed without the state of its sampler")
     total = num_prompt + max_tokens
     if total > config.max_model_len:
         raise ValueError(

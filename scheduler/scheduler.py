@@ -305,6 +305,7 @@ class Scheduler:
             return []
         verdict = judge(request, choice.tokens)
         request.tokens += choice.tokens[: verdict.num_kept]
+        request.sampler_state = choice.sampler_state
         request.num_computed = min(request.num_computed + len(choice.tokens) - 1, len(request.tokens))
         self._sharing.publish(request)
         if verdict.reason is not None:
@@ -325,6 +326,7 @@ class Scheduler:
                 stop_token_id=verdict.stop_token_id,
                 num_accepted=num_accepted,
                 num_rejected=choice.num_accepted + choice.num_rejected - num_accepted,
+                sampler_state=choice.sampler_state,
             )
         ]
 

@@ -44,6 +44,7 @@ class Step:
                 sampling=request.sampling,
                 speculation=request.speculation,
                 cache_salt=request.cache_salt,
+                sampler_state=request.sampler_state,
             )
         )
         if num_tokens:

@@ -11,6 +11,7 @@ from server.openai.completions import DEFAULT_MAX_TOKENS
 from server.openai.protocol.chat import ChatCompletionRequest
 from server.openai.protocol.completions import CompletionRequest
 from server.openai.protocol.rules import RequestModel, exclusions
+from server.openai.protocol.samplers import DRY_SEQUENCE_BREAKERS
 from server.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.responses import documented_errors
 from server.services import ServicesDep
@@ -32,6 +33,20 @@ _API_DEFAULTS: Mapping[str, object] = {
     "no_repeat_ngram_size": 0,
     "presence_penalty": 0,
     "frequency_penalty": 0,
+    "top_n_sigma": 0,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "xtc_probability": 0,
+    "xtc_threshold": 0.1,
+    "mirostat": 0,
+    "mirostat_tau": 5,
+    "mirostat_eta": 0.1,
+    "dry_multiplier": 0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": list(DRY_SEQUENCE_BREAKERS),
+    "sampler_order": "samewise",
     "n": 1,
     "stream": False,
     "skip_special_tokens": True,

@@ -1,30 +1,23 @@
 """What a request's fields mean for the engine: every one becomes part of the plan or the request is refused."""
 
-import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from model_runner.contract import SamplingParams, Speculation, Verification
+from model_runner.contract import Speculation, Verification
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from server.beam_search import choose_beam_search
 from server.config import Settings
 from server.engine.client import EngineInfo
 from server.errors import InvalidRequestError
 from server.openai.protocol.common import SamplingFields
+from server.sampling import SamplingRules, check_tokens, first
 from server.served_model import ServedModel
 from server.speculation import SpeculationRules
 from server.tokenization import Tokenizer
 
 _SEED_BITS = 53
 """Of a drawn seed: as many as every JSON reader keeps."""
-_SMALLEST_TEMPERATURE = 1e-30
-"""Below this, dividing logits by it would overflow; only the highest has any probability there anyway."""
-_CANDIDATES = 4
-"""Of contrastive search, where the request names no top_k. The model's own is meant for draws."""
-_Number = TypeVar("_Number", int, float)
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +84,7 @@ class Planner:
         self._model = model
         self._info = info
         self._settings = settings
+        self._rules = SamplingRules(tokenizer, model, info)
 
     def plan(self, id: str, fields: SamplingFields, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Plan:  # noqa: A002
         """Raises InvalidRequestError for whatever does not fit the model, the engine or another field."""
@@ -101,7 +95,8 @@ class Planner:
         self._check_priority(fields.priority)
         seed_drawn = fields.seed is None
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
-        sampling = self._sampling(fields, wanted)
+        params = self._rules.params(fields)
+        sampling = replace(params, logprobs=wanted.logprobs, prompt_logprobs=wanted.prompt_logprobs)
         self._check_prediction(wanted.prediction or ())
         self._check_candidates(sampling.num_candidates)
         speculation = self._speculation(fields, wanted)
@@ -140,9 +135,7 @@ class Planner:
 
     def check_tokens(self, tokens: Sequence[int], path: str) -> None:
         """Refuses ids that the model does not have."""
-        if tokens and max(tokens) >= self._info.vocab_size:
-            index = next(i for i, token in enumerate(tokens) if token >= self._info.vocab_size)
-            raise self._no_such_token(tokens[index], f"{path}[{index}]")
+        check_tokens(tokens, path, self._info.vocab_size)
 
     def _check_prediction(self, tokens: Sequence[int]) -> None:
         """It may be as long as an answer, and has only tokens that an answer may have."""
@@ -159,11 +152,6 @@ class Planner:
             message = f"Invalid '{noun}': it contains the token {name!r}, which the model does not have."
             raise InvalidRequestError(message, param=noun, code="invalid_value")
 
-    @property
-    def _eos_token_ids(self) -> tuple[int, ...]:
-        """The model's own, less those that it cannot generate."""
-        return tuple(token for token in self._model.defaults.eos_token_ids if token < self._info.vocab_size)
-
     def _capacity(self, width: int = 1, num_candidates: int = 0) -> int:
         """Tokens that each of so many beams may have, prompt and output together; candidates need memory only."""
         held = self._info.num_blocks // width * self._info.block_size
@@ -175,40 +163,7 @@ class Planner:
             include_stop=bool(fields.include_stop_str_in_output),
             min_tokens=fields.min_tokens or 0,
             skip_special_tokens=fields.skip_special_tokens is not False,
-            eos_token_ids=() if fields.ignore_eos else self._eos_token_ids,
-        )
-
-    def _sampling(self, fields: SamplingFields, wanted: Wanted) -> SamplingParams:
-        """All but the seed, which differs between prompts."""
-        defaults = self._model.defaults
-        eos = () if fields.ignore_eos else self._eos_token_ids
-        self.check_tokens(fields.stop_token_ids or (), "stop_token_ids")
-        stop_ids = tuple(dict.fromkeys([*(fields.stop_token_ids or ()), *eos]))
-        bad_words = self._bad_words(fields.bad_words or ())
-        sampling = SamplingParams(
-            logit_bias=self._logit_bias(fields.logit_bias or {}),
-            allowed_token_ids=self._allowed(fields, stop_ids, bad_words),
-            bad_words=bad_words,
-            min_tokens=fields.min_tokens or 0,
-            stop_token_ids=stop_ids,
-            no_repeat_ngram_size=_first(fields.no_repeat_ngram_size, defaults.no_repeat_ngram_size, 0),
-            repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
-            frequency_penalty=fields.frequency_penalty or 0.0,
-            presence_penalty=fields.presence_penalty or 0.0,
-            logprobs=wanted.logprobs,
-            prompt_logprobs=wanted.prompt_logprobs,
-        )
-        if fields.penalty_alpha:
-            top_k = _first(fields.top_k, None, _CANDIDATES)
-            return replace(sampling, temperature=0.0, top_k=top_k, penalty_alpha=fields.penalty_alpha)
-        temperature = _first(fields.temperature, defaults.temperature, 1.0)
-        return replace(
-            sampling,
-            temperature=temperature if temperature >= _SMALLEST_TEMPERATURE and fields.beams is None else 0.0,
-            typical_p=_first(fields.typical_p, defaults.typical_p, 1.0),
-            top_k=max(0, _first(fields.top_k, defaults.top_k, 0)),
-            top_p=_first(fields.top_p, defaults.top_p, 1.0),
-            min_p=_first(fields.min_p, defaults.min_p, 0.0),
+            eos_token_ids=self._rules.eos_token_ids(fields),
         )
 
     def _speculation(self, fields: SamplingFields, wanted: Wanted) -> Speculation | None:
@@ -231,7 +186,7 @@ class Planner:
         if keep is None:
             return tokens
         if keep == -1:
-            output = _first(wanted.max_tokens, wanted.default_max_tokens, 1)
+            output = first(wanted.max_tokens, wanted.default_max_tokens, 1)
             keep = max(1, capacity - output)
         return tokens[-keep:]
 
@@ -263,48 +218,6 @@ class Planner:
         advice = f"Please reduce the length of the {noun}{f' or {also}' if also else ''}."
         message = f"{limit} However, {asked}. {advice}"
         return InvalidRequestError(message, param=noun, code="context_length_exceeded")
-
-    def _logit_bias(self, bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
-        for key in bias:
-            if not _TOKEN_ID.fullmatch(key):
-                message = f"Invalid key in 'logit_bias': '{key}'. Expected the id of a token."
-                raise InvalidRequestError(message, param="logit_bias", code="invalid_value")
-            if int(key) >= self._info.vocab_size:
-                raise self._no_such_token(int(key), f"logit_bias.{key}")
-        return tuple((int(key), value) for key, value in bias.items())
-
-    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is spelled at the beginning of a text and after a space."""
-        spellings: dict[tuple[int, ...], None] = {}
-        for index, word in enumerate(words):
-            variants = [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in (word, " " + word)]
-            if not variants[0]:
-                message = f"Invalid 'bad_words[{index}]': it has no tokens."
-                raise InvalidRequestError(message, param=f"bad_words[{index}]", code="invalid_value")
-            spellings.update(dict.fromkeys(variants))
-        return tuple(word for word in spellings if max(word) < self._info.vocab_size)  # others cannot be generated
-
-    def _allowed(
-        self, fields: SamplingFields, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
-    ) -> tuple[int, ...] | None:
-        """The allowed tokens, of which at least one must be left at every position."""
-        if fields.allowed_token_ids is None:
-            return None
-        self.check_tokens(fields.allowed_token_ids, "allowed_token_ids")
-        allowed = tuple(dict.fromkeys(fields.allowed_token_ids))
-        blocked = {word[0] for word in bad_words if len(word) == 1}
-        if fields.min_tokens:
-            blocked.update(stop_ids)
-        if blocked.issuperset(allowed):
-            message = "Invalid 'allowed_token_ids': other parameters forbid every one of them."
-            raise InvalidRequestError(message, param="allowed_token_ids", code="invalid_value")
-        return allowed
-
-    def _no_such_token(self, token: int, path: str) -> InvalidRequestError:
-        last = self._info.vocab_size - 1
-        shown = token if token < 10**20 else "a very large integer"
-        message = f"Invalid '{path}': integer above maximum value. Expected a value <= {last}, but got {shown} instead."
-        return InvalidRequestError(message, param=path, code="integer_above_max_value")
 
     def _check_queue(self, choices: int, wanted: Wanted) -> None:
         most = self._settings.max_num_seqs + self._settings.max_waiting
@@ -341,8 +254,3 @@ class Planner:
                 f"Expected a value <= {max_tokens}, the most that may be generated, but got {min_tokens} instead."
             )
             raise InvalidRequestError(message, param="min_tokens", code="integer_above_max_value")
-
-
-def _first(given: _Number | None, default: _Number | None, otherwise: _Number) -> _Number:
-    """The request, then the model, then the API."""
-    return given if given is not None else default if default is not None else otherwise

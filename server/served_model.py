@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from server.tokenization import Tokenizer, read_json
 
 _HEAD_BYTES = 1 << 16
 _UNUSED_DEFAULTS = (
-    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "penalty_alpha", "epsilon_cutoff"),
-    *("eta_cutoff", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id"),
-    *("forced_eos_token_id", "sequence_bias", "guidance_scale", "top_h", "exponential_decay_length_penalty"),
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "penalty_alpha"),
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id"),
+    *("forced_eos_token_id", "sequence_bias", "guidance_scale", "top_h"),
 )
 """Settings that would change answers and are not defaults of any field here."""
 
@@ -35,8 +35,15 @@ class GenerationDefaults:
     typical_p: float | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    exponential_decay_length_penalty: tuple[int, float] | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end the output; the file may name one or several."""
+
+    def without_truncations(self) -> "GenerationDefaults":
+        """For requests whose own truncation replaces all others."""
+        return replace(self, top_k=None, top_p=None, min_p=None, typical_p=None, epsilon_cutoff=None, eta_cutoff=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,9 @@ def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
         typical_p=_number(generation, "typical_p"),
         repetition_penalty=_number(generation, "repetition_penalty"),
         no_repeat_ngram_size=_integer(generation, "no_repeat_ngram_size"),
+        epsilon_cutoff=_number(generation, "epsilon_cutoff"),
+        eta_cutoff=_number(generation, "eta_cutoff"),
+        exponential_decay_length_penalty=_start_and_factor(generation, "exponential_decay_length_penalty"),
         eos_token_ids=eos,
     )
 
@@ -110,6 +120,15 @@ def _token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
 def _number(config: Mapping[str, Any], key: str) -> float | None:
     value = config.get(key)
     return None if value is None else float(value)
+
+
+def _start_and_factor(config: Mapping[str, Any], key: str) -> tuple[int, float] | None:
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"generation_config.json: {key} is {value!r}, not [start, factor].")
+    return int(value[0]), float(value[1])
 
 
 def _integer(config: Mapping[str, Any], key: str) -> int | None:

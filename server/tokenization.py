@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as TokenizerModel
 
 from server.chat_template import ChatTemplate
+from server.dry_breakers import BreakerSpellings
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -68,6 +69,12 @@ class Tokenizer:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    @cached_property
+    def breaker_spellings(self) -> BreakerSpellings:
+        """For DRY's sequence breakers."""
+        texts = [self.token_bytes(token) for token in range(self.vocab_size)]
+        return BreakerSpellings(texts, lambda text: self.encode(text, add_special_tokens=False))
 
     def fewest_tokens(self, text: str) -> int:
         """A number of tokens that the text certainly needs, found without encoding it."""

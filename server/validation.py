@@ -112,6 +112,9 @@ def _wrong_length(kind: str, path: str, context: Mapping[str, Any]) -> tuple[str
         length = "more" if length is None else f"an array with length {length}"
         return f"Invalid '{path}': array too long. {expected}, but got {length} instead.", "array_above_max_length"
     expected = f"Expected an array with minimum length {context['min_length']}"
+    if length:
+        message = f"Invalid '{path}': array too short. {expected}, but got an array with length {length} instead."
+        return message, "array_below_min_length"
     return f"Invalid '{path}': empty array. {expected}, but got an empty array instead.", "empty_array"
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.noise import GumbelMax
-from model_runner.sampling.processors import compact
 from model_runner.sampling.rows import SamplingRows
+from model_runner.sampling.truncations import compact
 
 
 class Draw(Protocol):

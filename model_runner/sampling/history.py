@@ -1,11 +1,14 @@
 """What a request has said so far, kept so that a step's bans and penalties need no pass over the history.
 
-Plain Python; every table grows by one token at a time.
+Every table grows by one token at a time.
 """
 
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class TokenCounts:
@@ -64,3 +67,72 @@ class BadWords:
         """The tokens that would complete a word after this history."""
         matches = self._longer.get(history[-1], ()) if history else ()
         return self._single + [last for head, last in matches if history[-len(head) :] == head]
+
+
+class Repetitions:
+    """Where in the history its end has occurred before, and how much of it: what the DRY penalty is made of."""
+
+    def __init__(self, history: Sequence[int], last_n: int, breakers: Sequence[tuple[int, ...]]) -> None:
+        """`last_n` and `breakers` as in contract.Dry."""
+        self._last_n = last_n
+        self._single = {breaker[0] for breaker in breakers if len(breaker) == 1}
+        self._longer: dict[int, list[list[int]]] = {}
+        for *head, last in breakers:
+            if head:
+                self._longer.setdefault(last, []).append(head)
+        self._num = len(history)
+        self._tokens = np.array([*history, *[0] * (len(history) + 16)], dtype=np.int64)  # with room for more
+        self._lengths = np.zeros_like(self._tokens)
+        """For each place in the history, how many tokens before it are the same as at the history's end."""
+        self._lengths[: self._num] = _common_suffixes(history)
+        self._unbroken = next((num for num in range(self._num) if self._is_broken(self._num - 1 - num)), self._num)
+        """How many tokens there are after the last breaker."""
+
+    def add(self, token: int) -> None:
+        """Append a token to the history. Takes one vectorised pass over it."""
+        if self._num == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
+        longer = self._lengths[: self._num] + 1
+        self._lengths[1 : self._num + 1] = np.where(self._tokens[: self._num] == token, longer, 0)
+        self._tokens[self._num] = token
+        self._unbroken = 0 if self._is_broken(self._num) else self._unbroken + 1
+        self._num += 1
+
+    def _is_broken(self, place: int) -> bool:
+        """Whether a breaker ends here."""
+        token = int(self._tokens[place])
+        heads = self._longer.get(token, ())
+        return token in self._single or any(self._tokens[:place][-len(head) :].tolist() == head for head in heads)
+
+    def prolonged(self, least: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The tokens that would prolong a repetition of at least so many tokens; and for each, of how many at most.
+
+        `least` is positive.
+        """
+        places = np.flatnonzero(self._lengths[: self._num] >= least)
+        window = self._num if self._last_n == -1 else min(self._last_n, self._num)
+        within = places - (self._num - window)
+        lengths = np.minimum(np.minimum(self._lengths[places], within), self._unbroken)
+        tokens, index = np.unique(self._tokens[places], return_inverse=True)
+        longest = np.zeros(len(tokens), dtype=np.int64)
+        np.maximum.at(longest, index, lengths)
+        is_penalised = np.array([token not in self._single for token in tokens.tolist()], dtype=np.bool_)
+        kept = is_penalised & (longest >= least)
+        return tokens[kept], longest[kept]
+
+
+def _common_suffixes(tokens: Sequence[int]) -> list[int]:
+    """For each place, how many tokens before it are the same as at the end. Linear: the Z-algorithm, backwards."""
+    num = len(tokens)
+    backwards = list(reversed(tokens))
+    common = [0] * num  # of `backwards` and itself from each place on
+    left = right = 0  # the stretch that reaches furthest and is known to equal the beginning
+    for place in range(1, num):
+        known = min(right - place, common[place - left]) if place < right else 0
+        while place + known < num and backwards[known] == backwards[place + known]:
+            known += 1
+        common[place] = known
+        if place + known > right:
+            left, right = place, place + known
+    return [common[num - place] if place else 0 for place in range(num)]

@@ -36,6 +36,8 @@ class Stream(IntEnum):
     """Whether rejection sampling accepts a draft; in place of a token id stands which of its siblings it is."""
     RESIDUAL = 2
     """The target's token where rejection sampling has accepted no draft. Drafts must not have been drawn with it."""
+    XTC = 3
+    """Whether the top choices are excluded at a position; the token id is 0."""
 
 
 def noise_key(seed: int, choice: int, stream: Stream, position: int) -> int:

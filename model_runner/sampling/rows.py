@@ -3,20 +3,16 @@
 A row is a row of logits, not a request: a slot may have any number of rows in a step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.contract import SamplingParams
-from model_runner.sampling.history import BadWords, NgramTable, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key
-
-TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Token ids, and a value for each."""
+from model_runner.sampling.slot import Slot, TokenValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +29,21 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A number for each row that uses a setting. May be empty."""
+    """A number for each row that uses a setting."""
 
+    name: str
+    """As in SamplingParams.sampler_order."""
     rows: Tensor  # [n] int64
     values: Tensor  # [n, 1] float64
-
-    def __bool__(self) -> bool:
-        return len(self.rows) > 0
 
     def take(self, logits: Tensor) -> Tensor:
         """The rows that use the setting, [n, vocab]; not a copy if all do."""
         return logits if len(self.rows) == len(logits) else logits.index_select(0, self.rows)
+
+    def only(self, rows: Set[int]) -> "Setting":
+        """The setting of these rows."""
+        left = [place for place, row in enumerate(self.rows.tolist()) if row in rows]
+        return Setting(self.name, self.rows[left], self.values[left])
 
     def put(self, logits: Tensor, changed: Tensor) -> Tensor:
         """The logits with these rows in their places; may write to them."""
@@ -74,11 +74,12 @@ class SamplingRows:
     banned: Entries  # values are -inf
     repetition: Entries  # values are the penalty
     output_penalty: Entries  # values are what to subtract
-    temperature: Setting
-    typical_p: Setting
-    top_k: Setting
-    top_p: Setting
-    min_p: Setting
+    dry: Entries  # values are what to subtract
+    ending: Entries  # values are by which share of their size logits grow
+    truncations: tuple[Setting, ...]
+    """What is done to the rows that draw. Each row's settings stand in the row's own order."""
+    mirostat: tuple[int, ...]
+    """Rows that need to know how surprising their token was."""
     stream: Stream = Stream.TARGET
     """Of the noise that tokens are drawn with."""
 
@@ -88,86 +89,35 @@ class SamplingRows:
         return noise_key(sampling.seed, sampling.choice, self.stream if stream is None else stream, self.positions[row])
 
     def without_whole_temperature(self) -> "SamplingRows":
-        """The same, but the rows in `whole` are not in `temperature`."""
-        used = self.temperature
-        if not (used and self.whole):
+        """The same, but no temperature is set for the rows in `whole`, which have no other setting."""
+        if not self.whole:
             return self
         others = set(self.truncated)
-        left = [place for place, row in enumerate(used.rows.tolist()) if row in others]
-        return replace(self, temperature=Setting(used.rows[left], used.values[left]))
-
-
-class _Slot:
-    """One running request: its settings and its history."""
-
-    def __init__(self, sampling: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
-        self.sampling = sampling
-        self.settings = _settings_in_use(sampling, vocab_size)
-        self.truncates = sampling.allowed_token_ids is not None or bool(self.settings.keys() - {"temperature"})
-        self.constrains = _constrains(sampling)
-        self.is_listed = sampling.beam_candidates > 0
-        self.is_plain = (
-            sampling.temperature == 0 and not self.constrains and sampling.logprobs is None and not self.is_listed
-        )
-        self.logit_bias = _summed(sampling.logit_bias)
-        self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)
-        self.num_output = 0
-        self._history = list(prompt)
-        self._bad_words = BadWords(sampling.bad_words)
-        self._repetition: TokenCounts | None = TokenCounts(prompt) if sampling.repetition_penalty != 1 else None
-        penalised = sampling.frequency_penalty or sampling.presence_penalty
-        self._output: TokenCounts | None = TokenCounts(()) if penalised else None
-        self._ngrams: NgramTable | None = None
-        if sampling.no_repeat_ngram_size:
-            self._ngrams = NgramTable(sampling.no_repeat_ngram_size)
-            for token in prompt:
-                self._ngrams.add(token)
-
-    def commit(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            self._history.append(token)
-            self.num_output += 1
-            for table in (self._repetition, self._output, self._ngrams):
-                if table is not None:
-                    table.add(token)
-
-    def banned(self) -> TokenValues | None:
-        """What must not come next, with -inf; a token may repeat."""
-        banned = self._bad_words.blocked(self._history)
-        if self.num_output < self.sampling.min_tokens:
-            banned += self.sampling.stop_token_ids
-        if self._ngrams is not None:
-            banned += self._ngrams.blocked()
-        return _constant(banned, -np.inf)
-
-    def repetition_penalty(self) -> TokenValues | None:
-        """The penalty of each token in prompt or output."""
-        if self._repetition is None:
-            return None
-        return _constant(self._repetition.tokens, self.sampling.repetition_penalty)
-
-    def output_penalty(self) -> TokenValues | None:
-        """What frequency and presence penalty subtract from the logit of each token in the output."""
-        if self._output is None:
-            return None
-        counts = np.array(self._output.counts, dtype=np.float64)
-        amounts = counts * self.sampling.frequency_penalty + self.sampling.presence_penalty
-        return np.array(self._output.tokens), amounts
+        left = [used.only(others) if used.name == "temperature" else used for used in self.truncations]
+        return replace(self, truncations=tuple(used for used in left if len(used.rows)))
 
 
 class SamplingState:
     """The slots. Token ids in the settings are checked against the vocabulary; ranges of numbers are the caller's."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
-        self._slots: list[_Slot | None] = [None] * max_num_seqs
+        self._slots: list[Slot | None] = [None] * max_num_seqs
         self._vocab_size = vocab_size
         self._device = device
         none = torch.empty(0, dtype=torch.int64, device=device)
         self._no_entries = Entries(none, none, none.double())
-        self._no_setting = Setting(none, none.double().unsqueeze(1))
 
-    def admit(self, slot: int, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+    def admit(
+        self,
+        slot: int,
+        sampling: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        sampler_state: float | None = None,
+    ) -> None:
         """Fill a free slot. With `output` the request goes on as if these tokens had been committed one by one.
+
+        Then `sampler_state` must be what it was after these.
 
         Raises ValueError if the slot is taken or if the settings hold an empty bad word or a token id that is not in
         the vocabulary; the message names the field.
@@ -175,13 +125,18 @@ class SamplingState:
         if self._slots[slot] is not None:
             raise ValueError(f"slot {slot} is taken")
         _check_tokens(sampling, self._vocab_size)
-        state = _Slot(sampling, prompt, self._vocab_size)
-        state.commit(output)
+        state = Slot(sampling, self._vocab_size, prompt, output)
+        if sampler_state is not None:
+            state.mu = sampler_state
         self._slots[slot] = state
 
-    def commit(self, slot: int, tokens: Sequence[int]) -> None:
-        """Append generated tokens to the slot's history."""
-        self._slot(slot).commit(tokens)
+    def commit(self, slot: int, token: int, surprise: float | None = None) -> None:
+        """Append a generated token to the slot's history; `surprise` is what the sampler said of it."""
+        self._slot(slot).commit(token, surprise)
+
+    def sampler_state(self, slot: int) -> float | None:
+        """What `admit` needs besides the tokens to bring the slot to where it is."""
+        return self._slot(slot).mu
 
     def release(self, slot: int) -> None:
         """Free the slot and forget its request."""
@@ -192,7 +147,6 @@ class SamplingState:
         states = [self._slot(slot) for slot in slots]
         picked = [(row, state) for row, state in enumerate(states) if not state.is_listed]
         drawn = [(row, state) for row, state in picked if state.sampling.temperature > 0]
-        tuned = [(row, state) for row, state in drawn if state.settings]
         constrained = [(row, state) for row, state in enumerate(states) if state.constrains]
         restricted = [row for row, state in constrained if state.sampling.allowed_token_ids is not None]
         return SamplingRows(
@@ -209,14 +163,13 @@ class SamplingState:
             banned=self._entries([(row, state.banned()) for row, state in constrained]),
             repetition=self._entries([(row, state.repetition_penalty()) for row, state in constrained]),
             output_penalty=self._entries([(row, state.output_penalty()) for row, state in constrained]),
-            temperature=self._setting("temperature", tuned),
-            typical_p=self._setting("typical_p", tuned),
-            top_k=self._setting("top_k", tuned),
-            top_p=self._setting("top_p", tuned),
-            min_p=self._setting("min_p", tuned),
+            dry=self._entries([(row, state.dry_penalty()) for row, state in constrained]),
+            ending=self._entries([(row, state.growth_of_endings()) for row, state in constrained]),
+            truncations=self._truncations(drawn),
+            mirostat=tuple(row for row, state in drawn if state.sampling.mirostat is not None),
         )
 
-    def _slot(self, slot: int) -> _Slot:
+    def _slot(self, slot: int) -> Slot:
         state = self._slots[slot]
         if state is None:
             raise KeyError(f"slot {slot} is free")
@@ -231,43 +184,22 @@ class SamplingState:
         values = np.concatenate([values for _, _, values in used])
         return Entries(*(torch.from_numpy(column).to(self._device) for column in (rows, tokens, values)))
 
-    def _setting(self, name: str, tuned: Sequence[tuple[int, _Slot]]) -> Setting:
-        used = [(row, state.settings[name]) for row, state in tuned if name in state.settings]
+    def _truncations(self, drawn: Sequence[tuple[int, Slot]]) -> tuple[Setting, ...]:
+        """The settings of the rows, one order after the other: rows of different orders have nothing in common."""
+        of_orders: dict[tuple[str, ...], list[tuple[int, Mapping[str, float]]]] = {}
+        for row, state in drawn:
+            if state.settings:
+                of_orders.setdefault(state.sampling.sampler_order, []).append((row, state.settings_of_next()))
+        settings = (self._setting(name, of_rows) for order, of_rows in of_orders.items() for name in order)
+        return tuple(used for used in settings if used is not None)
+
+    def _setting(self, name: str, of_rows: Sequence[tuple[int, Mapping[str, float]]]) -> Setting | None:
+        used = [(row, settings[name]) for row, settings in of_rows if name in settings]
         if not used:
-            return self._no_setting
+            return None
         rows = torch.tensor([row for row, _ in used], dtype=torch.int64, device=self._device)
         values = torch.tensor([[value] for _, value in used], dtype=torch.float64, device=self._device)
-        return Setting(rows, values)
-
-
-def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, float]:
-    """The settings after the point where greedy rows are done, as far as they change anything."""
-    if sampling.temperature == 0:
-        return {}
-    settings = {"temperature": sampling.temperature} if sampling.temperature != 1 else {}
-    if sampling.typical_p < 1:
-        settings["typical_p"] = sampling.typical_p
-    if 0 < sampling.top_k < vocab_size:
-        settings["top_k"] = sampling.top_k
-    if sampling.top_p < 1:
-        settings["top_p"] = sampling.top_p
-    if sampling.min_p > 0:
-        settings["min_p"] = sampling.min_p
-    return settings
-
-
-def _constrains(sampling: SamplingParams) -> bool:
-    """Whether the settings before that point change anything."""
-    return bool(
-        sampling.logit_bias
-        or sampling.allowed_token_ids is not None
-        or sampling.bad_words
-        or (sampling.min_tokens and sampling.stop_token_ids)
-        or sampling.no_repeat_ngram_size
-        or sampling.repetition_penalty != 1
-        or sampling.frequency_penalty
-        or sampling.presence_penalty
-    )
+        return Setting(name, rows, values)
 
 
 def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
@@ -276,6 +208,7 @@ def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
         "allowed_token_ids": sampling.allowed_token_ids or (),
         "bad_words": [token for word in sampling.bad_words for token in word],
         "stop_token_ids": sampling.stop_token_ids,
+        "dry": [token for breaker in sampling.dry.breakers for token in breaker] if sampling.dry else (),
     }
     for name, tokens in fields.items():
         for token in tokens:
@@ -283,15 +216,3 @@ def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
                 raise ValueError(f"{name}: token id {token} is not in the vocabulary of {vocab_size}")
     if () in sampling.bad_words:
         raise ValueError("bad_words: a word has no tokens")
-
-
-def _constant(tokens: Sequence[int], value: float) -> TokenValues | None:
-    return (np.array(tokens, dtype=np.int64), np.full(len(tokens), value)) if tokens else None
-
-
-def _summed(pairs: Iterable[tuple[int, float]]) -> TokenValues | None:
-    """Values of the same token added up."""
-    sums: dict[int, float] = {}
-    for token, value in pairs:
-        sums[token] = sums.get(token, 0.0) + value
-    return (np.array(list(sums), dtype=np.int64), np.array(list(sums.values()))) if sums else None

@@ -13,8 +13,9 @@ from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogpr
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.draw import Draw, NativeDraw, TorchDraw, take
 from model_runner.sampling.logprobs import candidates_of, describe
-from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, process
+from model_runner.sampling.processors import CONSTRAINTS, process
 from model_runner.sampling.rows import SamplingRows
+from model_runner.sampling.truncations import truncate
 
 NO_TOKEN = -1
 _NOT_FINITE = Failure("the model's logits are not finite")
@@ -30,6 +31,8 @@ class Picks:
     """For rows that ask for them and have no error."""
     errors: tuple[Failure | None, ...]
     """Why nothing could be sampled."""
+    surprises: tuple[float | None, ...]
+    """-log2 of the token's probability in what it was drawn from, for rows with mirostat that have no error."""
     candidates: Mapping[int, tuple[Candidate, ...]] = field(default_factory=dict)
     """Of the rows that want some and have no error."""
 
@@ -61,16 +64,18 @@ class Sampler:
             return _pick_highest(raw)
         scores, errors = constrain(raw, rows)
         if rows.truncated or not draw.divides:
-            scores = process(TRUNCATIONS, scores, rows.without_whole_temperature() if draw.divides else rows)
+            scores = truncate(scores, rows.without_whole_temperature() if draw.divides else rows)
         tokens = _choose(scores, rows, draw) | dict.fromkeys((*rows.listed, *errors), NO_TOKEN)
         reports = self.logprobs(raw, scores, tokens, rows)
         reported = raw if self._logprobs_mode == "raw" else scores
+        surprises = _surprises(scores, tokens, rows)
         order = range(len(tokens))
         return Picks(
             tokens=tuple(tokens[row] for row in order),
             logprobs=tuple(reports.get(row) for row in order),
             errors=tuple(errors.get(row) for row in order),
             candidates={row: _candidates(scores, reported, row, rows) for row in rows.listed if row not in errors},
+            surprises=tuple(surprises.get(row) for row in order),
         )
 
     def logprobs(
@@ -124,6 +129,17 @@ def _choose(scores: Tensor, rows: SamplingRows, draw: Draw) -> dict[int, int]:
     return tokens
 
 
+def _surprises(scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> dict[int, float]:
+    """By row."""
+    asked = [row for row in rows.mirostat if tokens[row] != NO_TOKEN]
+    if not asked:
+        return {}
+    logprobs = torch.log_softmax(take(scores, asked).double(), -1)
+    chosen = torch.tensor([[tokens[row]] for row in asked], device=scores.device)
+    surprises = logprobs.gather(1, chosen).squeeze(1) / -math.log(2)
+    return dict(zip(asked, surprises.tolist(), strict=True))
+
+
 def _pick_highest(logits: Tensor) -> Picks:
     """What plain rows get. That a row's highest logit is finite says the same of what `_unusable` looks for."""
     tokens, values = _highest(logits)
@@ -132,6 +148,7 @@ def _pick_highest(logits: Tensor) -> Picks:
         tokens=tuple(token if error is None else NO_TOKEN for token, error in zip(tokens, errors, strict=True)),
         logprobs=(None,) * len(tokens),
         errors=errors,
+        surprises=(None,) * len(tokens),
     )
 
 
@@ -163,6 +180,8 @@ def _blame(sampling: SamplingParams) -> Failure:
         "repetition_penalty": sampling.repetition_penalty != 1,
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
+        "dry_multiplier": sampling.dry,
+        "exponential_decay_length_penalty": sampling.exponential_decay_length_penalty,
     }
     names = ", ".join(name for name, value in used.items() if value)
     return Failure(f"no token can be chosen with these settings: {names}", by_request=True)

@@ -33,6 +33,8 @@ class Verdict:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     candidates: tuple[Candidate, ...] = ()
     """In place of tokens, if the choice asks for them."""
+    sampler_state: float | None = None
+    """The sampler's after these tokens."""
     error: Failure | None = None
 
 
@@ -86,22 +88,23 @@ class Verifier:
             forks = [walk.sample.tree.fork(node) for walk, node in zip(walks, nodes, strict=True)]
             draw = _DRAWS[mode](forks, self._sampler.draw)
         picks = self._sampler(_take(logits, rows), self._sampling.rows([walk.slot for walk in walks]), draw)
-        entries = zip(walks, picks.tokens, picks.logprobs, picks.errors, strict=True)
-        for row, (walk, token, logprobs, error) in enumerate(entries):
+        of_walks = zip(walks, picks.tokens, picks.logprobs, picks.errors, picks.surprises, strict=True)
+        for row, (walk, token, logprobs, error, surprise) in enumerate(of_walks):
             if error is not None:
                 _give_up(walk, error)
             elif row in picks.candidates:
                 walk.verdict.candidates = picks.candidates[row]
                 walk.node = None
             else:
-                self._follow(walk, token, logprobs)
+                self._follow(walk, token, logprobs, surprise)
 
-    def _follow(self, walk: _Walk, token: int, logprobs: TokenLogprobs | None) -> None:
+    def _follow(self, walk: _Walk, token: int, logprobs: TokenLogprobs | None, surprise: float | None) -> None:
         assert walk.node is not None
         walk.verdict.tokens.append(token)
         if logprobs is not None:
             walk.verdict.logprobs.append(logprobs)
-        self._sampling.commit(walk.slot, (token,))
+        self._sampling.commit(walk.slot, token, surprise)
+        walk.verdict.sampler_state = self._sampling.sampler_state(walk.slot)
         walk.node = walk.children.get((walk.node, token))
         if walk.node is not None:
             walk.verdict.nodes.append(walk.node)

@@ -18,6 +18,7 @@ class LiveRequest:
     def __init__(self, request: EngineRequest) -> None:
         self._request = request
         self._tokens = {choice.index: list(choice.output) for choice in request.choices}  # of unfinished choices
+        self._states = {choice.index: choice.sampler_state for choice in request.choices}
         self._outputs: deque[RequestOutput] = deque()
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -33,7 +34,8 @@ class LiveRequest:
 
     def resumed(self) -> EngineRequest:
         """The request as to submit now: only its unfinished choices, with their outputs so far."""
-        choices = tuple(ChoiceState(index, tuple(tokens)) for index, tokens in self._tokens.items())
+        states = self._states
+        choices = tuple(ChoiceState(index, tuple(tokens), states[index]) for index, tokens in self._tokens.items())
         return replace(self._request, choices=choices)
 
     def apply(self, output: RequestOutput) -> None:
@@ -41,6 +43,7 @@ class LiveRequest:
         if output.choice not in self._tokens:
             return
         self._tokens[output.choice].extend(output.tokens)
+        self._states[output.choice] = output.sampler_state
         if output.finish_reason is not None:
             del self._tokens[output.choice]
         self._outputs.append(output)

@@ -35,6 +35,8 @@ class Answer:
     finish_reason: FinishReason | None = None
     num_accepted: int = 0
     num_rejected: int = 0
+    sampler_states: list[float | None] = field(default_factory=list)
+    """One for each output."""
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Harness:
                 answer.prompt_logprobs += output.prompt_logprobs
                 answer.num_accepted += output.num_accepted
                 answer.num_rejected += output.num_rejected
+                answer.sampler_states.append(output.sampler_state)
                 assert output.error is None, output.error
                 if output.finish_reason is not None:
                     answer.finish_reason = output.finish_reason

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_runner.contract import SamplingParams
+from model_runner.contract import Dry, Mirostat, SamplingParams, Xtc
 from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import GREEDY, Answer, Harness
 
@@ -24,6 +24,16 @@ SETTINGS = [
     SamplingParams(seed=3, logprobs=2, temperature=0.8, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3),
     SamplingParams(seed=4, logprobs=1, typical_p=0.9, presence_penalty=0.5, no_repeat_ngram_size=2),
     SamplingParams(seed=5, logprobs=1, logit_bias=((7, 3.0), (9, -100.0)), min_tokens=5, stop_token_ids=(2, 7)),
+    SamplingParams(seed=6, logprobs=1, temperature=1.2, mirostat=Mirostat(tau=3.0)),
+    SamplingParams(
+        seed=7,
+        logprobs=1,
+        dry=Dry(0.8, 1.75, 1),
+        xtc=Xtc(0.5, 0.05),
+        temperature=0.7,
+        eta_cutoff=0.01,
+        sampler_order=("eta_cutoff", "xtc", "temperature"),
+    ),
 ]
 
 
@@ -115,14 +125,31 @@ def test_under_forced_preemption(case: Case) -> None:
 def test_resumed_after_a_restart(case: Case) -> None:
     resumed = []
     for index, request in enumerate(case.requests):
-        known = case.alone[request.request_id, 0].tokens[: index + 1]
-        resumed.append(replace(request, choices=(ChoiceState(0, tuple(known)),)))
+        alone = case.alone[request.request_id, 0]
+        known = ChoiceState(0, tuple(alone.tokens[: index + 1]), alone.sampler_states[index])
+        resumed.append(replace(request, choices=(known,)))
     answers = case.harness.run(case.harness.engine(chunk=64), resumed)
     for index, request in enumerate(case.requests):
         answer, expected = answers[request.request_id, 0], case.alone[request.request_id, 0]
         assert answer.tokens == expected.tokens
         assert answer.logprobs == expected.logprobs[index + 1 :]
         assert answer.finish_reason == expected.finish_reason
+
+
+def test_the_state_of_the_sampler_matters_and_must_be_given(case: Case) -> None:
+    sampling = SamplingParams(mirostat=Mirostat(tau=0.5, eta=0.5), seed=3)
+    request = replace(case.requests[0], request_id="m", sampling=sampling, max_tokens=10)
+    alone = case.harness.run(case.harness.engine(), [request])["m", 0]
+
+    def resumed(state: float | None) -> Answer:
+        known = replace(request, choices=(ChoiceState(0, tuple(alone.tokens[:5]), state),))
+        return case.harness.run(case.harness.engine(), [known])["m", 0]
+
+    answer = resumed(alone.sampler_states[4])
+    assert (answer.tokens, answer.sampler_states) == (alone.tokens, alone.sampler_states[5:])
+    assert resumed(40.0).sampler_states != alone.sampler_states[5:]
+    with pytest.raises(ValueError, match="without the state of its sampler"):
+        resumed(None)
 
 
 def test_choices_share_the_prompt_and_equal_each_alone(case: Case) -> None:

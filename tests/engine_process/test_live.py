@@ -38,6 +38,13 @@ def test_a_resumed_request_is_the_same_in_all_else():
     assert live.resumed().choices == (ChoiceState(0, (5, 6, 7)), ChoiceState(1, ()))
 
 
+def test_a_resumed_request_has_the_last_state_of_each_sampler():
+    live = LiveRequest(replace(request("a"), choices=(ChoiceState(0), ChoiceState(2, (4,), 2.5))))
+    for state in (3.0, 3.5):
+        live.apply(replace(out(0, 5), sampler_state=state))
+    assert live.resumed().choices == (ChoiceState(0, (5, 5), 3.5), ChoiceState(2, (4,), 2.5))
+
+
 async def test_outputs_come_in_order_and_end_with_the_last_choice():
     live = LiveRequest(request("a", n=2))
     brought = [out(0, 1), out(1, 2, finish=FinishReason.STOP), out(0, 3, finish=FinishReason.LENGTH)]

@@ -9,7 +9,16 @@ import msgspec
 import pytest
 
 from model_runner.config import RunnerConfig
-from model_runner.contract import Failure, SamplingParams, Speculation, SpeculationStats, TokenLogprobs
+from model_runner.contract import (
+    Dry,
+    Failure,
+    Mirostat,
+    SamplingParams,
+    Speculation,
+    SpeculationStats,
+    TokenLogprobs,
+    Xtc,
+)
 from scheduler.interface import ChoiceState, EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineInfo
 from server.engine.messages import (
@@ -32,6 +41,11 @@ SAMPLING = SamplingParams(
     allowed_token_ids=(1, 2),
     bad_words=((1, 2), (3,)),
     stop_token_ids=(2,),
+    dry=Dry(0.8, breakers=((1,), (2, 3))),
+    exponential_decay_length_penalty=(4, 1.5),
+    xtc=Xtc(0.5),
+    mirostat=Mirostat(3.0),
+    sampler_order=("top_p", "temperature"),
     seed=2**64 - 1,
     penalty_alpha=0.6,
     logprobs=20,
@@ -40,7 +54,9 @@ SAMPLING = SamplingParams(
 LOGPROBS = TokenLogprobs(7, -math.inf, 3, ((1, -0.1), (2, -0.25)))
 SPECULATION = Speculation("prediction", 4, "rejection", (1, 2))
 STATS = SpeculationStats("ngram", 9, (3, 1), (5, 4), 5, 9, 0.5, 0.25)
-REQUEST = EngineRequest("é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8))), -5, "salt", SPECULATION)
+REQUEST = EngineRequest(
+    "é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8), 0.1 + 0.2)), -5, "salt", SPECULATION
+)
 OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, Failure("why", True))
 
 

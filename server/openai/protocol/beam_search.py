@@ -5,13 +5,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from server.openai.protocol.rules import RequestModel, problem, related
+from server.openai.protocol.samplers import DRAWING
 
 MAX_WIDTH = 64
-_NO_DRAWING = (
-    *("temperature", "top_p", "top_k", "min_p", "typical_p", "best_of", "speculation"),
-    *("epsilon_cutoff", "eta_cutoff", "top_n_sigma", "xtc_probability", "mirostat", "sampler_order"),
-)
-"""What says how tokens are drawn, which beam search does not do, or what it cannot go together with."""
+_EXCLUDED = (*DRAWING, "top_k", "best_of", "speculation", "prediction")
 
 LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
 EarlyStopping = Literal[True, False, "never"]
@@ -64,12 +61,12 @@ class BeamSearchFields(RequestModel):
         None,
         description="Search for the most probable output.",
         examples=[{"width": 4, "length_penalty": 1.0, "num_return": 2}],
-        json_schema_extra=related(excludes=["use_beam_search", "n", *_NO_DRAWING]),
+        json_schema_extra=related(excludes=["use_beam_search", "n", *_EXCLUDED]),
     )
     use_beam_search: bool | None = Field(
         None,
         description="The same by vLLM's names: `n` beams, which are all returned.",
-        json_schema_extra=related(excludes=_NO_DRAWING),
+        json_schema_extra=related(excludes=_EXCLUDED),
     )
     length_penalty: LengthPenalty | None = Field(
         None, description="See `beam_search`.", json_schema_extra=related(requires=["use_beam_search"])

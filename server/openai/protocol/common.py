@@ -16,6 +16,7 @@ from server.openai.protocol.rules import (
     related,
     shape,
 )
+from server.openai.protocol.samplers import DRAWING, SamplerFields
 from server.openai.protocol.speculation import SpeculationChoice
 
 MAX_STOPS = 4
@@ -26,8 +27,8 @@ MAX_PROMPT_LOGPROBS = 20
 MAX_CANDIDATES = 64
 """Tokens that contrastive search compares at one place."""
 _NOT_WITH_CONTRASTIVE_SEARCH = (
-    *("temperature", "top_p", "min_p", "typical_p", "speculation", "prediction"),
-    *("contrastive", "dola", "guidance", "use_beam_search", "beam_search"),
+    *DRAWING,
+    *("speculation", "prediction", "contrastive", "dola", "guidance", "use_beam_search", "beam_search"),
 )
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -52,7 +53,7 @@ class StreamOptions(RequestModel):
     )
 
 
-class SamplingFields(BeamSearchFields):
+class SamplingFields(BeamSearchFields, SamplerFields):
     """How tokens are chosen, when to stop, and what to report: OpenAI's fields, then the extensions."""
 
     model: str = Field(description="Name of the served model.")

@@ -10,8 +10,9 @@ from scipy import stats
 from torch import Tensor
 
 from model_runner.contract import SamplingParams
-from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, process
+from model_runner.sampling.processors import CONSTRAINTS, process
 from model_runner.sampling.rows import SamplingRows, SamplingState
+from model_runner.sampling.truncations import truncate
 
 CPU = torch.device("cpu")
 ALPHA = 1e-4
@@ -34,7 +35,7 @@ def rows_of(cases: Sequence[Case], vocab_size: int) -> SamplingRows:
 def processed(logits: Tensor, cases: Sequence[Case]) -> Tensor:
     """The logits after all processors."""
     rows = rows_of(cases, logits.shape[-1])
-    return process(TRUNCATIONS, process(CONSTRAINTS, logits, rows), rows)
+    return truncate(process(CONSTRAINTS, logits, rows), rows)
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int, scale: float = 3.0) -> Tensor:

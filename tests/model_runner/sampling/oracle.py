@@ -1,11 +1,11 @@
 """The definitions of sampling once more: one row at a time, in float64 numpy, with no thought of speed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_runner.contract import SamplingParams
+from model_runner.contract import Dry, SamplingParams
 
 Vector = NDArray[np.float64]
 
@@ -43,7 +43,36 @@ def constrained(logits: Vector, params: SamplingParams, prompt: Sequence[int], o
         z[token] = z[token] / factor if z[token] > 0 else z[token] * factor
     for token in set(output):
         z[token] -= output.count(token) * params.frequency_penalty + params.presence_penalty
+    if params.dry is not None:
+        for token, amount in dry_penalties(params.dry, [*prompt, *output]).items():
+            z[token] -= amount
+    if params.exponential_decay_length_penalty is not None:
+        start, factor = params.exponential_decay_length_penalty
+        for token in set(params.stop_token_ids):
+            if len(output) > start and np.isfinite(z[token]):
+                z[token] += abs(z[token]) * (factor ** (len(output) - start) - 1)
     return z
+
+
+def dry_penalties(dry: Dry, history: Sequence[int]) -> dict[int, float]:
+    """What is subtracted from which token: every earlier place is compared with the end, token by token."""
+    num = len(history)
+    ends = [
+        end
+        for end in range(1, num + 1)
+        for breaker in dry.breakers
+        if end >= len(breaker) and tuple(history[end - len(breaker) : end]) == breaker
+    ]
+    start = max([0 if dry.last_n == -1 else max(0, num - dry.last_n), *ends])
+    window = 0 if dry.last_n == -1 else max(0, num - dry.last_n)
+    longest: dict[int, int] = {}
+    for place in range(num):
+        length = 0
+        while place - length > window and num - length > start and history[place - length - 1] == history[-length - 1]:
+            length += 1
+        if length >= dry.allowed_length and (history[place],) not in dry.breakers:
+            longest[history[place]] = max(length, longest.get(history[place], 0))
+    return {token: dry.multiplier * dry.base ** (length - dry.allowed_length) for token, length in longest.items()}
 
 
 def typical(z: Vector, mass: float) -> Vector:
@@ -81,21 +110,67 @@ def min_p(z: Vector, share: float) -> Vector:
     return np.where(p >= share * p.max(), z, -np.inf)
 
 
-def truncated(z: Vector, params: SamplingParams) -> Vector:
+def top_n_sigma(z: Vector, n: float) -> Vector:
+    finite = z[np.isfinite(z)]
+    return np.where(z - z.max() >= -n * np.std(finite - z.max()), z, -np.inf)
+
+
+def entropy(p: Vector) -> float:
+    return -float(np.sum(p[p > 0] * np.log(p[p > 0])))
+
+
+def cutoff(z: Vector, epsilon: float) -> Vector:
+    p = softmax(z)
+    return np.where((p >= epsilon) | (z == z.max()), z, -np.inf)
+
+
+def eta(z: Vector, epsilon: float) -> Vector:
+    return cutoff(z, min(epsilon, np.sqrt(epsilon) * np.exp(-entropy(softmax(z)))))
+
+
+def xtc(z: Vector, threshold: float) -> Vector:
+    p = softmax(z)
+    top = [token for token in range(len(z)) if p[token] >= threshold and np.isfinite(z[token])]
+    out = sorted(top, key=lambda token: (-z[token], token))[:-1]
+    return np.where(np.isin(np.arange(len(z)), out), -np.inf, z)
+
+
+def mirostat(z: Vector, mu: float) -> Vector:
+    with np.errstate(divide="ignore"):
+        few = -np.log2(softmax(z)) <= mu
+    few[np.argmax(z)] = True
+    return np.where(few, z, -np.inf)
+
+
+def truncated(z: Vector, params: SamplingParams, coin: float = 0.0, mu: float | None = None) -> Vector:
+    """`coin` is a uniform number for XTC."""
     if params.temperature == 0:
         return z
-    z = z / params.temperature
-    if params.typical_p < 1:
-        z = typical(z, params.typical_p)
-    if params.top_k > 0:
-        z = top_k(z, params.top_k)
-    if params.top_p < 1:
-        z = top_p(z, params.top_p)
-    if params.min_p > 0:
-        z = min_p(z, params.min_p)
+    excludes = params.xtc is not None and coin < params.xtc.probability
+    steps: dict[str, Callable[[Vector], Vector]] = {
+        "temperature": lambda z: z / params.temperature,
+        "top_n_sigma": lambda z: top_n_sigma(z, params.top_n_sigma) if params.top_n_sigma > 0 else z,
+        "typical_p": lambda z: typical(z, params.typical_p) if params.typical_p < 1 else z,
+        "epsilon_cutoff": lambda z: cutoff(z, params.epsilon_cutoff),
+        "eta_cutoff": lambda z: eta(z, params.eta_cutoff) if params.eta_cutoff > 0 else z,
+        "top_k": lambda z: top_k(z, params.top_k) if params.top_k > 0 else z,
+        "top_p": lambda z: top_p(z, params.top_p) if params.top_p < 1 else z,
+        "min_p": lambda z: min_p(z, params.min_p),
+        "xtc": lambda z: xtc(z, params.xtc.threshold) if excludes else z,
+        "mirostat": lambda z: mirostat(z, 2 * params.mirostat.tau if mu is None else mu) if params.mirostat else z,
+    }
+    for name in params.sampler_order:
+        z = steps[name](z)
     return z
 
 
-def final(logits: Vector, params: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> Vector:
+def final(
+    logits: Vector,
+    params: SamplingParams,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    coin: float = 0.0,
+    mu: float | None = None,
+) -> Vector:
     """The logits that are sampled from; -inf outside the support."""
-    return truncated(constrained(logits, params, prompt, output), params)
+    return truncated(constrained(logits, params, prompt, output), params, coin, mu)

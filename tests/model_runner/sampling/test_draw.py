@@ -76,7 +76,7 @@ def test_views_half_precision_and_no_rows(kernels: Kernels) -> None:
     both(kernels, random_logits(VOCAB, 50, seed=5).T, cases)
     both(kernels, random_logits(50, VOCAB, seed=6).bfloat16(), cases)
     nothing = SamplingState(1, VOCAB, CPU).rows([])
-    assert Sampler(VOCAB, CPU, kernels=kernels)(torch.empty(0, VOCAB), nothing) == Picks((), (), ())
+    assert Sampler(VOCAB, CPU, kernels=kernels)(torch.empty(0, VOCAB), nothing) == Picks((), (), (), ())
 
 
 def test_logits_are_left_as_they_are(kernels: Kernels) -> None:

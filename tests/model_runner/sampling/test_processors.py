@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from model_runner.contract import SamplingParams
-from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS
+from model_runner.contract import SAMPLER_ORDER, Dry, Mirostat, SamplingParams, Xtc
+from model_runner.sampling.processors import CONSTRAINTS
 
 from . import oracle
 from .harness import Case, processed, random_logits, rows_of
@@ -32,6 +32,16 @@ SETTINGS = {
     "repetition reward": SamplingParams(repetition_penalty=0.8),
     "frequency_penalty": SamplingParams(frequency_penalty=0.7),
     "presence_penalty": SamplingParams(presence_penalty=-1.1),
+    "dry": SamplingParams(dry=Dry(0.8)),
+    "dry with breakers": SamplingParams(dry=Dry(1.3, 1.1, 1, -1, ((7,), (11, 2), (2,), (5, 3)))),
+    "dry in a window": SamplingParams(dry=Dry(2.0, 1.0, 1, 6)),
+    "dry without repetition": SamplingParams(dry=Dry(0.8, 1.75, 40)),
+    "length penalty": SamplingParams(stop_token_ids=(2, 12), exponential_decay_length_penalty=(4, 1.3)),
+    "length penalty down": SamplingParams(stop_token_ids=(2, 12), exponential_decay_length_penalty=(0, 0.7)),
+    "length penalty not yet": SamplingParams(stop_token_ids=(2, 12), exponential_decay_length_penalty=(7, 1.3)),
+    "length penalty on banned": SamplingParams(
+        stop_token_ids=(2, 12), exponential_decay_length_penalty=(4, 1.3), min_tokens=8
+    ),
     "temperature": SamplingParams(temperature=0.6),
     "cold": SamplingParams(temperature=1e-3),
     "typical_p": SamplingParams(typical_p=0.83),
@@ -43,6 +53,22 @@ SETTINGS = {
     "top_p 0": SamplingParams(top_p=0.0),
     "min_p": SamplingParams(min_p=0.07),
     "min_p 1": SamplingParams(min_p=1.0),
+    "top_n_sigma": SamplingParams(top_n_sigma=1.1),
+    "top_n_sigma warm": SamplingParams(top_n_sigma=0.7, temperature=1.8),
+    "epsilon_cutoff": SamplingParams(epsilon_cutoff=0.02),
+    "epsilon_cutoff high": SamplingParams(epsilon_cutoff=0.99),
+    "eta_cutoff": SamplingParams(eta_cutoff=0.01),
+    "eta_cutoff high": SamplingParams(eta_cutoff=0.9),
+    "xtc": SamplingParams(xtc=Xtc(1.0, 0.05)),
+    "xtc idle": SamplingParams(xtc=Xtc(1.0, 0.51)),
+    "mirostat": SamplingParams(mirostat=Mirostat(1.3, 0.2)),
+    "mirostat narrow": SamplingParams(mirostat=Mirostat(0.01, 0.2), temperature=1.3),
+    "order": SamplingParams(
+        temperature=2.0, top_k=12, top_p=0.8, min_p=0.1, sampler_order=("min_p", "top_p", "top_k", "temperature")
+    ),
+    "temperature last": SamplingParams(
+        temperature=1.9, top_p=0.8, xtc=Xtc(1.0, 0.2), sampler_order=("xtc", "top_p", "temperature")
+    ),
     "greedy": SamplingParams(temperature=0, top_k=2, top_p=0.3, min_p=0.5, typical_p=0.2, frequency_penalty=0.3),
     "truncations": SamplingParams(temperature=1.4, typical_p=0.97, top_k=15, top_p=0.9, min_p=0.02),
     "everything": SamplingParams(
@@ -55,11 +81,17 @@ SETTINGS = {
         repetition_penalty=1.2,
         frequency_penalty=0.4,
         presence_penalty=0.2,
+        dry=Dry(0.3, 1.2, 1, -1, ((11,),)),
+        exponential_decay_length_penalty=(2, 1.1),
         temperature=1.7,
+        top_n_sigma=3.0,
         typical_p=0.95,
+        epsilon_cutoff=0.003,
+        eta_cutoff=0.002,
         top_k=12,
         top_p=0.93,
         min_p=0.03,
+        xtc=Xtc(1.0, 0.3),
     ),
 }
 
@@ -80,7 +112,10 @@ def test_each_setting_agrees_with_the_oracle(name, vocab_size):
     assert_agrees(logits, Case(SETTINGS[name], PROMPT))
 
 
-IDLE = {"top_k above vocabulary", "no_repeat_ngram 40", "min_tokens reached"}
+IDLE = {
+    *("top_k above vocabulary", "no_repeat_ngram 40", "min_tokens reached", "xtc idle", "dry without repetition"),
+    "length penalty not yet",
+}
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS.keys() - IDLE))
@@ -108,6 +143,7 @@ def problems(draw: st.DrawFn) -> tuple[torch.Tensor, Case]:
         logits = (logits * 2).round() / 2  # many ties
     if draw(st.booleans()):
         logits[0, draw(st.lists(tokens, max_size=vocab_size - 1, unique=True))] = -math.inf
+    mirostat = draw(st.one_of(st.none(), st.builds(Mirostat, number(0.01, 4)))) if draw(st.booleans()) else None
     params = SamplingParams(
         logit_bias=tuple(draw(st.lists(st.tuples(tokens, number(-9, 9)), max_size=4))),
         bad_words=tuple(tuple(word) for word in draw(st.lists(st.lists(tokens, min_size=2, max_size=3), max_size=3))),
@@ -115,11 +151,34 @@ def problems(draw: st.DrawFn) -> tuple[torch.Tensor, Case]:
         repetition_penalty=draw(optional(number(0.5, 2), 1.0)),
         frequency_penalty=draw(optional(number(-2, 2), 0.0)),
         presence_penalty=draw(optional(number(-2, 2), 0.0)),
+        dry=draw(
+            st.one_of(
+                st.none(),
+                st.builds(
+                    Dry,
+                    number(0.1, 2),
+                    number(1, 1.5),
+                    st.integers(1, 4),
+                    st.integers(-1, 14),
+                    st.lists(st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
+                ),
+            )
+        ),
+        stop_token_ids=tuple(draw(st.lists(tokens, max_size=2))),
+        exponential_decay_length_penalty=draw(
+            st.one_of(st.none(), st.tuples(st.integers(0, 9), number(0.5, 1.5))),
+        ),
         temperature=draw(st.one_of(st.just(0.0), st.just(1.0), number(0.05, 2))),
+        top_n_sigma=draw(optional(number(0, 3), 0.0)),
         typical_p=draw(optional(number(0, 1), 1.0)),
+        epsilon_cutoff=draw(optional(number(0, 0.3), 0.0)),
+        eta_cutoff=draw(optional(number(0, 0.3), 0.0)),
         top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 40, 1000])),
         top_p=draw(optional(number(0, 1), 1.0)),
         min_p=draw(optional(number(0, 1), 0.0)),
+        xtc=draw(st.one_of(st.none(), st.builds(Xtc, st.just(1.0), number(0, 0.5)))),
+        mirostat=mirostat,
+        sampler_order=draw(st.one_of(st.just(SAMPLER_ORDER), st.permutations(SAMPLER_ORDER).map(tuple))),
     )
     history = [tuple(draw(st.lists(tokens, max_size=12))) for _ in range(2)]
     return logits, Case(params, *history)
@@ -147,6 +206,18 @@ HUGGING_FACE = {
     "top_p": (SamplingParams(top_p=0.87), hf.TopPLogitsWarper(0.87)),
     "min_p": (SamplingParams(min_p=0.07), hf.MinPLogitsWarper(0.07)),
     "typical_p": (SamplingParams(typical_p=0.83), hf.TypicalLogitsWarper(0.83)),
+    "epsilon_cutoff": (SamplingParams(epsilon_cutoff=0.02), hf.EpsilonLogitsWarper(0.02)),
+    "epsilon_cutoff high": (SamplingParams(epsilon_cutoff=0.9), hf.EpsilonLogitsWarper(0.9)),
+    "eta_cutoff": (SamplingParams(eta_cutoff=0.01), hf.EtaLogitsWarper(0.01)),
+    "eta_cutoff high": (SamplingParams(eta_cutoff=0.9), hf.EtaLogitsWarper(0.9)),
+    "length penalty": (
+        SamplingParams(stop_token_ids=(2, 12), exponential_decay_length_penalty=(4, 1.3)),
+        hf.ExponentialDecayLengthPenalty((4, 1.3), [2, 12], len(PROMPT)),
+    ),
+    "length penalty not yet": (
+        SamplingParams(stop_token_ids=(2, 12), exponential_decay_length_penalty=(7, 1.3)),
+        hf.ExponentialDecayLengthPenalty((7, 1.3), [2, 12], len(PROMPT)),
+    ),
     "temperature": (SamplingParams(temperature=0.6), hf.TemperatureLogitsWarper(0.6)),
     "repetition": (SamplingParams(repetition_penalty=1.3), hf.RepetitionPenaltyLogitsProcessor(1.3)),
     "ngram 1": (SamplingParams(no_repeat_ngram_size=1), hf.NoRepeatNGramLogitsProcessor(1)),
@@ -185,6 +256,19 @@ def test_each_setting_agrees_with_transformers(name):
         (SamplingParams(temperature=1e-320), [1, 2, 2, -3], {1, 2}),
         (SamplingParams(top_p=1 - 1e-16), [0, 1, -math.inf, 2], {0, 1, 3}),
         (SamplingParams(top_k=3, top_p=0.7), [0] * 3 + [-9] * 5, {0, 1, 2}),  # mass after top_k: a third each
+        (SamplingParams(top_n_sigma=1e-9), [3, 3, 1, -math.inf], {0, 1}),
+        (SamplingParams(top_n_sigma=1.0), [2] * 5, {0, 1, 2, 3, 4}),  # no deviation, and all are the highest
+        (SamplingParams(top_n_sigma=1.0), [-math.inf, 2, -math.inf], {1}),
+        (SamplingParams(epsilon_cutoff=0.999), [4, 4, 1], {0, 1}),
+        (SamplingParams(eta_cutoff=0.999), [-math.inf, 4, -math.inf, 1], {1}),
+        (SamplingParams(xtc=Xtc(1.0, 0.2)), [0, 0, 0, -9], {2, 3}),  # of equals the last stays
+        (SamplingParams(xtc=Xtc(1.0, 0.2)), [9, -math.inf, 0], {0, 2}),  # one top choice is no choice
+        (SamplingParams(xtc=Xtc(1.0, 0.0)), [9, -math.inf, 0, 1], {2}),
+        (SamplingParams(mirostat=Mirostat(tau=0.0)), [1, 5, 5, 0], {1}),  # of equals the first stays
+        (SamplingParams(mirostat=Mirostat(tau=1.0)), [0] * 4, {0, 1, 2, 3}),  # 2 bits each, as much as mu
+        (SamplingParams(mirostat=Mirostat(tau=1.0)), [-math.inf, 0, -math.inf], {1}),
+        (SamplingParams(temperature=2, min_p=0.2, sampler_order=("temperature", "min_p")), [3, 0, -9], {0, 1}),
+        (SamplingParams(temperature=2, min_p=0.2, sampler_order=("min_p", "temperature")), [3, 0, -9], {0}),
     ],
 )
 def test_support_at_the_edges(params, logits, support):
@@ -205,7 +289,8 @@ def test_a_long_flat_tail_is_not_lost():
 
 def test_no_processor_applies_to_default_settings():
     rows = rows_of([Case(SamplingParams(), PROMPT, OUTPUT), Case(SamplingParams(temperature=0), PROMPT)], 25)
-    assert not any(processor.applies(rows) for processor in (*CONSTRAINTS, *TRUNCATIONS))
+    assert not any(processor.applies(rows) for processor in CONSTRAINTS)
+    assert not rows.truncations
 
 
 @pytest.mark.parametrize("vocab_size", [25, 1003, 40_001])

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from model_runner.contract import SamplingParams
+from model_runner.contract import Dry, Mirostat, SamplingParams, Xtc
 from model_runner.sampling.noise import Stream
 from model_runner.sampling.rows import Entries, SamplingRows, SamplingState, Setting
 
@@ -22,8 +22,8 @@ def plain(rows: SamplingRows) -> dict[str, object]:
         if isinstance(value, Entries):
             return sorted(zip(value.rows.tolist(), value.tokens.tolist(), value.values.tolist(), strict=True))
         if isinstance(value, Setting):
-            return value.rows.tolist(), value.values.tolist()
-        return value
+            return value.name, value.rows.tolist(), value.values.tolist()
+        return [listed(used) for used in value] if isinstance(value, tuple) else value
 
     return {field.name: listed(getattr(rows, field.name)) for field in fields(rows)}
 
@@ -33,10 +33,11 @@ def test_readmission_equals_admission_and_commits(name):
     state = SamplingState(3, 25, CPU)
     state.admit(0, SETTINGS[name], PROMPT)
     for token in OUTPUT:
-        state.commit(0, [token])
+        state.commit(0, token)
     state.admit(1, SETTINGS[name], PROMPT, OUTPUT)
     state.admit(2, SETTINGS[name], PROMPT, OUTPUT[:3])
-    state.commit(2, OUTPUT[3:])
+    for token in OUTPUT[3:]:
+        state.commit(2, token)
     assert plain(state.rows([0])) == plain(state.rows([1])) == plain(state.rows([2]))
     state.release(0)
     state.admit(0, SETTINGS[name], PROMPT, OUTPUT)
@@ -81,10 +82,70 @@ def test_noise_follows_seed_choice_and_output_position():
     keys = [rows.key(row) for row in range(4)]
     assert keys[0] == keys[1]  # the prompt plays no part
     assert len(set(keys)) == 3
-    state.commit(0, [5])
+    state.commit(0, 5)
     assert state.rows([0]).key(0) != keys[0]
     assert len({rows.key(0, stream) for stream in Stream}) == len(Stream)
     assert rows.key(0) == rows.key(0, Stream.TARGET) != replace(rows, stream=Stream.RESIDUAL).key(0)
+
+
+def test_mu_follows_the_surprise_and_is_carried_over():
+    params = SamplingParams(mirostat=Mirostat(tau=3.0, eta=0.25))
+    state = SamplingState(2, 25, CPU)
+    state.admit(0, params, PROMPT)
+    assert state.sampler_state(0) == 6.0
+    state.commit(0, 5, 7.0)
+    assert state.sampler_state(0) == 6.0 - 0.25 * (7.0 - 3.0)
+    state.commit(0, 6, 0.5)
+    assert state.sampler_state(0) == 5.0 + 0.25 * 2.5
+    state.admit(1, params, PROMPT, (5, 6), state.sampler_state(0))
+    for slot in (0, 1):
+        state.commit(slot, 7, 1.0)
+    assert state.sampler_state(0) == state.sampler_state(1)
+    assert plain(state.rows([0])) == plain(state.rows([1]))
+    assert state.rows([0]).truncations[0].values.item() == state.sampler_state(0)
+
+
+def test_only_mirostat_has_a_state_of_its_own():
+    for params in SETTINGS.values():
+        state = SamplingState(1, 25, CPU)
+        state.admit(0, params, PROMPT, OUTPUT)
+        assert (state.sampler_state(0) is None) == (params.mirostat is None)
+
+
+def test_the_coin_of_xtc_falls_as_often_as_it_should_and_by_seed_choice_and_position():
+    def falls(params: SamplingParams, num_output: int = 0) -> bool:
+        state = SamplingState(1, 25, CPU)
+        state.admit(0, params, PROMPT, (1,) * num_output)
+        return bool(state.rows([0]).truncations)
+
+    xtc = SamplingParams(xtc=Xtc(0.3))
+    series = [
+        [falls(replace(xtc, seed=seed)) for seed in range(2000)],
+        [falls(replace(xtc, choice=choice)) for choice in range(2000)],
+        [falls(xtc, position) for position in range(400)],
+    ]
+    for one in series:
+        assert sum(one) / len(one) == pytest.approx(0.3, abs=0.07)
+    assert len({tuple(one[:400]) for one in series}) == 3
+    assert not falls(SamplingParams(xtc=Xtc(0.0)))
+    assert falls(SamplingParams(xtc=Xtc(1.0)))
+
+
+def test_each_row_has_its_own_order():
+    last = ("top_p", "temperature")
+    cases = [
+        SamplingParams(temperature=0.5, top_p=0.9),
+        SamplingParams(temperature=0.5, top_p=0.8, sampler_order=last),
+        SamplingParams(temperature=0.5, min_p=0.1),
+    ]
+    state = SamplingState(3, 25, CPU)
+    for slot, params in enumerate(cases):
+        state.admit(slot, params, PROMPT)
+    truncations = state.rows(range(3)).truncations
+    assert [(used.name, used.rows.tolist()) for used in truncations] == [
+        *(("temperature", [0, 2]), ("top_p", [0]), ("min_p", [2])),
+        *(("top_p", [1]), ("temperature", [1])),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +156,7 @@ def test_noise_follows_seed_choice_and_output_position():
         (SamplingParams(bad_words=((1, 99),)), "bad_words: token id 99"),
         (SamplingParams(bad_words=((),)), "bad_words: a word has no tokens"),
         (SamplingParams(stop_token_ids=(25,)), "stop_token_ids: token id 25"),
+        (SamplingParams(dry=Dry(1.0, breakers=((3, 25),))), "dry: token id 25"),
     ],
 )
 def test_settings_that_the_vocabulary_does_not_fit_are_refused(params, message):

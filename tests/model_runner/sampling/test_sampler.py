@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.contract import Failure, SamplingParams
-from model_runner.sampling.noise import GumbelMax
+from model_runner.contract import Failure, Mirostat, SamplingParams, Xtc
+from model_runner.sampling.noise import GumbelMax, Stream, noise_key, uniform
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
 
@@ -30,6 +30,10 @@ def draws(logits: torch.Tensor, case: Case, count: int = DRAWS) -> tuple[int, ..
     return sample(logits.expand(count, -1), cases).tokens
 
 
+def part_of(picks: Picks, rows: slice) -> Picks:
+    return Picks(picks.tokens[rows], picks.logprobs[rows], picks.errors[rows], picks.surprises[rows])
+
+
 FREQUENCIES = {
     "default": SamplingParams(),
     "warm": SamplingParams(temperature=1.6),
@@ -37,6 +41,9 @@ FREQUENCIES = {
     "top_k": SamplingParams(top_k=6),
     "top_p": SamplingParams(top_p=0.9),
     "min_p": SamplingParams(min_p=0.05),
+    "top_n_sigma": SamplingParams(top_n_sigma=1.2),
+    "eta_cutoff": SamplingParams(eta_cutoff=0.1),
+    "mirostat": SamplingParams(mirostat=Mirostat(tau=3.0)),
     "everything": replace(SETTINGS["everything"], choice=3),
 }
 
@@ -51,6 +58,43 @@ def test_tokens_come_as_often_as_the_oracle_says(name):
     assert chi_square_p(tokens, probs) > ALPHA
     colder = oracle.softmax(np.log(np.maximum(probs, 1e-300)) / 0.93) * (probs > 0)
     assert chi_square_p(tokens, colder) < ALPHA  # the same test finds a temperature that is 7% off
+
+
+def test_xtc_mixes_two_distributions():
+    logits = random_logits(1, VOCAB, seed=20, scale=1.5)
+    z = logits[0].double().numpy()
+    with_top, without = oracle.softmax(z), oracle.softmax(oracle.xtc(z, 0.1))
+    tokens = draws(logits, Case(SamplingParams(xtc=Xtc(0.4, 0.1))))
+    assert chi_square_p(tokens, 0.6 * with_top + 0.4 * without) > ALPHA
+    assert chi_square_p(tokens, 0.5 * with_top + 0.5 * without) < ALPHA
+    for seed in range(50):
+        excluded = uniform(noise_key(seed, 0, Stream.XTC, 0), 0) < 0.4
+        assert not excluded or np.isfinite(oracle.xtc(z, 0.1))[tokens[seed]]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_surprise_is_that_of_what_the_token_was_drawn_from(temperature):
+    params = SamplingParams(mirostat=Mirostat(tau=1.1), temperature=temperature)
+    logits = random_logits(30, VOCAB, seed=3, scale=2.0)
+    picks = sample(logits, [Case(replace(params, seed=seed)) for seed in range(30)])
+    for row, (token, surprise) in enumerate(zip(picks.tokens, picks.surprises, strict=True)):
+        probs = oracle.softmax(oracle.final(logits[row].double().numpy(), params))
+        assert surprise == pytest.approx(-np.log2(probs[token]), abs=1e-5)
+    others = sample(logits[:2], [Case(SamplingParams(top_k=3)), Case(replace(params, temperature=0.0))])
+    assert others.surprises == (None, None)
+
+
+def test_mirostat_holds_the_surprise_at_its_target():
+    """Where a flat distribution would surprise by 8 bits."""
+    state = SamplingState(1, 256, CPU)
+    state.admit(0, SamplingParams(mirostat=Mirostat(tau=4.0, eta=0.1)), PROMPT)
+    sampler = Sampler(256, CPU)
+    surprises = []
+    for step in range(600):
+        picks = sampler(random_logits(1, 256, seed=step, scale=1.5), state.rows([0]))
+        state.commit(0, picks.tokens[0], picks.surprises[0])
+        surprises.append(picks.surprises[0])
+    assert np.mean(surprises[100:]) == pytest.approx(4.0, abs=0.15)
 
 
 def test_successive_positions_and_choices_draw_independently():
@@ -76,10 +120,10 @@ def test_a_crowd_of_mixed_settings_equals_each_alone(vocab_size, mode):
     logits = random_logits(len(cases), vocab_size, seed=5)
     crowd = sample(logits, cases, mode)
     backwards = sample(logits.flip(0), cases[::-1], mode)
-    assert crowd == Picks(backwards.tokens[::-1], backwards.logprobs[::-1], backwards.errors[::-1])
+    assert crowd == part_of(backwards, slice(None, None, -1))
     for row, case in enumerate(cases):
         alone = sample(logits[row : row + 1], [case], mode)
-        assert alone == Picks(crowd.tokens[row : row + 1], crowd.logprobs[row : row + 1], crowd.errors[row : row + 1])
+        assert alone == part_of(crowd, slice(row, row + 1))
 
 
 def test_the_number_of_threads_does_not_matter():
@@ -207,4 +251,4 @@ def test_half_precision_logits_are_taken_and_no_rows_is_fine():
     cases = [Case(replace(params, logprobs=2)) for params in list(FREQUENCIES.values())[:6]]
     assert sample(logits, cases) == sample(logits.float(), cases)
     state = SamplingState(1, VOCAB, CPU)
-    assert Sampler(VOCAB, CPU)(torch.empty(0, VOCAB), state.rows([])) == Picks((), (), ())
+    assert Sampler(VOCAB, CPU)(torch.empty(0, VOCAB), state.rows([])) == Picks((), (), (), ())

@@ -1,0 +1,168 @@
+"""One running request, as the sampler knows it: what it asked for and what it has said."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_runner.contract import SamplingParams
+from model_runner.sampling.history import BadWords, NgramTable, Repetitions, TokenCounts
+from model_runner.sampling.noise import Stream, noise_key, uniform
+
+TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Token ids, and a value for each."""
+_MOST = 1e30
+"""Powers are cut to this, so that logits stay finite."""
+
+
+class Slot:
+    """Settings and history of a request."""
+
+    def __init__(
+        self, sampling: SamplingParams, vocab_size: int, prompt: Sequence[int], output: Sequence[int] = ()
+    ) -> None:
+        self.sampling = sampling
+        self.settings = _settings_in_use(sampling, vocab_size)
+        self.truncates = sampling.allowed_token_ids is not None or bool(self.settings.keys() - {"temperature"})
+        self.constrains = _constrains(sampling)
+        self.mu = 2 * sampling.mirostat.tau if sampling.mirostat is not None else None
+        """Mirostat's bound on the surprise of the next token, in bits."""
+        self.is_listed = sampling.beam_candidates > 0
+        self.is_plain = (
+            sampling.temperature == 0 and not self.constrains and sampling.logprobs is None and not self.is_listed
+        )
+        self.logit_bias = _summed(sampling.logit_bias)
+        self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)
+        self.num_output = 0
+        self._history = list(prompt)
+        self._bad_words = BadWords(sampling.bad_words)
+        self._repetition: TokenCounts | None = TokenCounts(prompt) if sampling.repetition_penalty != 1 else None
+        penalised = sampling.frequency_penalty or sampling.presence_penalty
+        self._output: TokenCounts | None = TokenCounts(()) if penalised else None
+        self._ngrams: NgramTable | None = None
+        if sampling.no_repeat_ngram_size:
+            self._ngrams = NgramTable(sampling.no_repeat_ngram_size)
+            for token in prompt:
+                self._ngrams.add(token)
+        self._repetitions: Repetitions | None = None
+        for token in output:
+            self.commit(token)
+        if sampling.dry is not None:
+            self._repetitions = Repetitions(self._history, sampling.dry.last_n, sampling.dry.breakers)
+
+    def commit(self, token: int, surprise: float | None = None) -> None:
+        """A token was generated; `surprise` is -log2 of its probability among those that mirostat kept."""
+        self._history.append(token)
+        self.num_output += 1
+        for table in (self._repetition, self._output, self._ngrams, self._repetitions):
+            if table is not None:
+                table.add(token)
+        mirostat = self.sampling.mirostat
+        if mirostat is not None and self.mu is not None and surprise is not None:
+            self.mu -= mirostat.eta * (surprise - mirostat.tau)
+
+    def settings_of_next(self) -> Mapping[str, float]:
+        """The settings as they are for the next token."""
+        sampling = self.sampling
+        if sampling.xtc is None and self.mu is None:
+            return self.settings
+        settings = dict(self.settings)
+        if sampling.xtc is not None:
+            key = noise_key(sampling.seed, sampling.choice, Stream.XTC, self.num_output)
+            if uniform(key, 0) >= sampling.xtc.probability:
+                del settings["xtc"]
+        if self.mu is not None:
+            settings["mirostat"] = self.mu
+        return settings
+
+    def banned(self) -> TokenValues | None:
+        """What must not come next, with -inf; a token may repeat."""
+        banned = self._bad_words.blocked(self._history)
+        if self.num_output < self.sampling.min_tokens:
+            banned += self.sampling.stop_token_ids
+        if self._ngrams is not None:
+            banned += self._ngrams.blocked()
+        return _constant(banned, -np.inf)
+
+    def repetition_penalty(self) -> TokenValues | None:
+        """The penalty of each token in prompt or output."""
+        if self._repetition is None:
+            return None
+        return _constant(self._repetition.tokens, self.sampling.repetition_penalty)
+
+    def output_penalty(self) -> TokenValues | None:
+        """What frequency and presence penalty subtract from the logit of each token in the output."""
+        if self._output is None:
+            return None
+        counts = np.array(self._output.counts, dtype=np.float64)
+        amounts = counts * self.sampling.frequency_penalty + self.sampling.presence_penalty
+        return np.array(self._output.tokens), amounts
+
+    def dry_penalty(self) -> TokenValues | None:
+        """What the DRY penalty subtracts from the logit of each token that would prolong a repetition."""
+        dry = self.sampling.dry
+        if dry is None or self._repetitions is None:
+            return None
+        tokens, lengths = self._repetitions.prolonged(dry.allowed_length)
+        return tokens, np.minimum(dry.multiplier * _power(dry.base, lengths - dry.allowed_length), _MOST)
+
+    def growth_of_endings(self) -> TokenValues | None:
+        """By which share of its size the logit of each token that ends the output grows."""
+        penalty = self.sampling.exponential_decay_length_penalty
+        if penalty is None or self.num_output <= penalty[0]:
+            return None
+        start, factor = penalty
+        return _constant(self.sampling.stop_token_ids, float(_power(factor, self.num_output - start)) - 1)
+
+
+def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, float]:
+    """The settings after the point where greedy rows are done, as far as they may change anything."""
+    if sampling.temperature == 0:
+        return {}
+    xtc, mirostat = sampling.xtc, sampling.mirostat
+    settings = {
+        "temperature": (sampling.temperature, sampling.temperature != 1),
+        "top_n_sigma": (sampling.top_n_sigma, sampling.top_n_sigma > 0),
+        "typical_p": (sampling.typical_p, sampling.typical_p < 1),
+        "epsilon_cutoff": (sampling.epsilon_cutoff, sampling.epsilon_cutoff > 0),
+        "eta_cutoff": (sampling.eta_cutoff, sampling.eta_cutoff > 0),
+        "top_k": (sampling.top_k, 0 < sampling.top_k < vocab_size),
+        "top_p": (sampling.top_p, sampling.top_p < 1),
+        "min_p": (sampling.min_p, sampling.min_p > 0),
+        "xtc": (xtc.threshold if xtc else 0.0, xtc is not None),
+        "mirostat": (2 * mirostat.tau if mirostat else 0.0, mirostat is not None),
+    }
+    return {name: value for name, (value, is_used) in settings.items() if is_used}
+
+
+def _constrains(sampling: SamplingParams) -> bool:
+    """Whether the settings before that point change anything."""
+    return bool(
+        sampling.logit_bias
+        or sampling.allowed_token_ids is not None
+        or sampling.bad_words
+        or (sampling.min_tokens and sampling.stop_token_ids)
+        or sampling.no_repeat_ngram_size
+        or sampling.repetition_penalty != 1
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.dry is not None
+        or sampling.exponential_decay_length_penalty is not None
+    )
+
+
+def _power(base: float, exponents: NDArray[np.int64] | int) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        return np.minimum(np.power(np.float64(base), exponents), _MOST)
+
+
+def _constant(tokens: Sequence[int], value: float) -> TokenValues | None:
+    return (np.array(tokens, dtype=np.int64), np.full(len(tokens), value)) if tokens else None
+
+
+def _summed(pairs: Iterable[tuple[int, float]]) -> TokenValues | None:
+    """Values of the same token added up."""
+    sums: dict[int, float] = {}
+    for token, value in pairs:
+        sums[token] = sums.get(token, 0.0) + value
+    return (np.array(list(sums), dtype=np.int64), np.array(list(sums.values()))) if sums else None

@@ -1,0 +1,236 @@
+"""From the logits of the greedy choice to those that are drawn from, for all rows of a step at once.
+
+All steps compute in float64, so that which tokens they keep does not hang on rounding, and always keep at least one.
+Each sees what the ones before it have left, and probabilities are those of a softmax over that.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runner.sampling.rows import SamplingRows, Setting
+
+_SHORT_TAIL = 4096
+"""So many of the less probable tokens usually hold all of the mass that the less probable ones have together."""
+
+
+class Truncation(Protocol):
+    """One step towards the logits that are drawn from. A row that does not use it keeps its bits."""
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        """Process the rows of `used` in logits [rows, vocab], float32. May write to its argument."""
+        ...
+
+
+class Temperature:
+    """Divides the logits, after shifting the highest to 0: then nothing overflows, however small the temperature."""
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits).double()
+        return used.put(logits, old.sub_(old.amax(-1, keepdim=True)).div_(used.values).float())
+
+
+class TopNSigma:
+    """Keeps logits at most n standard deviations below the highest (arXiv:2411.07641).
+
+    The deviation is that of the finite logits. Temperature scales it as it scales the logits, and so changes nothing.
+    """
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits)
+        relative = old.double() - old.amax(-1, keepdim=True)
+        real = relative.isfinite()
+        count = real.sum(-1, keepdim=True)
+        mean = _sum(relative.masked_fill(~real, 0)) / count
+        variance = _sum((relative - mean).masked_fill(~real, 0).square()) / count
+        return used.put(logits, torch.where(relative < -used.values * variance.sqrt(), -math.inf, old))
+
+
+class TypicalP:
+    """Locally typical sampling (arXiv:2202.00666).
+
+    Tokens are ordered by |-log p - H|, H the entropy; the shortest head with mass >= typical_p stays, and all that
+    tie with its last.
+    """
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits)
+        logprobs = torch.log_softmax(old.double(), -1)  # [n, vocab]
+        probs = logprobs.exp()
+        entropy = _sum(torch.special.entr(probs))
+        distance = (-logprobs - entropy).abs()
+        # Tokens with the mass typical_p at least have a logprob above `tail`, hence a distance up to `reach`: only
+        # these need to be sorted.
+        tail = _tail_probability(used.values, probs.shape[-1]).log()
+        reach = torch.maximum(-tail - entropy, entropy)
+        tokens, real = compact(distance <= reach)
+        near, order = distance.gather(1, tokens).masked_fill(~real, math.inf).sort(dim=-1, stable=True)
+        mass = probs.gather(1, tokens).masked_fill(~real, 0).gather(1, order).cumsum(-1)
+        last = (mass < used.values).sum(-1, keepdim=True).minimum(real.sum(-1, keepdim=True) - 1)
+        return used.put(logits, torch.where(distance > near.gather(1, last), -math.inf, old))
+
+
+class EpsilonCutoff:
+    """Keeps tokens of at least the probability epsilon (arXiv:2210.15191), else those of the highest."""
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits)
+        return used.put(logits, _cut(old, torch.softmax(old.double(), -1), used.values))
+
+
+class EtaCutoff:
+    """Keeps tokens of at least the probability min(epsilon, sqrt(epsilon) exp(-H)), else those of the highest.
+
+    H is the entropy (arXiv:2210.15191).
+    """
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits)
+        probs = torch.softmax(old.double(), -1)
+        entropy = _sum(torch.special.entr(probs))
+        return used.put(logits, _cut(old, probs, used.values.minimum(used.values.sqrt() * (-entropy).exp())))
+
+
+class TopK:
+    """Keeps the k highest logits and all that tie with the last of them."""
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        k = used.values.long()  # [n, 1]
+        old = used.take(logits)
+        lowest = old.topk(int(k.max()), -1).values.gather(1, k - 1)
+        return used.put(logits, torch.where(old < lowest, -math.inf, old))
+
+
+class TopP:
+    """Nucleus sampling (arXiv:1904.09751).
+
+    Keeps a token if the more probable ones have less mass than top_p together; among equals the lower id counts as
+    more probable. The probabilities are those of what the steps before have left.
+    """
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits)
+        tokens, probs = _head(torch.softmax(old.double(), -1), used.values)
+        probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        tokens = tokens.gather(1, order)
+        kept = (probs.cumsum(-1)[:, :-1] < used.values) & (probs[:, 1:] > 0)
+        first, others = tokens[:, :1], tokens[:, 1:]
+        tokens = torch.cat([first, others.where(kept, first)], -1)  # the first always stays, and may be named twice
+        return used.put(logits, torch.full_like(old, -math.inf).scatter_(1, tokens, old.gather(1, tokens)))
+
+
+class MinP:
+    """Keeps tokens with at least the share min_p of the highest probability (arXiv:2407.01082)."""
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits)
+        lowest = old.amax(-1, keepdim=True).double() + used.values.log()
+        return used.put(logits, torch.where(old < lowest, -math.inf, old))
+
+
+class ExcludeTopChoices:
+    """XTC: of the tokens with at least the threshold's probability only the least probable stays.
+
+    Of equally probable ones the lower id counts as more probable. Rows whose coin falls the other way are not here.
+    """
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits)
+        probs = torch.softmax(old.double(), -1)
+        above = (probs >= used.values) & old.isfinite()
+        lowest = old.masked_fill(~above, math.inf).amin(-1, keepdim=True)
+        ids = torch.arange(old.shape[-1], device=old.device)
+        last = torch.where(above & (old == lowest), ids, -1).amax(-1, keepdim=True)  # -1 if there is none
+        return used.put(logits, torch.where(above & (ids != last), -math.inf, old))
+
+
+class SurpriseLimit:
+    """Mirostat 2.0 (arXiv:2007.14966): keeps tokens with a surprise, -log2 p, of at most mu, else the most probable."""
+
+    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
+        old = used.take(logits)
+        surprises = torch.log_softmax(old.double(), -1) / -math.log(2)
+        kept = surprises <= used.values
+        best = old.argmax(-1, keepdim=True)  # the lowest id among equals
+        return used.put(logits, torch.where(kept.scatter(1, best, True), old, -math.inf))
+
+
+TRUNCATIONS: Final[Mapping[str, Truncation]] = {
+    "temperature": Temperature(),
+    "top_n_sigma": TopNSigma(),
+    "typical_p": TypicalP(),
+    "epsilon_cutoff": EpsilonCutoff(),
+    "eta_cutoff": EtaCutoff(),
+    "top_k": TopK(),
+    "top_p": TopP(),
+    "min_p": MinP(),
+    "xtc": ExcludeTopChoices(),
+    "mirostat": SurpriseLimit(),
+}
+"""By the names in SamplingParams.sampler_order."""
+
+
+def truncate(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """The logits that are drawn from: a copy, or the argument itself if nothing changes them."""
+    if rows.truncations:
+        logits = logits.clone()
+    for used in rows.truncations:
+        logits = TRUNCATIONS[used.name](logits, used)
+    return logits
+
+
+def compact(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns that each row of a mask keeps, in ascending order, [rows, width]; and which of them are real.
+
+    The width is what the fullest row needs; the others are filled up with column 0.
+    """
+    row, column = _places(kept)
+    if len(kept) == 1:
+        return column.unsqueeze(0), torch.ones(1, len(column), dtype=torch.bool, device=kept.device)
+    counts = row.bincount(minlength=len(kept))
+    place = torch.arange(len(row), device=kept.device) - (counts.cumsum(0) - counts)[row]
+    columns = torch.zeros(len(kept), int(counts.max()), dtype=torch.int64, device=kept.device)
+    columns[row, place] = column
+    return columns, torch.arange(columns.shape[1], device=kept.device) < counts.unsqueeze(1)
+
+
+def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows and columns that a mask holds, row by row: as its nonzero, for which numpy takes a fifth of the time."""
+    if mask.device.type != "cpu":
+        row, column = mask.nonzero(as_tuple=True)
+        return row, column
+    row_of, column_of = np.divmod(np.flatnonzero(mask.numpy()), mask.shape[1])
+    return torch.from_numpy(row_of), torch.from_numpy(column_of)
+
+
+def _head(probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable tokens of each row, in ascending order, [n, width], and their probabilities.
+
+    They have the mass [n, 1] and half of the rest: what is summed up over them needs no others, whatever the rounding.
+    Places that a row does not need have probability 0.
+    """
+    for num_tail in (_SHORT_TAIL, probs.shape[-1]):  # most rows need no more than the first
+        tokens, real = compact(probs >= _tail_probability(mass, num_tail))
+        head = probs.gather(1, tokens).masked_fill(~real, 0)
+        if (head.sum(-1, keepdim=True) >= (1 + mass) / 2).all():
+            break
+    return tokens, head
+
+
+def _sum(values: Tensor) -> Tensor:
+    """[n, 1]. Not by torch's sum: given a single long row, it splits it among threads and rounds differently."""
+    return values.cumsum(-1)[:, -1:]
+
+
+def _cut(logits: Tensor, probs: Tensor, least: Tensor) -> Tensor:
+    """Without the tokens below this probability [n, 1], unless their logit is the highest."""
+    return torch.where((probs < least) & (logits < logits.amax(-1, keepdim=True)), -math.inf, logits)
+
+
+def _tail_probability(mass: Tensor, num_tokens: int) -> Tensor:
+    """So low that as many tokens below it have at most half of 1 - mass together."""
+    return (1 - mass) / (2 * num_tokens)

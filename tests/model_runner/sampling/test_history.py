@@ -1,0 +1,53 @@
+"""Repetitions, grown token by token, against a comparison of every place with the end."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from model_runner.contract import Dry
+from model_runner.sampling.history import Repetitions
+
+from . import oracle
+
+BREAKERS = [(), ((0,),), ((0,), (1, 2)), ((1, 2, 1), (2, 2))]
+
+
+def found(repetitions: Repetitions, least: int) -> dict[int, int]:
+    tokens, lengths = repetitions.prolonged(least)
+    return dict(zip(tokens.tolist(), lengths.tolist(), strict=True))
+
+
+def expected(history: Sequence[int], dry: Dry) -> dict[int, int]:
+    """With base 2 and multiplier 1 a penalty tells the length."""
+    penalties = oracle.dry_penalties(dry, history)
+    return {token: dry.allowed_length + int(amount).bit_length() - 1 for token, amount in penalties.items()}
+
+
+@pytest.mark.parametrize("breakers", BREAKERS)
+@pytest.mark.parametrize("last_n", [-1, 0, 1, 5, 40])
+@pytest.mark.parametrize("least", [1, 2, 5])
+def test_grown_or_made_at_once_it_finds_what_a_comparison_of_all_places_finds(
+    breakers: tuple[tuple[int, ...], ...], last_n: int, least: int
+) -> None:
+    generator = random.Random(f"{breakers} {last_n} {least}")
+    dry = Dry(1.0, 2.0, least, last_n, breakers)
+    total = 0
+    for num_tokens, period in itertools.product((1, 4, 20), (3, 7, 11)):
+        history = [generator.randrange(num_tokens) for _ in range(generator.randrange(12))]
+        grown = Repetitions(history, last_n, breakers)
+        for _ in range(50):
+            truth = expected(history, dry)
+            assert found(grown, least) == found(Repetitions(history, last_n, breakers), least) == truth
+            total += len(truth)
+            repeats = len(history) >= period and generator.random() < 0.9
+            history.append(history[-period] if repeats else generator.randrange(num_tokens))
+            grown.add(history[-1])
+    assert total > 0 or 0 <= last_n <= least + 1
+
+
+def test_a_long_repetition_is_found_whole() -> None:
+    story = [random.Random(1).randrange(1000) for _ in range(3000)]
+    assert found(Repetitions([*story, 1000, *story[:-1]], -1, ()), 2)[story[-1]] == len(story) - 1
+    assert found(Repetitions([7] * 5000, -1, ()), 2) == {7: 4999}
