@@ -11,6 +11,38 @@ Verification = Literal["match", "rejection", "typical"]
 
 
 @dataclass(frozen=True, slots=True)
+class Contrastive:
+    """Contrastive decoding: what the model says, less what the auxiliary model, the amateur, says as well.
+
+    A token x that has at least `alpha` times the highest probability gets the score
+    expert_weight * model(x) - amateur_weight * amateur(x) / temperature, both in logits; all others get -inf. With the
+    weights 1 + b and b this is O'Brien and Lewis (arXiv:2309.09117), with 1 and 1 Li et al. (arXiv:2210.15097), whose
+    log-probabilities differ from logits by one number for all tokens.
+    """
+
+    alpha: float = 0.1
+    """0 lets all tokens be chosen."""
+    expert_weight: float = 1.5
+    amateur_weight: float = 0.5
+    temperature: float = 1.0
+    """Of the amateur, above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoLa:
+    """Decoding by contrasting layers (arXiv:2309.03883): what the model knows only after its last layers.
+
+    Of the candidate layers, the one before which the model's next-token distribution differs most from the final one is
+    chosen for each token anew. Scores are the log-probabilities after the last layer less those, for tokens with at
+    least `alpha` times the highest probability, and -inf for all others.
+    """
+
+    layers: Literal["low", "high"] | tuple[int, ...]
+    """The candidates: every other one of the lower or the upper half, or these. 0 is what enters the first layer."""
+    alpha: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one choice turns logits into tokens. The defaults change nothing: they sample the model's own distribution.
 
@@ -18,6 +50,10 @@ class SamplingParams:
     order in which they stand here.
     """
 
+    contrastive: Contrastive | None = None
+    """Needs an auxiliary model. Keys and values are shared only among choices that have it."""
+    dola: DoLa | None = None
+    """At most one of these two is there."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, value added to its logit) pairs."""
     allowed_token_ids: tuple[int, ...] | None = None

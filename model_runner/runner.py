@@ -24,6 +24,7 @@ from model_runner.kv_cache import Move
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.sampling.logprobs import prompt_logprobs
+from model_runner.scoring.transform import RawStep
 from model_runner.speculative.budget import StepLoad
 from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
 from model_runner.speculative.step_times import StepTimes
@@ -47,6 +48,7 @@ class ModelRunner:
         self._speculator = parts.speculator
         self._budget = parts.budget
         self._verify = parts.verifier
+        self._scoring = parts.scoring
 
     @classmethod
     def load(cls, config: RunnerConfig) -> "ModelRunner":
@@ -74,15 +76,19 @@ class ModelRunner:
         trees = self._speculator.drafts(load, [choice.slot for choice in choices], plan.scheduled)
         batch = self._state.gather(choices, plan.scheduled, trees)
         start = time.perf_counter()
-        logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
+        sampling = [choice.sampling for choice in choices]
+        attention = StepAttention(self._attention, self._attention.prepare(batch))
+        logits = self._target.forward(batch, attention, self._scoring.needs(sampling))
+        features = self._target.features()
+        scores = self._scoring(RawStep(batch, sampling, logits, features))
         slots = [choices[sample.choice].slot for sample in batch.samples]
-        verdicts = self._verify(logits, batch.samples, slots)
+        verdicts = self._verify(scores, batch.samples, slots, raw=logits)
         self._speculator.observe(load, batch, slots, verdicts, time.perf_counter() - start)
-        prompts = self._prompt_logprobs(logits, batch, [choice.sampling for choice in choices])
+        prompts = self._prompt_logprobs(logits, batch, sampling)
         of_choice = dict(zip((sample.choice for sample in batch.samples), verdicts, strict=True))
         decided = [of_choice.get(index, Verdict()) for index in range(len(choices))]
         steps = self._commit(plan, choices, decided, batch)
-        step = TargetStep(steps, self._target.features(), logits)
+        step = TargetStep(steps, features, scores)
         offers = self._speculator.propose(_next_load(choices, verdicts), step)
         return StepResult(
             tuple(
@@ -154,6 +160,7 @@ class ModelRunner:
         """
         try:
             self._step_seconds(1)
+            self._scoring.warm_up(self._first_batch(1))
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         room = min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
@@ -165,13 +172,16 @@ class ModelRunner:
 
     def _step_seconds(self, rows: int, context: int = 0) -> float:
         """What a forward pass takes over so many rows after so many positions. Writes to blocks, so only at first."""
-        blocks = list(range(-(-(context + rows) // self.info.block_size)))
-        choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
-        tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
-        batch = self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])
+        batch = self._first_batch(rows, context)
         start = time.perf_counter()
         self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
         return time.perf_counter() - start
+
+    def _first_batch(self, rows: int, context: int = 0) -> Batch:
+        blocks = list(range(-(-(context + rows) // self.info.block_size)))
+        choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
+        tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
+        return self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])
 
 
 def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:

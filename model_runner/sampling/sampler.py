@@ -50,22 +50,28 @@ class Sampler:
         else:
             self.draw = NativeDraw(kernels, divides=logprobs_mode == "raw")  # processed ones need what is divided
 
-    def __call__(self, logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Picks:
-        """Sample from logits [rows, vocab], which are left as they are; rows that are not greedy by this draw."""
+    def __call__(
+        self, logits: Tensor, rows: SamplingRows, draw: Draw | None = None, raw: Tensor | None = None
+    ) -> Picks:
+        """Sample from logits [rows, vocab], which are left as they are; rows that are not greedy by this draw.
+
+        `raw` are the model's own logits, for raw logprobs, where those to sample from are others.
+        """
         draw = draw or self.draw
-        raw = logits.float()
+        logits = logits.float()
         if rows.is_plain:
-            return _pick_highest(raw)
-        errors = dict.fromkeys(_unusable(raw), _NOT_FINITE)
-        scores = process(CONSTRAINTS, raw, rows)
-        if scores is not raw:
+            return _pick_highest(logits)
+        errors = dict.fromkeys(_unusable(logits), _NOT_FINITE)
+        scores = process(CONSTRAINTS, logits, rows)
+        if scores is not logits:
             errors = {row: _blame(rows.sampling[row]) for row in _unusable(scores)} | errors
         if errors:
             scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
         if rows.truncated or not draw.divides:
             scores = process(TRUNCATIONS, scores, rows.without_whole_temperature() if draw.divides else rows)
         tokens = _choose(scores, rows, draw) | dict.fromkeys(errors, NO_TOKEN)
-        reports = self._logprobs(raw if self._logprobs_mode == "raw" else scores, tokens, rows)
+        reported = scores if self._logprobs_mode == "processed" else logits if raw is None else raw.float()
+        reports = self._logprobs(reported, tokens, rows)
         order = range(len(tokens))
         return Picks(
             tokens=tuple(tokens[row] for row in order),
@@ -127,6 +133,8 @@ def _unusable(logits: Tensor) -> list[int]:
 
 def _blame(sampling: SamplingParams) -> Failure:
     used = {
+        "contrastive": sampling.contrastive is not None,
+        "dola": sampling.dola is not None,
         "logit_bias": sampling.logit_bias,
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": sampling.bad_words,
