@@ -14,10 +14,10 @@ Verification = Literal["match", "rejection", "typical"]
 class Contrastive:
     """Contrastive decoding: what the model says, less what the auxiliary model, the amateur, says as well.
 
-    A token x that has at least `alpha` times the highest probability gets the score
-    expert_weight * model(x) - amateur_weight * amateur(x) / temperature, both in logits; all others get -inf. With the
-    weights 1 + b and b this is O'Brien and Lewis (arXiv:2309.09117), with 1 and 1 Li et al. (arXiv:2210.15097), whose
-    log-probabilities differ from logits by one number for all tokens.
+    A token x that has at least `alpha` times the highest probability can be chosen, by the score
+    expert_weight * model(x) - amateur_weight * amateur(x) / temperature, both in logits. With the weights 1 + b and b
+    this is O'Brien and Lewis (arXiv:2309.09117), with 1 and 1 Li et al. (arXiv:2210.15097), whose log-probabilities
+    differ from logits by one number for all tokens.
     """
 
     alpha: float = 0.1
@@ -33,8 +33,8 @@ class DoLa:
     """Decoding by contrasting layers (arXiv:2309.03883): what the model knows only after its last layers.
 
     Of the candidate layers, the one before which the model's next-token distribution differs most from the final one is
-    chosen for each token anew. Scores are the log-probabilities after the last layer less those, for tokens with at
-    least `alpha` times the highest probability, and -inf for all others.
+    chosen for each token anew. Scores are the log-probabilities after the last layer less those; a token can be chosen
+    if it has at least `alpha` times the highest probability.
     """
 
     layers: Literal["low", "high"] | tuple[int, ...]
@@ -90,6 +90,15 @@ class SamplingParams:
     """Report the chosen token's logprob and this many alternatives; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
+
+    @property
+    def least_share(self) -> float:
+        """Of the highest probability: what a token needs that `contrastive` or `dola` may choose; 0 without them.
+
+        It counts by the model's own probabilities, among the tokens that the settings down to the n-grams leave.
+        """
+        mixed = self.contrastive or self.dola
+        return 0.0 if mixed is None else mixed.alpha
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class ModelRunner:
         of_choice = dict(zip((sample.choice for sample in batch.samples), verdicts, strict=True))
         decided = [of_choice.get(index, Verdict()) for index in range(len(choices))]
         steps = self._commit(plan, choices, decided, batch)
-        step = TargetStep(steps, features, scores)
+        step = TargetStep(steps, features, logits)
         offers = self._speculator.propose(_next_load(choices, verdicts), step)
         return StepResult(
             tuple(

@@ -12,6 +12,7 @@ from server.config import Settings
 from server.engine.client import EngineInfo
 from server.errors import InvalidRequestError
 from server.openai.protocol.common import SamplingFields
+from server.scoring import ScoringRules
 from server.served_model import ServedModel
 from server.speculation import SpeculationRules
 from server.tokenization import Tokenizer
@@ -121,6 +122,11 @@ class Planner:
         """What a request can ask for."""
         return SpeculationRules(self._info.speculation_methods, self._settings.speculation)
 
+    @property
+    def scoring(self) -> ScoringRules:
+        """Which scores a request can ask for."""
+        return ScoringRules(self._model.aux_model, self._info.num_early_exits)
+
     def check_text(self, text: str, param: str) -> None:
         """Refuses a text that is far too long before anybody spends time on encoding it."""
         at_least = self._tokenizer.fewest_tokens(text)
@@ -175,6 +181,8 @@ class Planner:
         bad_words = self._bad_words(fields.bad_words or ())
         temperature = _first(fields.temperature, defaults.temperature, 1.0)
         return SamplingParams(
+            contrastive=self.scoring.contrastive(fields.contrastive),
+            dola=self.scoring.dola(fields.dola),
             logit_bias=self._logit_bias(fields.logit_bias or {}),
             allowed_token_ids=self._allowed(fields, stop_ids, bad_words),
             bad_words=bad_words,

@@ -52,7 +52,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """All that the processors and the sampler read about the rows of one step. Greedy rows appear in no Setting."""
+    """All that the processors and the sampler read about the rows of one step.
+
+    Greedy rows appear in no Setting but `least_share`.
+    """
 
     sampling: tuple[SamplingParams, ...]
     """For each row."""
@@ -72,6 +75,7 @@ class SamplingRows:
     banned: Entries  # values are -inf
     repetition: Entries  # values are the penalty
     output_penalty: Entries  # values are what to subtract
+    least_share: Setting
     temperature: Setting
     typical_p: Setting
     top_k: Setting
@@ -103,7 +107,8 @@ class _Slot:
         self.settings = _settings_in_use(sampling, vocab_size)
         self.truncates = sampling.allowed_token_ids is not None or bool(self.settings.keys() - {"temperature"})
         self.constrains = _constrains(sampling)
-        self.is_plain = sampling.temperature == 0 and not self.constrains and sampling.logprobs is None
+        is_reported = sampling.logprobs is not None
+        self.is_plain = not (sampling.temperature or self.settings or self.constrains or is_reported)
         self.logit_bias = _summed(sampling.logit_bias)
         self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)
         self.num_output = 0
@@ -186,7 +191,7 @@ class SamplingState:
         """What the next token of each of these slots is sampled with. A slot may stand there more than once."""
         states = [self._slot(slot) for slot in slots]
         drawn = [(row, state) for row, state in enumerate(states) if state.sampling.temperature > 0]
-        tuned = [(row, state) for row, state in drawn if state.settings]
+        tuned = [(row, state) for row, state in enumerate(states) if state.settings]
         constrained = [(row, state) for row, state in enumerate(states) if state.constrains]
         restricted = [row for row, state in constrained if state.sampling.allowed_token_ids is not None]
         return SamplingRows(
@@ -202,6 +207,7 @@ class SamplingState:
             banned=self._entries([(row, state.banned()) for row, state in constrained]),
             repetition=self._entries([(row, state.repetition_penalty()) for row, state in constrained]),
             output_penalty=self._entries([(row, state.output_penalty()) for row, state in constrained]),
+            least_share=self._setting("least_share", tuned),
             temperature=self._setting("temperature", tuned),
             typical_p=self._setting("typical_p", tuned),
             top_k=self._setting("top_k", tuned),
@@ -234,10 +240,12 @@ class SamplingState:
 
 
 def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, float]:
-    """The settings after the point where greedy rows are done, as far as they change anything."""
+    """The settings that leave fewer tokens or change how they are drawn, as far as they change anything."""
+    settings = {"least_share": sampling.least_share} if sampling.least_share else {}
     if sampling.temperature == 0:
-        return {}
-    settings = {"temperature": sampling.temperature} if sampling.temperature != 1 else {}
+        return settings
+    if sampling.temperature != 1:
+        settings["temperature"] = sampling.temperature
     if sampling.typical_p < 1:
         settings["typical_p"] = sampling.typical_p
     if 0 < sampling.top_k < vocab_size:
@@ -250,7 +258,7 @@ def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, flo
 
 
 def _constrains(sampling: SamplingParams) -> bool:
-    """Whether the settings before that point change anything."""
+    """Whether the settings that rule tokens out or penalise them change anything."""
     return bool(
         sampling.logit_bias
         or sampling.allowed_token_ids is not None

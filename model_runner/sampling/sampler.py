@@ -12,7 +12,7 @@ from model_runner.contract import Failure, SamplingParams, TokenLogprobs
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.draw import Draw, NativeDraw, TorchDraw, take
 from model_runner.sampling.logprobs import describe
-from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, process
+from model_runner.sampling.processors import CONSTRAINTS, TRUNCATIONS, keep_plausible, process
 from model_runner.sampling.rows import SamplingRows
 
 NO_TOKEN = -1
@@ -55,7 +55,8 @@ class Sampler:
     ) -> Picks:
         """Sample from logits [rows, vocab], which are left as they are; rows that are not greedy by this draw.
 
-        `raw` are the model's own logits, for raw logprobs, where those to sample from are others.
+        `raw` are the model's own logits where those to sample from are others: they decide on what is plausible, and
+        raw logprobs are theirs.
         """
         draw = draw or self.draw
         logits = logits.float()
@@ -67,11 +68,13 @@ class Sampler:
             errors = {row: _blame(rows.sampling[row]) for row in _unusable(scores)} | errors
         if errors:
             scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
+        raw = logits if raw is None else raw.float()
+        if rows.least_share:
+            scores = keep_plausible(scores, raw, rows.least_share)
         if rows.truncated or not draw.divides:
             scores = process(TRUNCATIONS, scores, rows.without_whole_temperature() if draw.divides else rows)
         tokens = _choose(scores, rows, draw) | dict.fromkeys(errors, NO_TOKEN)
-        reported = scores if self._logprobs_mode == "processed" else logits if raw is None else raw.float()
-        reports = self._logprobs(reported, tokens, rows)
+        reports = self._logprobs(raw if self._logprobs_mode == "raw" else scores, tokens, rows)
         order = range(len(tokens))
         return Picks(
             tokens=tuple(tokens[row] for row in order),
@@ -133,8 +136,6 @@ def _unusable(logits: Tensor) -> list[int]:
 
 def _blame(sampling: SamplingParams) -> Failure:
     used = {
-        "contrastive": sampling.contrastive is not None,
-        "dola": sampling.dola is not None,
         "logit_bias": sampling.logit_bias,
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": sampling.bad_words,

@@ -12,7 +12,7 @@ from model_runner.contract import Contrastive, SamplingParams
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.target import HFTargetModel
-from model_runner.scoring.transform import RawStep, Share, keep_plausible
+from model_runner.scoring.transform import RawStep, Share
 
 
 class ContrastiveDecoding:
@@ -62,4 +62,4 @@ def contrast(expert: Tensor, amateur: Tensor, settings: Sequence[Contrastive]) -
     common = min(expert.shape[1], amateur.shape[1])
     scores = torch.full_like(expert, -torch.inf)
     scores[:, :common] = (of_expert * expert[:, :common] - of_amateur * amateur[:, :common]).float()
-    return keep_plausible(scores, expert, [s.alpha for s in settings])
+    return scores.masked_fill_(expert == -torch.inf, -torch.inf)

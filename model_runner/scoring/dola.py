@@ -9,7 +9,7 @@ from model_runner.batch import Batch
 from model_runner.contract import DoLa, SamplingParams
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature, entering
-from model_runner.scoring.transform import RawStep, Share, keep_plausible
+from model_runner.scoring.transform import RawStep, Share
 
 _SPAN = 20
 """In models of more than twice as many layers, a half is so many of them."""
@@ -52,8 +52,7 @@ class LayerContrast:
             is_farther = distance > farthest[rows]  # among equals the lower layer stays
             farthest[rows[is_farther]] = distance[is_farther]
             premature[rows[is_farther]] = early[is_farther]
-        alphas = [sampling.dola.alpha for sampling in share.sampling if sampling.dola is not None]
-        return keep_plausible((mature - premature).float(), logits, alphas)
+        return (mature - premature).float().masked_fill_(logits == -torch.inf, -torch.inf)
 
     def warm_up(self, batch: Batch) -> None:
         """See ScoreTransform.warm_up."""

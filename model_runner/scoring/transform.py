@@ -52,7 +52,8 @@ class ScoreTransform(Protocol):
     def __call__(self, step: RawStep, share: Share) -> Tensor:
         """The scores [n, vocab] float32 of the share's rows, for every step that computes tokens of its choices.
 
-        -inf rules a token out; a row without a finite score, or with NaN or +inf, fails its choice.
+        -inf rules a token out; a row without a finite score, or with NaN or +inf, fails its choice. Which tokens are
+        plausible enough is no matter of scores: see SamplingParams.least_share.
         """
         ...
 
@@ -91,12 +92,6 @@ class Scoring:
         """See ScoreTransform.warm_up."""
         for transform in self._transforms:
             transform.warm_up(batch)
-
-
-def keep_plausible(scores: Tensor, logits: Tensor, alphas: Sequence[float]) -> Tensor:
-    """The scores [n, vocab] where the logits' probability is at least alpha times the highest, -inf elsewhere."""
-    least = torch.tensor(alphas, dtype=torch.float64, device=logits.device).log_().unsqueeze(1)
-    return scores.masked_fill(logits < logits.amax(-1, keepdim=True).double() + least, -torch.inf)
 
 
 def _share(step: RawStep, choices: Sequence[int]) -> Share:
