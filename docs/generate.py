@@ -25,10 +25,11 @@ request says nothing, the model's `generation_config.json` decides, then the def
 Other endpoints: `GET /v1/models`, `GET /v1/models/{id}`, `GET /v1/capabilities`, `GET /tokenizer_info`, `GET /health`
 (the process is alive), `GET /ready` (the engine answers), `GET /metrics` (Prometheus), `GET /version`.
 
-Processing order: logit_bias, allowed_token_ids, bad_words, min_tokens, no_repeat_ngram_size, repetition_penalty (prompt
-and output), frequency_penalty and presence_penalty (output only); then greedy choice at temperature 0, else
-temperature, typical_p, top_k (keeps ties), top_p, min_p, and a draw. The noise of the draw depends on seed, choice,
-position and token alone. Logprobs are of the raw distribution unless the server runs with `--logprobs processed`.
+Processing order: contrastive or dola ([decoding](decoding.md)), logit_bias, allowed_token_ids, bad_words, min_tokens,
+no_repeat_ngram_size, repetition_penalty (prompt and output), frequency_penalty and presence_penalty (output only); then
+greedy choice at temperature 0, else temperature, typical_p, top_k (keeps ties), top_p, min_p, and a draw. The noise of
+the draw depends on seed, choice, position and token alone. Logprobs are of the raw distribution unless the server runs
+with `--logprobs processed`.
 
 Special tokens written out in a prompt or a message are read as such, as in other servers of this kind.
 

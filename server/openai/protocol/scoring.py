@@ -17,7 +17,7 @@ Layers = Annotated[
 
 
 class ContrastiveOptions(RequestModel):
-    """Contrastive decoding; an empty object takes the defaults, which are O'Brien and Lewis's."""
+    """Contrastive decoding: an empty object is O'Brien and Lewis's; Li et al. have 1 and 1 for weights, and 0.5."""
 
     alpha: float | None = Field(
         None, ge=0, le=1, description="Least share of the highest probability that a token needs; 0.1 by default."
@@ -26,11 +26,9 @@ class ContrastiveOptions(RequestModel):
         None, ge=0, le=10, description="Factor of the amateur's logits, which are subtracted; 0.5 by default."
     )
     expert_weight: float | None = Field(
-        None, gt=0, le=11, description="Factor of the model's own logits; 1 + beta by default. Li et al.: 1, beside 1."
+        None, gt=0, le=11, description="Factor of the model's own logits; 1 + beta by default."
     )
-    temperature: float | None = Field(
-        None, ge=0.01, le=100, description="Divides the amateur's logits; 1 by default. Li et al.: 0.5."
-    )
+    temperature: float | None = Field(None, ge=0.01, le=100, description="Divides the amateur's logits; 1 by default.")
     amateur: str | None = Field(
         None, min_length=1, max_length=256, description="The server's auxiliary model, the only one that can be named."
     )
@@ -40,8 +38,8 @@ class DoLaOptions(RequestModel):
     """Decoding by contrasting layers."""
 
     layers: Layers = Field(
-        description="The candidates: every other layer of the lower or the upper half, or numbers: n is what enters "
-        "layer n of the model, counted from 0."
+        description="The candidates: every other layer of the lower or the upper half, or their numbers. n stands for "
+        "what enters layer n, so 0 for the embedding."
     )
     alpha: float | None = Field(
         None, ge=0, le=1, description="Least share of the highest probability that a token needs; 0.1 by default."
