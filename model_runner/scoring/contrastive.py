@@ -58,8 +58,8 @@ def contrast(expert: Tensor, amateur: Tensor, settings: Sequence[Contrastive]) -
     one of them has cannot be chosen.
     """
     weights = [(s.expert_weight, s.amateur_weight / s.temperature) for s in settings]
-    of_expert, of_amateur = torch.tensor(weights, dtype=torch.float64, device=expert.device).view(-1, 2, 1).unbind(1)
+    of_expert, of_amateur = torch.tensor(weights, device=expert.device).view(-1, 2, 1).unbind(1)
     common = min(expert.shape[1], amateur.shape[1])
     scores = torch.full_like(expert, -torch.inf)
-    scores[:, :common] = (of_expert * expert[:, :common] - of_amateur * amateur[:, :common]).float()
+    scores[:, :common] = of_expert * expert[:, :common] - of_amateur * amateur[:, :common]
     return scores.masked_fill_(expert == -torch.inf, -torch.inf)

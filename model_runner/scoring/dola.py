@@ -13,6 +13,8 @@ from model_runner.scoring.transform import RawStep, Share
 
 _SPAN = 20
 """In models of more than twice as many layers, a half is so many of them."""
+_ROWS = 64
+"""Rows worked on at a time, to bound the memory."""
 
 
 class LayerContrast:
@@ -37,9 +39,17 @@ class LayerContrast:
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
         """See ScoreTransform."""
-        logits = step.logits.index_select(0, share.rows)
-        tokens = step.batch.logits_index.index_select(0, share.rows)
-        candidates = [self._candidates(sampling) for sampling in share.sampling]
+        scores = step.logits.new_empty(len(share.rows), step.logits.shape[1])
+        for start in range(0, len(scores), _ROWS):
+            piece = slice(start, start + _ROWS)
+            candidates = [self._candidates(sampling) for sampling in share.sampling[piece]]
+            scores[piece] = self._scores(step, share.rows[piece], candidates)
+        return scores
+
+    def _scores(self, step: RawStep, of_step: Tensor, candidates: Sequence[Sequence[int]]) -> Tensor:
+        """[n, vocab] of these rows of the step, each of which asks its own layers."""
+        logits = step.logits.index_select(0, of_step)
+        tokens = step.batch.logits_index.index_select(0, of_step)
         mature = torch.log_softmax(logits.double(), -1)
         premature = torch.full_like(mature, torch.nan)  # stays where no distance is a number, and fails the row
         farthest = mature.new_full((len(mature),), -torch.inf)

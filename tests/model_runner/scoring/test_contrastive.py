@@ -1,10 +1,14 @@
 """The contrast of two models' logits."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from model_runner.assemble import assemble
 from model_runner.config import RunnerConfig
@@ -32,7 +36,7 @@ def test_each_row_by_its_own_settings() -> None:
             3 * expert[3] - 2 * amateur[3] / 10,
         ]
     )
-    assert torch.equal(scores, expected.float())
+    torch.testing.assert_close(scores.double(), expected, rtol=1e-6, atol=1e-5)
     for row, one in enumerate(SETTINGS):
         assert torch.equal(contrast(LOGITS[row : row + 1], AMATEUR[row : row + 1], [one])[0], scores[row])
 
@@ -66,14 +70,16 @@ def test_what_goes_wrong_is_not_hidden_and_what_the_model_rules_out_stays_so() -
 
 
 def test_an_auxiliary_model_must_reach_as_far_as_the_model(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    folder = tmp_path / "short"
-    folder.mkdir()
-    for file in tiny_model("llama").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    config = (
-        (folder / "config.json").read_text().replace('"max_position_embeddings": 1024', '"max_position_embeddings": 64')
-    )
-    (folder / "config.json").write_text(config)
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
     with pytest.raises(ValueError, match="context holds 64 tokens and the model's 1,024; lower max_model_len to 64"):
         assemble(RunnerConfig(tiny_model("llama"), aux_model=folder, kv_cache_gib=0.02))
     assemble(RunnerConfig(tiny_model("llama"), aux_model=folder, kv_cache_gib=0.02, max_model_len=64))
+
+
+def test_an_auxiliary_model_must_have_the_same_tokens(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "other")
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"the auxiliary model .*/other has another vocabulary than "):
+        assemble(RunnerConfig(tiny_model("llama"), aux_model=folder, kv_cache_gib=0.02))
