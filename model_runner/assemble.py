@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -98,33 +98,15 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
         UnsupportedModelError: if the architecture cannot be served, or heads do not fit it.
         ValueError: if device or dtype cannot be had, or a draft or auxiliary model does not go with the model.
     """
-    device = resolve_device(config.device)
-    threads = config.threads or available_cores()
-    torch.set_num_threads(threads)
-    kernels = _load_kernels(threads) if device.type == "cpu" else None
-    hf_config = load_config(config.model)
-    types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
-    shape = inspect_model(hf_config)
-    draft_shape = _inspect_beside(config, config.draft_model, "draft")
-    aux_shape = _inspect_beside(config, config.aux_model, "auxiliary")
-    others = [other for other in (draft_shape, aux_shape) if other is not None]
-    heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
-    plan = plan_memory(shape, config, types, device, others, [heads_size(one, device) for one in heads])
-    for line in plan.lines():
-        logger.info(line)
-    if aux_shape is not None:
-        _check_length(plan, aux_shape)
-
+    layout = _lay_out(config)
     start = time.perf_counter()
-    loader = _Loader(types, device, kernels, Blocks(plan.num_blocks, config.block_size, config.max_num_seqs))
-    target = loader.load(config.model, shape)
-    draft = loader.load_beside(config.draft_model, draft_shape)
-    aux = loader.load_beside(config.aux_model, aux_shape)
+    models = _load_models(config, layout)
     weights_s = time.perf_counter() - start
-    sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
-    sampler = Sampler(shape.vocab_size, device, config.logprobs_mode, kernels)
+    target, device, vocab_size = models.target, layout.device, layout.shape.vocab_size
+    sampling = SamplingState(config.max_num_seqs, vocab_size, device)
+    sampler = Sampler(vocab_size, device, config.logprobs_mode, layout.kernels)
     budget = Budget()
-    proposers = _make_proposers(loader, target, draft, heads)
+    proposers = _make_proposers(config, layout, models)
     trained = next((method for method in BY_WORTH if method in proposers), None)
     speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
     needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
@@ -132,20 +114,50 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     parts = RunnerParts(
         target=HFTargetModel(target.model, device, needs),
         attention=target.attention,
-        kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
+        kv_cache=target.kv_cache if models.aux is None else KVCaches(target.kv_cache, models.aux.kv_cache),
         state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, device),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler),
-        scoring=_make_scoring(shape, early_exit, aux),
+        scoring=_make_scoring(layout, models.aux, early_exit),
     )
-    info = _describe(plan, shape.vocab_size, "none" if kernels is None else kernels.isa)
-    return parts, replace(
-        info,
-        speculation_methods=speculator.methods,
-        num_early_exits=0 if early_exit is None else early_exit.num_layers,
-        weights_s=weights_s,
-    )
+    num_early_exits = 0 if early_exit is None else early_exit.num_layers
+    return parts, _describe(layout, speculator.methods, num_early_exits, weights_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What is known before any weights of models are read."""
+
+    device: torch.device
+    kernels: Kernels | None
+    types: StorageTypes
+    shape: ModelShape
+    draft: ModelShape | None
+    aux: ModelShape | None
+    heads: Sequence[Heads]
+    plan: MemoryPlan
+
+
+def _lay_out(config: RunnerConfig) -> _Layout:
+    """Look at the machine and at the models, and share out the memory."""
+    device = resolve_device(config.device)
+    threads = config.threads or available_cores()
+    torch.set_num_threads(threads)
+    kernels = _load_kernels(threads) if device.type == "cpu" else None
+    hf_config = load_config(config.model)
+    types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
+    shape = inspect_model(hf_config)
+    draft = _inspect_beside(config, config.draft_model, "draft")
+    aux = _inspect_beside(config, config.aux_model, "auxiliary")
+    heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
+    others = [other for other in (draft, aux) if other is not None]
+    plan = plan_memory(shape, config, types, device, others, [heads_size(one, device) for one in heads])
+    for line in plan.lines():
+        logger.info(line)
+    if aux is not None:
+        _check_length(plan, aux)
+    return _Layout(device, kernels, types, shape, draft, aux, heads, plan)
 
 
 def _inspect_beside(config: RunnerConfig, folder: Path | None, role: str) -> ModelShape | None:
@@ -164,25 +176,28 @@ def _check_length(plan: MemoryPlan, aux: ModelShape) -> None:
         )
 
 
-def _make_proposers(
-    loader: "_Loader", target: "_Loaded", draft: "_Loaded | None", heads: Sequence[Heads]
-) -> dict[str, Proposer]:
+def _make_proposers(config: RunnerConfig, layout: _Layout, models: "_Models") -> dict[str, Proposer]:
     """Everybody who can guess tokens, by the names of the methods."""
-    blocks = loader.blocks
-    drafter = None if draft is None else DraftModel(HFTargetModel(draft.model, loader.device), draft.attention)
-    proposers = make_proposers(target.model, target.attention, blocks, drafter)
-    room = HeadsRoom(loader.kernels, loader.types.kv, blocks.num_blocks, blocks.block_size, blocks.max_num_seqs)
-    return proposers | dict(make_heads_proposer(one, target.model, room) for one in heads)
+    target, draft = models.target, models.draft
+    drafter = None if draft is None else DraftModel(HFTargetModel(draft.model, layout.device), draft.attention)
+    proposers = make_proposers(target.model, target.attention, _blocks(config, layout), drafter)
+    sizes = layout.plan.num_blocks, config.block_size, config.max_num_seqs
+    room = HeadsRoom(layout.kernels, layout.types.kv, *sizes)
+    return proposers | dict(make_heads_proposer(one, target.model, room) for one in layout.heads)
 
 
-def _make_scoring(shape: ModelShape, early_exit: EarlyExit | None, aux: "_Loaded | None") -> Scoring:
+def _make_scoring(layout: _Layout, aux: "_Loaded | None", early_exit: EarlyExit | None) -> Scoring:
     """The transforms that the loaded models make possible."""
     transforms: list[ScoreTransform] = []
     if aux is not None:
-        transforms.append(ContrastiveDecoding(HFTargetModel(aux.model, aux.model.device), aux.attention))
+        transforms.append(ContrastiveDecoding(HFTargetModel(aux.model, layout.device), aux.attention))
     if early_exit is not None:
-        transforms.append(LayerContrast(early_exit, ties_embeddings=shape.num_shared > 0))
+        transforms.append(LayerContrast(early_exit, ties_embeddings=layout.shape.num_shared > 0))
     return Scoring(transforms)
+
+
+def _blocks(config: RunnerConfig, layout: _Layout) -> Blocks:
+    return Blocks(layout.plan.num_blocks, config.block_size, config.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,40 +208,52 @@ class _Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loader:
-    """Loads models onto a device, each with a cache of its own."""
-
-    types: StorageTypes
-    device: torch.device
-    kernels: Kernels | None
-    blocks: Blocks
-
-    def load(self, folder: Path, shape: ModelShape) -> _Loaded:
-        packer = NativePacker(self.kernels, self.types.weights) if self.kernels and self.types.weights else None
-        model = load_model(folder, load_config(folder), self.types.compute, self.device, packer)
-        sizes = self.blocks.with_scratch, self.blocks.block_size
-        kv_cache = KVCache(shape.kv, *sizes, self.types.kv, self.device, self.kernels)
-        if self.kernels is None:
-            return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))
-        if packer is not None:
-            bind_layers(model, cache_structs(kv_cache))
-        return _Loaded(model, kv_cache, NativeAttention(self.kernels, kv_cache))
-
-    def load_beside(self, folder: Path | None, shape: ModelShape | None) -> _Loaded | None:
-        """Another model, if there is one."""
-        return None if folder is None or shape is None else self.load(folder, shape)
+class _Models:
+    target: _Loaded
+    draft: _Loaded | None
+    aux: _Loaded | None
 
 
-def _describe(plan: MemoryPlan, vocab_size: int, isa: str) -> RunnerInfo:
+def _load_models(config: RunnerConfig, layout: _Layout) -> _Models:
+    """All models on the device, each with a cache of its own."""
+    blocks = _blocks(config, layout)
+
+    def load(folder: Path | None, shape: ModelShape | None) -> _Loaded | None:
+        return None if folder is None or shape is None else _load(folder, shape, layout, blocks)
+
+    return _Models(
+        _load(config.model, layout.shape, layout, blocks),
+        load(config.draft_model, layout.draft),
+        load(config.aux_model, layout.aux),
+    )
+
+
+def _load(folder: Path, shape: ModelShape, layout: _Layout, blocks: Blocks) -> _Loaded:
+    kernels, types = layout.kernels, layout.types
+    packer = NativePacker(kernels, types.weights) if kernels and types.weights else None
+    model = load_model(folder, load_config(folder), types.compute, layout.device, packer)
+    kv_cache = KVCache(shape.kv, blocks.with_scratch, blocks.block_size, types.kv, layout.device, kernels)
+    if kernels is None:
+        return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))
+    if packer is not None:
+        bind_layers(model, cache_structs(kv_cache))
+    return _Loaded(model, kv_cache, NativeAttention(kernels, kv_cache))
+
+
+def _describe(layout: _Layout, methods: tuple[str, ...], num_early_exits: int, weights_s: float) -> RunnerInfo:
+    plan = layout.plan
     return RunnerInfo(
-        vocab_size=vocab_size,
+        vocab_size=layout.shape.vocab_size,
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
         device=plan.device,
         dtype=plan.dtype,
         kv_dtype=plan.kv_dtype,
-        kernels=isa,
+        kernels="none" if layout.kernels is None else layout.kernels.isa,
+        speculation_methods=methods,
+        num_early_exits=num_early_exits,
+        weights_s=weights_s,
     )
 
 

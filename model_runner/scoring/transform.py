@@ -95,7 +95,7 @@ class Scoring:
 
 
 def _share(step: RawStep, choices: Sequence[int]) -> Share:
-    samples = [sample for sample in step.batch.samples if sample.choice in set(choices)]
+    samples = [sample for sample in step.batch.samples if sample.choice in choices]
     rows = [row for sample in samples for row in sample.rows]
     return Share(
         choices=tuple(choices),

@@ -73,7 +73,7 @@ class TargetStep:
     features: Mapping[Feature, Tensor]
     """Those that the proposer needs, [T, width] each, for all tokens of the step."""
     logits: Tensor  # [rows, vocab] float32
-    """What tokens are drawn from, where the model had to say it: after last known tokens and drafts; see `sample`."""
+    """Where the model had to have them: after all prompts' ends, last known tokens and drafts; see `sample`."""
 
     def last(self, feature: Feature) -> Tensor:
         """[choices, width] of the last token that was computed of each choice."""

@@ -35,7 +35,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scores:
+class _StepRows:
     """See Verifier.__call__."""
 
     scores: Tensor
@@ -77,7 +77,7 @@ class Verifier:
             slots: of the same choices.
             raw: the model's own logits, for raw logprobs; None where they are the scores.
         """
-        step = _Scores(scores, None if raw is scores else raw)
+        step = _StepRows(scores, None if raw is scores else raw)
         walks = [
             _Walk(sample, slot, sample.tree.children(), Verdict()) for sample, slot in zip(samples, slots, strict=True)
         ]
@@ -88,15 +88,15 @@ class Verifier:
                 going = [walk for walk in going if walk.node is not None]
         return [walk.verdict for walk in walks]
 
-    def _take_step(self, scores: _Scores, walks: Sequence[_Walk], mode: Verification) -> None:
+    def _take_step(self, step: _StepRows, walks: Sequence[_Walk], mode: Verification) -> None:
         nodes = [walk.node for walk in walks if walk.node is not None]
         rows = [walk.sample.row_of(node) for walk, node in zip(walks, nodes, strict=True)]
         draw: Draw | None = None
         if mode != "match":
             forks = [walk.sample.tree.fork(node) for walk, node in zip(walks, nodes, strict=True)]
             draw = _DRAWS[mode](forks, self._sampler.draw)
-        raw = None if scores.raw is None else _take(scores.raw, rows)
-        picks = self._sampler(_take(scores.scores, rows), self._sampling.rows([walk.slot for walk in walks]), draw, raw)
+        raw = None if step.raw is None else _take(step.raw, rows)
+        picks = self._sampler(_take(step.scores, rows), self._sampling.rows([walk.slot for walk in walks]), draw, raw)
         for walk, token, logprobs, error in zip(walks, picks.tokens, picks.logprobs, picks.errors, strict=True):
             if error is None:
                 self._follow(walk, token, logprobs)
