@@ -1,6 +1,6 @@
 """Every method of speculation with every feature of requests: is the answer that of no speculation, to the last bit?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -91,16 +91,24 @@ MakeEngine = Callable[[int, int], Engine]
 class Matrix:
     """Answers without speculation, to compare with."""
 
-    def __init__(self, make_engine: MakeEngine, num_blocks: int, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        make_engine: MakeEngine,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        features: Mapping[str, Feature] = FEATURES,
+    ) -> None:
         self._make_engine = make_engine
         self._num_blocks = num_blocks
         self._block_size = block_size
+        self._features = features
         self._prompts = _prompts(vocab_size)
         self._plain: dict[str, dict[tuple[str, int], Answer]] = {}
 
     def cell(self, method: str, name: str) -> Cell:
         """Run the requests of a feature with a method."""
-        feature = FEATURES[name]
+        feature = self._features[name]
         if name not in self._plain:
             self._plain[name], _, _ = self._run(feature, None)
         prediction = tuple(self._plain[name]["r0", 0].tokens) if method == "prediction" else ()

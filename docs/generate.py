@@ -25,12 +25,13 @@ request says nothing, the model's `generation_config.json` decides, then the def
 Other endpoints: `GET /v1/models`, `GET /v1/models/{id}`, `GET /v1/capabilities`, `GET /tokenizer_info`, `GET /health`
 (the process is alive), `GET /ready` (the engine answers), `GET /metrics` (Prometheus), `GET /version`.
 
-Processing order: logit_bias, allowed_token_ids, bad_words, min_tokens, no_repeat_ngram_size, repetition_penalty (prompt
-and output), frequency_penalty and presence_penalty (output only), DRY, exponential_decay_length_penalty; then greedy
-choice at temperature 0, else temperature, top_n_sigma, typical_p, epsilon_cutoff, eta_cutoff, top_k (keeps ties),
-top_p, min_p, XTC, mirostat, and a draw; `sampler_order` changes the order after the greedy choice. The noise of the
-draw depends on seed, choice, position and token alone. Logprobs are of the raw distribution unless the server runs
-with `--logprobs processed`. [Decoding strategies](decoding.md) has the formulas.
+Processing order: contrastive, dola or guidance; logit_bias, allowed_token_ids, bad_words, min_tokens,
+no_repeat_ngram_size, repetition_penalty (prompt and output), frequency_penalty and presence_penalty (output only), DRY,
+exponential_decay_length_penalty; then greedy choice at temperature 0, else temperature, top_n_sigma, typical_p,
+epsilon_cutoff, eta_cutoff, top_k (keeps ties), top_p, min_p, XTC, mirostat, and a draw; `sampler_order` changes the
+order after the greedy choice. The noise of the draw depends on seed, choice, position and token alone. Logprobs are of
+the raw distribution unless the server runs with `--logprobs processed`. [Decoding strategies](decoding.md) has the
+formulas.
 
 `penalty_alpha` (contrastive search) and `best_of` choose tokens and answers in other ways: see
 [decoding strategies](decoding.md).

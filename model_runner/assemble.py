@@ -2,7 +2,8 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.cores import available_cores
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels
-from model_runner.kv_cache import KVCache, cache_structs, resolve_kv_dtype
+from model_runner.kv_cache import KVCache, KVCaches, cache_structs, resolve_kv_dtype
 from model_runner.memory import MemoryPlan, StorageTypes, plan_memory
-from model_runner.models.features import LAST, Feature
+from model_runner.models.early_exit import EarlyExit, find_early_exit
+from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers
-from model_runner.models.heads.base import TargetShape
+from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.inspection import ModelShape, inspect_model
 from model_runner.models.loading import (
+    check_tokenizers,
     load_config,
     load_model,
     resolve_device,
@@ -36,9 +39,13 @@ from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
+from model_runner.scoring.contrastive import ContrastiveDecoding
+from model_runner.scoring.dola import LayerContrast
+from model_runner.scoring.transform import ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_size, make_heads_proposer
-from model_runner.speculative.methods import Blocks, DraftModel, check_tokenizers, make_proposers
+from model_runner.speculative.methods import Blocks, DraftModel, make_proposers
+from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
@@ -62,6 +69,8 @@ class RunnerInfo:
     """The instruction set of the native kernels, "none" without them."""
     speculation_methods: tuple[str, ...] = ()
     """Methods that a request can name."""
+    num_early_exits: int = 0
+    """Layers before which the model can be asked for the next token; 0 if it cannot."""
     weights_s: float = 0.0
     """Seconds that reading and packing the weights took."""
     first_step_s: float = 0.0
@@ -74,22 +83,68 @@ class RunnerParts:
 
     target: TargetModel
     attention: AttentionBackend[Any]
-    kv_cache: KVCache
+    kv_cache: KVCache | KVCaches
     state: RunnerState
     speculator: Speculator
     budget: Budget
     verifier: Verifier
     search: ContrastiveSearch
+    scoring: Scoring = field(default_factory=Scoring)
 
 
 def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
-    """Plan the memory, load the model and make everything around it.
+    """Plan the memory, load the models and make everything around them.
 
     Raises:
         DoesNotFitError: if weights and cache do not fit in memory.
         UnsupportedModelError: if the architecture cannot be served, or heads do not fit it.
-        ValueError: if device or dtype cannot be had.
+        ValueError: if device or dtype cannot be had, or a draft or auxiliary model does not go with the model.
     """
+    layout = _lay_out(config)
+    start = time.perf_counter()
+    models = _load_models(config, layout)
+    weights_s = time.perf_counter() - start
+    target, device, vocab_size = models.target, layout.device, layout.shape.vocab_size
+    sampling = SamplingState(config.max_num_seqs, vocab_size, device)
+    sampler = Sampler(vocab_size, device, config.logprobs_mode, layout.kernels)
+    budget = Budget()
+    proposers = _make_proposers(config, layout, models)
+    trained = next((method for method in BY_WORTH if method in proposers), None)
+    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
+    needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
+    search = ContrastiveSearch(sampling, sampler)
+    early_exit = find_early_exit(target.model)
+    parts = RunnerParts(
+        target=HFTargetModel(target.model, device, needs),
+        attention=target.attention,
+        kv_cache=target.kv_cache if models.aux is None else KVCaches(target.kv_cache, models.aux.kv_cache),
+        state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, search, device),
+        speculator=speculator,
+        budget=budget,
+        verifier=Verifier(sampling, sampler),
+        search=search,
+        scoring=_make_scoring(layout, models.aux, early_exit),
+    )
+    num_early_exits = 0 if early_exit is None else early_exit.num_layers
+    return parts, _describe(layout, speculator.methods, num_early_exits, weights_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What is known before any weights of models are read."""
+
+    device: torch.device
+    kernels: Kernels | None
+    types: StorageTypes
+    shape: ModelShape
+    draft: ModelShape | None
+    aux: ModelShape | None
+    heads: Sequence[Heads]
+    plan: MemoryPlan
+
+
+def _lay_out(config: RunnerConfig) -> _Layout:
+    """Look at the machine and at the models, and share out the memory."""
     device = resolve_device(config.device)
     threads = config.threads or available_cores()
     torch.set_num_threads(threads)
@@ -97,46 +152,56 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     hf_config = load_config(config.model)
     types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
     shape = inspect_model(hf_config)
-    draft_shape = None
-    if config.draft_model is not None:
-        check_tokenizers(config.model, config.draft_model)
-        draft_shape = inspect_model(load_config(config.draft_model))
+    draft = _inspect_beside(config, config.draft_model, "draft")
+    aux = _inspect_beside(config, config.aux_model, "auxiliary")
     heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
-    plan = plan_memory(shape, config, types, device, draft_shape, [heads_size(one, device) for one in heads])
+    others = [other for other in (draft, aux) if other is not None]
+    plan = plan_memory(shape, config, types, device, others, [heads_size(one, device) for one in heads])
     for line in plan.lines():
         logger.info(line)
+    if aux is not None:
+        _check_length(plan, aux)
+    return _Layout(device, kernels, types, shape, draft, aux, heads, plan)
 
-    start = time.perf_counter()
-    blocks = Blocks(plan.num_blocks, config.block_size, config.max_num_seqs)
-    loader = _Loader(types, device, kernels, blocks)
-    target = loader.load(config.model, shape)
-    draft = None
-    if config.draft_model is not None and draft_shape is not None:
-        loaded = loader.load(config.draft_model, draft_shape)
-        draft = DraftModel(HFTargetModel(loaded.model, device), loaded.attention)
-    weights_s = time.perf_counter() - start
-    sampling = SamplingState(config.max_num_seqs, shape.vocab_size, device)
-    sampler = Sampler(shape.vocab_size, device, config.logprobs_mode, kernels)
-    budget = Budget()
-    proposers = make_proposers(target.model, target.attention, blocks, draft)
-    room = HeadsRoom(kernels, types.kv, plan.num_blocks, config.block_size, config.max_num_seqs)
-    proposers |= dict(make_heads_proposer(one, target.model, room) for one in heads)
-    trained = next((method for method in BY_WORTH if method in proposers), None)
-    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
-    needs = frozenset[Feature]({LAST}).union(*(proposer.needs for proposer in proposers.values()))
-    search = ContrastiveSearch(sampling, sampler)
-    parts = RunnerParts(
-        target=HFTargetModel(target.model, device, needs),
-        attention=target.attention,
-        kv_cache=target.kv_cache,
-        state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, search, device),
-        speculator=speculator,
-        budget=budget,
-        verifier=Verifier(sampling, sampler),
-        search=search,
-    )
-    isa = "none" if kernels is None else kernels.isa
-    return parts, _describe(plan, shape.vocab_size, isa, speculator.methods, weights_s)
+
+def _inspect_beside(config: RunnerConfig, folder: Path | None, role: str) -> ModelShape | None:
+    """The shape of a model that goes with the target, which must have the same tokens."""
+    if folder is None:
+        return None
+    check_tokenizers(config.model, folder, role)
+    return inspect_model(load_config(folder))
+
+
+def _check_length(plan: MemoryPlan, aux: ModelShape) -> None:
+    if aux.max_model_len < plan.max_model_len:
+        raise ValueError(
+            f"the auxiliary model's context holds {aux.max_model_len:,} tokens and the model's {plan.max_model_len:,}; "
+            f"lower max_model_len to {aux.max_model_len}, or name another auxiliary model"
+        )
+
+
+def _make_proposers(config: RunnerConfig, layout: _Layout, models: "_Models") -> dict[str, Proposer]:
+    """Everybody who can guess tokens, by the names of the methods."""
+    target, draft = models.target, models.draft
+    drafter = None if draft is None else DraftModel(HFTargetModel(draft.model, layout.device), draft.attention)
+    proposers = make_proposers(target.model, target.attention, _blocks(config, layout), drafter)
+    sizes = layout.plan.num_blocks, config.block_size, config.max_num_seqs
+    room = HeadsRoom(layout.kernels, layout.types.kv, *sizes)
+    return proposers | dict(make_heads_proposer(one, target.model, room) for one in layout.heads)
+
+
+def _make_scoring(layout: _Layout, aux: "_Loaded | None", early_exit: EarlyExit | None) -> Scoring:
+    """The transforms that the loaded models make possible."""
+    transforms: list[ScoreTransform] = []
+    if aux is not None:
+        transforms.append(ContrastiveDecoding(HFTargetModel(aux.model, layout.device), aux.attention))
+    if early_exit is not None:
+        transforms.append(LayerContrast(early_exit, ties_embeddings=layout.shape.num_shared > 0))
+    return Scoring(transforms)
+
+
+def _blocks(config: RunnerConfig, layout: _Layout) -> Blocks:
+    return Blocks(layout.plan.num_blocks, config.block_size, config.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,37 +212,51 @@ class _Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loader:
-    """Loads models onto a device, each with a cache of its own."""
-
-    types: StorageTypes
-    device: torch.device
-    kernels: Kernels | None
-    blocks: Blocks
-
-    def load(self, folder: Path, shape: ModelShape) -> _Loaded:
-        packer = NativePacker(self.kernels, self.types.weights) if self.kernels and self.types.weights else None
-        model = load_model(folder, load_config(folder), self.types.compute, self.device, packer)
-        sizes = self.blocks.with_scratch, self.blocks.block_size
-        kv_cache = KVCache(shape.kv, *sizes, self.types.kv, self.device, self.kernels)
-        if self.kernels is None:
-            return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))
-        if packer is not None:
-            bind_layers(model, cache_structs(kv_cache))
-        return _Loaded(model, kv_cache, NativeAttention(self.kernels, kv_cache))
+class _Models:
+    target: _Loaded
+    draft: _Loaded | None
+    aux: _Loaded | None
 
 
-def _describe(plan: MemoryPlan, vocab_size: int, isa: str, methods: tuple[str, ...], weights_s: float) -> RunnerInfo:
+def _load_models(config: RunnerConfig, layout: _Layout) -> _Models:
+    """All models on the device, each with a cache of its own."""
+    blocks = _blocks(config, layout)
+
+    def load(folder: Path | None, shape: ModelShape | None) -> _Loaded | None:
+        return None if folder is None or shape is None else _load(folder, shape, layout, blocks)
+
+    return _Models(
+        _load(config.model, layout.shape, layout, blocks),
+        load(config.draft_model, layout.draft),
+        load(config.aux_model, layout.aux),
+    )
+
+
+def _load(folder: Path, shape: ModelShape, layout: _Layout, blocks: Blocks) -> _Loaded:
+    kernels, types = layout.kernels, layout.types
+    packer = NativePacker(kernels, types.weights) if kernels and types.weights else None
+    model = load_model(folder, load_config(folder), types.compute, layout.device, packer)
+    kv_cache = KVCache(shape.kv, blocks.with_scratch, blocks.block_size, types.kv, layout.device, kernels)
+    if kernels is None:
+        return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))
+    if packer is not None:
+        bind_layers(model, cache_structs(kv_cache))
+    return _Loaded(model, kv_cache, NativeAttention(kernels, kv_cache))
+
+
+def _describe(layout: _Layout, methods: tuple[str, ...], num_early_exits: int, weights_s: float) -> RunnerInfo:
+    plan = layout.plan
     return RunnerInfo(
-        vocab_size=vocab_size,
+        vocab_size=layout.shape.vocab_size,
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
         device=plan.device,
         dtype=plan.dtype,
         kv_dtype=plan.kv_dtype,
-        kernels=isa,
+        kernels="none" if layout.kernels is None else layout.kernels.isa,
         speculation_methods=methods,
+        num_early_exits=num_early_exits,
         weights_s=weights_s,
     )
 

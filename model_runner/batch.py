@@ -1,9 +1,11 @@
 """One step's tokens, flat and without padding."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from model_runner.contract import Verification
@@ -40,6 +42,11 @@ class SampleRows:
         """The row of a node, or of the ROOT."""
         return self.first + 1 + node
 
+    @property
+    def rows(self) -> range:
+        """All of them."""
+        return range(self.first, self.first + 1 + len(self.tree))
+
 
 @dataclass(frozen=True, slots=True)
 class TreePaths:
@@ -54,6 +61,14 @@ class TreePaths:
     start: IntArray  # [T]
     first: IntArray  # [T + 1]
     places: IntArray  # [first[T]] each ancestor's within the tree, at last the token's own
+
+    def only(self, tokens: IntArray) -> "TreePaths":
+        """Those of these tokens, in ascending order."""
+        counts = np.diff(self.first)
+        is_kept = np.zeros(len(counts), dtype=np.bool_)
+        is_kept[tokens] = True
+        first = np.concatenate([[0], counts[tokens].cumsum()])
+        return TreePaths(self.start[tokens], first, self.places[is_kept.repeat(counts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,32 @@ class Batch:
     prompt_rows: list[PromptRows]
     paths: TreePaths | None = None
     """None when the batch has no draft tree."""
+
+    def only(self, choices: Sequence[int]) -> "Batch":
+        """The tokens of these choices, in ascending order, with logits only where their next tokens are drawn."""
+        tokens = np.flatnonzero(np.isin(self.choice_of, choices))
+        index = torch.from_numpy(tokens).to(self.tokens.device)
+        samples, wanted = [], [np.empty(0, dtype=np.int64)]
+        logits_index = self.logits_index.cpu().numpy()
+        for sample in self.samples:
+            if sample.choice in choices:
+                first = sum(map(len, wanted))
+                samples.append(replace(sample, choice=choices.index(sample.choice), first=first))
+                wanted.append(logits_index[sample.rows.start : sample.rows.stop])
+        rows = np.searchsorted(tokens, np.concatenate(wanted))
+        return Batch(
+            tokens=self.tokens[index],
+            positions=self.positions[index],
+            position_of=self.position_of[tokens],
+            choice_of=np.searchsorted(choices, self.choice_of[tokens]),
+            block_tables=[self.block_tables[choice] for choice in choices],
+            block_of=self.block_of[index],
+            offset_of=self.offset_of[index],
+            logits_index=torch.from_numpy(rows).to(index.device),
+            samples=samples,
+            prompt_rows=[],
+            paths=None if self.paths is None else self.paths.only(tokens),
+        )
 
     def block_table(self) -> Int32Array:
         """[C, width] the blocks of each choice, filled up with zeros."""

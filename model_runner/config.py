@@ -46,3 +46,5 @@ class RunnerConfig:
     """A smaller model with the same tokenizer, for the method `draft_model`."""
     heads: tuple[Path, ...] = ()
     """Folders with trained heads: Medusa, Hydra or EAGLE. The embedded model has some of its own."""
+    aux_model: Path | None = None
+    """A weaker model with the same tokenizer, for contrastive decoding."""

@@ -56,6 +56,38 @@ class Mirostat:
 
 
 @dataclass(frozen=True, slots=True)
+class Contrastive:
+    """Contrastive decoding: what the model says, less what the auxiliary model, the amateur, says as well.
+
+    A token x that has at least `alpha` times the highest probability can be chosen, by the score
+    expert_weight * model(x) - amateur_weight * amateur(x) / temperature, both in logits. With the weights 1 + b and b
+    this is O'Brien and Lewis (arXiv:2309.09117), with 1 and 1 Li et al. (arXiv:2210.15097), whose log-probabilities
+    differ from logits by one number for all tokens.
+    """
+
+    alpha: float = 0.1
+    """0 lets all tokens be chosen."""
+    expert_weight: float = 1.5
+    amateur_weight: float = 0.5
+    temperature: float = 1.0
+    """Of the amateur, above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoLa:
+    """Decoding by contrasting layers (arXiv:2309.03883): what the model knows only after its last layers.
+
+    Of the candidate layers, the one before which the model's next-token distribution differs most from the final one is
+    chosen for each token anew. Scores are the log-probabilities after the last layer less those; a token can be chosen
+    if it has at least `alpha` times the highest probability.
+    """
+
+    layers: Literal["low", "high"] | tuple[int, ...]
+    """The candidates: every other one of the lower or the upper half, or these. 0 is what enters the first layer."""
+    alpha: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one choice turns logits into tokens. The defaults change nothing: they sample the model's own distribution.
 
@@ -63,6 +95,10 @@ class SamplingParams:
     order in which they stand here.
     """
 
+    contrastive: Contrastive | None = None
+    """Needs an auxiliary model. Keys and values are shared only among choices that have it."""
+    dola: DoLa | None = None
+    """At most one of these two is there."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, value added to its logit) pairs."""
     allowed_token_ids: tuple[int, ...] | None = None
@@ -124,6 +160,15 @@ class SamplingParams:
     def num_candidates(self) -> int:
         """How many tokens contrastive search compares at every place; 0 without it."""
         return self.top_k if self.penalty_alpha > 0 else 0
+
+    @property
+    def least_share(self) -> float:
+        """Of the highest probability: what a token needs that `contrastive` or `dola` may choose; 0 without them.
+
+        It counts by the model's own probabilities, among the tokens that the settings down to the n-grams leave.
+        """
+        mixed = self.contrastive or self.dola
+        return 0.0 if mixed is None else mixed.alpha
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,10 @@ class ContrastiveSearch:
         """A choice has ended, or was preempted."""
         self._searching.pop(slot, None)
 
+    def needs(self, slots: Sequence[int]) -> frozenset[Feature]:
+        """The hidden states that a step with these slots has to keep."""
+        return frozenset() if self._searching.keys().isdisjoint(slots) else frozenset({LAST})
+
     def candidates(self, slots: Sequence[int], scheduled: Sequence[ScheduledRequest]) -> list[DraftTree]:
         """For each scheduled choice, what is compared in this step."""
         return [

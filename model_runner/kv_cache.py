@@ -171,6 +171,28 @@ class KVCache:
         return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
 
 
+class KVCaches:
+    """Caches of several models, whose blocks of the same number belong together."""
+
+    def __init__(self, *caches: KVCache) -> None:
+        self._caches = caches
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """See KVCache.copy_blocks."""
+        for cache in self._caches:
+            cache.copy_blocks(copies)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """See KVCache.move."""
+        for cache in self._caches:
+            cache.move(moves)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """See KVCache.clear."""
+        for cache in self._caches:
+            cache.clear(blocks)
+
+
 def cache_structs(cache: KVCache) -> list[KVCacheStruct]:
     """For each layer, where the kernels find its keys and values. The cache must outlive them.
 

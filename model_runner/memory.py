@@ -80,17 +80,17 @@ def plan_memory(
     config: RunnerConfig,
     types: StorageTypes,
     device: torch.device,
-    draft: ModelShape | None = None,
+    others: Sequence[ModelShape] = (),
     heads: Sequence[HeadsSize] = (),
 ) -> MemoryPlan:
-    """Size the KV cache from free memory, or from the configuration. Draft model and heads live in the same memory.
+    """Size the KV cache from free memory, or from the configuration. Other models and heads live in the same memory.
 
     Raises:
         DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
         ValueError: if the asked-for length is beyond the model's own.
     """
     free = free_memory(device)
-    models = [shape] if draft is None else [shape, draft]
+    models = [shape, *others]
     weights = sum(_weight_bytes(model, types, device) for model in models) + sum(one.weight_bytes for one in heads)
     kept = [kv for model in models for kv in model.kv] + [kv for one in heads for kv in one.kv]
     per_token = sum(kv.num_bytes(types.kv) for kv in kept)

@@ -24,6 +24,7 @@ from model_runner.kv_cache import Move
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.sampling.logprobs import prompt_logprobs
+from model_runner.scoring.transform import RawStep
 from model_runner.speculative.budget import StepLoad
 from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
 from model_runner.speculative.step_times import StepTimes
@@ -48,6 +49,7 @@ class ModelRunner:
         self._budget = parts.budget
         self._verify = parts.verifier
         self._search = parts.search
+        self._scoring = parts.scoring
 
     @classmethod
     def load(cls, config: RunnerConfig) -> "ModelRunner":
@@ -78,15 +80,18 @@ class ModelRunner:
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
         batch = self._state.gather(choices, plan.scheduled, trees)
         start = time.perf_counter()
-        logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
+        sampling = [choice.sampling for choice in choices]
+        attention = StepAttention(self._attention, self._attention.prepare(batch))
+        logits = self._target.forward(batch, attention, self._scoring.needs(sampling) | self._search.needs(slots))
         features = self._target.features()
         verdicts = self._search.decide(batch, slots, features, logits)
         walks = [sample for sample in batch.samples if sample.choice not in verdicts]
         walking = [slots[sample.choice] for sample in walks]
-        walked = self._verify(logits, walks, walking)
+        scores = self._scoring(RawStep(batch, sampling, logits, features))
+        walked = self._verify(scores, walks, walking, raw=logits)
         self._speculator.observe(load, walks, walking, walked, time.perf_counter() - start)
         verdicts |= dict(zip((sample.choice for sample in walks), walked, strict=True))
-        prompts = self._prompt_logprobs(logits, batch, [choice.sampling for choice in choices])
+        prompts = self._prompt_logprobs(logits, batch, sampling)
         decided = [verdicts.get(index, Verdict()) for index in range(len(choices))]
         steps = self._commit(plan, choices, decided, batch)
         offers = self._speculator.propose(_next_load(choices, len(verdicts)), TargetStep(steps, features, logits))
@@ -161,6 +166,7 @@ class ModelRunner:
         """
         try:
             self._step_seconds(1)
+            self._scoring.warm_up(self._first_batch(1))
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         room = min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
@@ -172,13 +178,16 @@ class ModelRunner:
 
     def _step_seconds(self, rows: int, context: int = 0) -> float:
         """What a forward pass takes over so many rows after so many positions. Writes to blocks, so only at first."""
-        blocks = list(range(-(-(context + rows) // self.info.block_size)))
-        choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
-        tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
-        batch = self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])
+        batch = self._first_batch(rows, context)
         start = time.perf_counter()
         self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
         return time.perf_counter() - start
+
+    def _first_batch(self, rows: int, context: int = 0) -> Batch:
+        blocks = list(range(-(-(context + rows) // self.info.block_size)))
+        choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
+        tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
+        return self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])
 
 
 def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:

@@ -13,11 +13,14 @@ DIGEST_SIZE = 32  # bytes; at 256 bits a collision, which would show one request
 
 
 class BlockChain:
-    """Names of the full blocks of a token list that only ever grows. Equal names mean equal salt and equal tokens."""
+    """Names of the full blocks of a token list that only ever grows.
 
-    def __init__(self, salt: str, block_size: int) -> None:
+    Equal names mean equal salt, equal tokens and an equal kind: what KV a block holds beside the model's own.
+    """
+
+    def __init__(self, salt: str, block_size: int, kind: bytes = b"") -> None:
         self._block_size = block_size
-        self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
+        self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE, person=kind).digest()
         self._names: list[bytes] = []
 
     def fork(self) -> "BlockChain":

@@ -144,12 +144,17 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
             cache_salt=request.cache_salt,
             tokens=[*request.prompt, *choice.output],
             num_prompt=len(request.prompt),
-            chain=BlockChain(request.cache_salt, block_size),
+            chain=BlockChain(request.cache_salt, block_size, _kv_kind(request.sampling)),
             speculation=request.speculation,
             sampler_state=choice.sampler_state,
         )
         for offset, choice in enumerate(request.choices)
     ]
+
+
+def _kv_kind(sampling: SamplingParams) -> bytes:
+    """Blocks of contrastive choices hold the auxiliary model's KV as well, and those of others do not."""
+    return b"auxiliary" if sampling.contrastive is not None else b""
 
 
 def _sampling_of(request: EngineRequest, choice: ChoiceState) -> SamplingParams:

@@ -30,12 +30,16 @@ _DESCRIPTION = (
 )
 
 
-def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: Settings, folder: ModelFolder) -> FastAPI:
+def create_app(
+    engine: EngineClient, tokenizer: Tokenizer, settings: Settings, folder: ModelFolder, aux: ModelFolder | None = None
+) -> FastAPI:
     """The application. Whoever made the engine starts and stops it; requests get 503 until it is ready.
+
+    `folder` has the served model, `aux` the auxiliary one.
 
     Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read.
     """
-    model = ServedModel.from_folder(folder.path, tokenizer, settings.served_model_name or folder.name)
+    model = ServedModel.from_folder(folder.path, tokenizer, settings.served_model_name or folder.name, aux)
     metrics = Metrics(engine, model.name)
     app = FastAPI(
         title="Samewise", version=__version__, description=_DESCRIPTION, redoc_url=None, redirect_slashes=False

@@ -93,6 +93,8 @@ class Capabilities(BaseModel):
     logprobs: Literal["raw", "processed"]
     policy: str
     speculation: SpeculationCapability
+    aux_model: str | None = Field(description="The amateur of `contrastive`; null: this server has none.")
+    dola_layers: int = Field(description="`dola.layers` may name layers below this number; 0: the model has no `dola`.")
     endpoints: dict[str, dict[str, FieldCapability]]
 
 
@@ -122,6 +124,8 @@ async def capabilities(services: ServicesDep) -> Capabilities:
             default=method,
             max_num_tokens=services.settings.num_draft_tokens,
         ),
+        aux_model=services.model.aux_model,
+        dola_layers=info.num_early_exits,
         endpoints={path: describe_fields(request, defaults) for path, request in ENDPOINTS.items()},
     )
 

@@ -13,12 +13,13 @@ from server.config import Settings
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The served model, and what helps to guess its tokens ahead."""
+    """The served model, what helps to guess its tokens ahead, and what its scores are compared with."""
 
     model: ModelFolder
     draft_model: Path | None
     heads: tuple[Path, ...]
     """Those that the settings name, else those that come with the model."""
+    aux_model: ModelFolder | None = None
 
 
 def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
@@ -28,7 +29,9 @@ def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
         draft = None if settings.draft_model is None else resolve_model(settings.draft_model, console).path
     with _setting("heads"):
         named = tuple(resolve_heads(name, console) for name in settings.heads)
-    return Checkpoints(model, draft, named or model.heads)
+    with _setting("aux_model"):
+        aux = None if settings.aux_model is None else resolve_model(settings.aux_model, console)
+    return Checkpoints(model, draft, named or model.heads, aux)
 
 
 @contextmanager

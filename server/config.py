@@ -67,6 +67,11 @@ class Settings(BaseSettings):
         (), description="Medusa, Hydra or EAGLE heads for speculation: folder or hub name; may be given several times."
     )
 
+    aux_model: str | None = Field(
+        None,
+        description="Weaker model with the same tokenizer, for `contrastive`: folder, GGUF file or hub name.",
+    )
+
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
     api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
     max_body_mib: float = Field(8.0, gt=0, description="Largest request body.")

@@ -106,7 +106,7 @@ class _Life:
 
         try:
             tokenizer = Tokenizer.from_folder(self._folder.path)
-            app = create_app(engine, tokenizer, self._settings, self._folder)
+            app = create_app(engine, tokenizer, self._settings, self._folder, self._checkpoints.aux_model)
         except OSError as error:
             raise StartError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
         except ValueError as error:
@@ -139,6 +139,8 @@ class _Life:
             f"{info.max_model_len:,} tokens; KV cache of {tokens:,} tokens, "
             f"{tokens / info.max_model_len:.1f} full-length requests",
         )
+        if self._checkpoints.aux_model is not None:
+            self._announce("Auxiliary model", self._checkpoints.aux_model.name)
         self._announce("Speculation", describe_speculation(self._settings, info.speculation_methods))
         self._announce("Ready in", str(milestones))
 
@@ -183,6 +185,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         num_draft_tokens=settings.num_draft_tokens,
         draft_model=checkpoints.draft_model,
         heads=checkpoints.heads,
+        aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
     )
     return EngineConfig(runner, settings.policy, settings.prefix_caching, settings.log_level, settings.log_format)
 

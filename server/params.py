@@ -12,6 +12,7 @@ from server.engine.client import EngineInfo
 from server.errors import InvalidRequestError
 from server.openai.protocol.common import SamplingFields
 from server.sampling import SamplingRules, check_tokens, first
+from server.scoring import ScoringRules
 from server.served_model import ServedModel
 from server.speculation import SpeculationRules
 from server.tokenization import Tokenizer
@@ -96,7 +97,13 @@ class Planner:
         seed_drawn = fields.seed is None
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         params = self._rules.params(fields)
-        sampling = replace(params, logprobs=wanted.logprobs, prompt_logprobs=wanted.prompt_logprobs)
+        sampling = replace(
+            params,
+            contrastive=self.scoring.contrastive(fields.contrastive),
+            dola=self.scoring.dola(fields.dola),
+            logprobs=wanted.logprobs,
+            prompt_logprobs=wanted.prompt_logprobs,
+        )
         self._check_prediction(wanted.prediction or ())
         self._check_candidates(sampling.num_candidates)
         speculation = self._speculation(fields, wanted)
@@ -126,6 +133,11 @@ class Planner:
     def speculation(self) -> SpeculationRules:
         """What a request can ask for."""
         return SpeculationRules(self._info.speculation_methods, self._settings.speculation)
+
+    @property
+    def scoring(self) -> ScoringRules:
+        """Which scores a request can ask for."""
+        return ScoringRules(self._model.aux_model, self._info.num_early_exits)
 
     def check_text(self, text: str, param: str) -> None:
         """Refuses a text that is far too long before anybody spends time on encoding it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from model_runner.models.repository import ModelFolder
 from server import __version__
 from server.config import Settings
 from server.engine.client import EngineInfo
@@ -53,14 +54,21 @@ class ServedModel:
     name: str
     defaults: GenerationDefaults = GenerationDefaults()
     digest: str = ""
-    """Of the model's files."""
+    """Of the model's files, and of the auxiliary model's."""
+    aux_model: str | None = None
+    """Name of the auxiliary model."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time in seconds."""
 
     @classmethod
-    def from_folder(cls, folder: Path, tokenizer: Tokenizer, name: str) -> "ServedModel":
+    def from_folder(
+        cls, folder: Path, tokenizer: Tokenizer, name: str, aux: ModelFolder | None = None
+    ) -> "ServedModel":
         """Raises OSError or ValueError if a file is missing or not what it should be."""
-        return cls(name, load_defaults(folder, tokenizer), digest_folder(folder))
+        digest, defaults = digest_folder(folder), load_defaults(folder, tokenizer)
+        if aux is None:
+            return cls(name, defaults, digest)
+        return cls(name, defaults, f"{digest}\n{digest_folder(aux.path)}", aux.name)
 
     def fingerprint(self, info: EngineInfo, settings: Settings) -> str:
         """Changes whenever the answer to the same request may.

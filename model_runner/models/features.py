@@ -1,4 +1,4 @@
-"""Hidden states of the target, taken from its forward pass for draft heads."""
+"""Hidden states of the target, taken from its forward pass: for draft heads, and for scores that mix layers."""
 
 from collections.abc import Callable, Collection
 from typing import Any

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
@@ -85,6 +86,17 @@ def load_config(folder: Path) -> PretrainedConfig:
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(f"{folder} holds no model that transformers can read: {error}") from error
     return config
+
+
+def check_tokenizers(model: Path, other: Path, role: str) -> None:
+    """Raises ValueError unless two models' folders hold the same vocabulary; `role` is what the other one is for."""
+    if _vocabulary(model) != _vocabulary(other):
+        raise ValueError(f"the {role} model {other} has another vocabulary than {model}; it cannot speak of its tokens")
+
+
+def _vocabulary(folder: Path) -> dict[str, int] | None:
+    path = folder / "tokenizer.json"
+    return Tokenizer.from_file(str(path)).get_vocab() if path.exists() else None
 
 
 def load_model(

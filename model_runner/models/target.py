@@ -1,7 +1,7 @@
 """The model that answers: flat tokens in, logits out."""
 
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -17,12 +17,15 @@ from model_runner.models.hf_attention import StepAttention
 class TargetModel(Protocol):
     """One forward pass over a step's tokens."""
 
-    def forward(self, batch: Batch, attention: StepAttention) -> Tensor:
-        """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`."""
+    def forward(self, batch: Batch, attention: StepAttention, also: Collection[Feature] = ()) -> Tensor:
+        """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`.
+
+        `also` are features to take from this pass beside those that are taken from every one.
+        """
         ...
 
     def features(self) -> Mapping[Feature, Tensor]:
-        """What proposers want to know of all tokens of the last forward pass, [T, width] each."""
+        """Those of all tokens of the last forward pass, [T, width] each; once."""
         ...
 
     def settle(self) -> None:
@@ -41,6 +44,7 @@ class HFTargetModel:
         """`needs` are the features to take from each forward pass. Raises UnsupportedModelError if it has them not."""
         self._model = model
         self._tap = FeatureTap(model, needs)
+        self._also: dict[Feature, Tensor] = {}
         self._functions = ExactFunctions() if device.type == "cpu" else None
 
     def settle(self) -> None:
@@ -50,11 +54,20 @@ class HFTargetModel:
 
     def features(self) -> Mapping[Feature, Tensor]:
         """See TargetModel.features."""
-        return self._tap.take()
+        also, self._also = self._also, {}
+        return self._tap.take() | also
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, attention: StepAttention) -> Tensor:
+    def forward(self, batch: Batch, attention: StepAttention, also: Collection[Feature] = ()) -> Tensor:
         """See TargetModel.forward."""
+        if not also:
+            return self._forward(batch, attention)
+        with closing(FeatureTap(self._model, also)) as tap:
+            logits = self._forward(batch, attention)
+            self._also = tap.take()
+        return logits
+
+    def _forward(self, batch: Batch, attention: StepAttention) -> Tensor:
         with self._functions or nullcontext():
             output: Any = self._model(
                 input_ids=batch.tokens.unsqueeze(0),

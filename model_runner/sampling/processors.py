@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from model_runner.sampling.rows import Entries, SamplingRows
+from model_runner.sampling.rows import Entries, SamplingRows, Setting
 
 
 class LogitsProcessor(Protocol):
@@ -125,6 +125,18 @@ def process(processors: Sequence[LogitsProcessor], logits: Tensor, rows: Samplin
     for processor in used:
         logits = processor(logits, rows)
     return logits
+
+
+def keep_plausible(scores: Tensor, logits: Tensor, least_share: Setting) -> Tensor:
+    """The scores, with -inf for tokens whose probability by the logits is less than the row's share of the highest.
+
+    That is the adaptive plausibility constraint of contrastive decoding (arXiv:2210.15097). Tokens that other settings
+    have ruled out do not count, so at least one of the others is always left.
+    """
+    old = least_share.take(scores)
+    possible = least_share.take(logits).masked_fill(old == -math.inf, -math.inf)
+    lowest = possible.amax(-1, keepdim=True).double() + least_share.values.log()
+    return least_share.put(scores.clone(), old.masked_fill(possible < lowest, -math.inf))
 
 
 def _add(logits: Tensor, entries: Entries) -> Tensor:

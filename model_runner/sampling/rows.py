@@ -52,7 +52,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """All that the processors and the sampler read about the rows of one step. Greedy rows appear in no Setting."""
+    """All that the processors and the sampler read about the rows of one step.
+
+    Greedy rows appear in no Setting but `least_share`.
+    """
 
     sampling: tuple[SamplingParams, ...]
     """For each row."""
@@ -76,6 +79,8 @@ class SamplingRows:
     output_penalty: Entries  # values are what to subtract
     dry: Entries  # values are what to subtract
     ending: Entries  # values are by which share of their size logits grow
+    least_share: Setting | None
+    """See SamplingParams.least_share."""
     truncations: tuple[Setting, ...]
     """What is done to the rows that draw. Each row's settings stand in the row's own order."""
     mirostat: tuple[int, ...]
@@ -147,6 +152,8 @@ class SamplingState:
         states = [self._slot(slot) for slot in slots]
         picked = [(row, state) for row, state in enumerate(states) if not state.is_listed]
         drawn = [(row, state) for row, state in picked if state.sampling.temperature > 0]
+        least = [(row, state.sampling.least_share) for row, state in picked if state.sampling.least_share]
+        shares = [(row, {"least_share": share}) for row, share in least]
         constrained = [(row, state) for row, state in enumerate(states) if state.constrains]
         restricted = [row for row, state in constrained if state.sampling.allowed_token_ids is not None]
         return SamplingRows(
@@ -165,6 +172,7 @@ class SamplingState:
             output_penalty=self._entries([(row, state.output_penalty()) for row, state in constrained]),
             dry=self._entries([(row, state.dry_penalty()) for row, state in constrained]),
             ending=self._entries([(row, state.growth_of_endings()) for row, state in constrained]),
+            least_share=self._setting("least_share", shares),
             truncations=self._truncations(drawn),
             mirostat=tuple(row for row, state in drawn if state.sampling.mirostat is not None),
         )

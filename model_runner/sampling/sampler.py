@@ -13,7 +13,7 @@ from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogpr
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.draw import Draw, NativeDraw, TorchDraw, take
 from model_runner.sampling.logprobs import candidates_of, describe
-from model_runner.sampling.processors import CONSTRAINTS, process
+from model_runner.sampling.processors import CONSTRAINTS, keep_plausible, process
 from model_runner.sampling.rows import SamplingRows
 from model_runner.sampling.truncations import truncate
 
@@ -56,13 +56,22 @@ class Sampler:
         else:
             self.draw = NativeDraw(kernels, divides=logprobs_mode == "raw")  # processed ones need what is divided
 
-    def __call__(self, logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Picks:
-        """Sample from logits [rows, vocab], which are left as they are; rows that are not greedy by this draw."""
+    def __call__(
+        self, logits: Tensor, rows: SamplingRows, draw: Draw | None = None, raw: Tensor | None = None
+    ) -> Picks:
+        """Sample from logits [rows, vocab], which are left as they are; rows that are not greedy by this draw.
+
+        `raw` are the model's own logits where those to sample from are others: they decide on what is plausible, and
+        raw logprobs are theirs.
+        """
         draw = draw or self.draw
-        raw = logits.float()
+        logits = logits.float()
         if rows.is_plain:
-            return _pick_highest(raw)
-        scores, errors = constrain(raw, rows)
+            return _pick_highest(logits)
+        scores, errors = constrain(logits, rows)
+        raw = logits if raw is None else raw.float()
+        if rows.least_share is not None:
+            scores = keep_plausible(scores, raw, rows.least_share)
         if rows.truncated or not draw.divides:
             scores = truncate(scores, rows.without_whole_temperature() if draw.divides else rows)
         tokens = _choose(scores, rows, draw) | dict.fromkeys((*rows.listed, *errors), NO_TOKEN)

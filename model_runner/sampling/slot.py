@@ -23,13 +23,19 @@ class Slot:
     ) -> None:
         self.sampling = sampling
         self.settings = _settings_in_use(sampling, vocab_size)
-        self.truncates = sampling.allowed_token_ids is not None or bool(self.settings.keys() - {"temperature"})
+        self.truncates = bool(
+            sampling.allowed_token_ids is not None or self.settings.keys() - {"temperature"} or sampling.least_share
+        )
         self.constrains = _constrains(sampling)
         self.mu = 2 * sampling.mirostat.tau if sampling.mirostat is not None else None
         """Mirostat's bound on the surprise of the next token, in bits."""
         self.is_listed = sampling.beam_candidates > 0
-        self.is_plain = (
-            sampling.temperature == 0 and not self.constrains and sampling.logprobs is None and not self.is_listed
+        self.is_plain = not (
+            sampling.temperature
+            or self.constrains
+            or sampling.logprobs is not None
+            or self.is_listed
+            or sampling.least_share
         )
         self.logit_bias = _summed(sampling.logit_bias)
         self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)

@@ -1,10 +1,8 @@
 """The methods of speculation that a runner has."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
@@ -78,15 +76,3 @@ def _early_exit(model: PreTrainedModel, attention: AttentionBackend[Any], blocks
     num_layers = -(-model.config.get_text_config().num_hidden_layers // _EXIT_SHARE)
     draft = HFTargetModel(first_layers(model, num_layers), model.device)
     return DraftModelProposer(draft, attention, blocks.draft_kv(is_targets=True), _MODEL_LIMITS)
-
-
-def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raises ValueError unless two models' folders hold the same vocabulary."""
-    vocabularies = [_vocabulary(folder) for folder in (target, draft)]
-    if vocabularies[0] != vocabularies[1]:
-        raise ValueError(f"the draft model {draft} has another vocabulary than {target}; it cannot guess its tokens")
-
-
-def _vocabulary(folder: Path) -> dict[str, int] | None:
-    path = folder / "tokenizer.json"
-    return Tokenizer.from_file(str(path)).get_vocab() if path.exists() else None

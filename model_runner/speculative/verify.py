@@ -38,6 +38,14 @@ class Verdict:
     error: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _StepRows:
+    """See Verifier.__call__."""
+
+    scores: Tensor
+    raw: Tensor | None
+
+
 @dataclass(slots=True)
 class _Walk:
     sample: SampleRows
@@ -62,32 +70,37 @@ class Verifier:
         self._sampling = sampling
         self._sampler = sampler
 
-    def __call__(self, logits: Tensor, samples: Sequence[SampleRows], slots: Sequence[int]) -> list[Verdict]:
+    def __call__(
+        self, scores: Tensor, samples: Sequence[SampleRows], slots: Sequence[int], raw: Tensor | None = None
+    ) -> list[Verdict]:
         """One verdict for each of `samples`, whose choices have these slots; tokens go to the slots' histories.
 
         Args:
-            logits: [rows, vocab] of the step.
+            scores: [rows, vocab] of the step, from which tokens are drawn.
             samples: the choices that are ready.
             slots: of the same choices.
+            raw: the model's own logits, for raw logprobs; None where they are the scores.
         """
+        step = _StepRows(scores, None if raw is scores else raw)
         walks = [
             _Walk(sample, slot, sample.tree.children(), Verdict()) for sample, slot in zip(samples, slots, strict=True)
         ]
         for mode in dict.fromkeys(sample.verify for sample in samples):
             going = [walk for walk in walks if walk.sample.verify == mode]
             while going:
-                self._take_step(logits, going, mode)
+                self._take_step(step, going, mode)
                 going = [walk for walk in going if walk.node is not None]
         return [walk.verdict for walk in walks]
 
-    def _take_step(self, logits: Tensor, walks: Sequence[_Walk], mode: Verification) -> None:
+    def _take_step(self, step: _StepRows, walks: Sequence[_Walk], mode: Verification) -> None:
         nodes = [walk.node for walk in walks if walk.node is not None]
         rows = [walk.sample.row_of(node) for walk, node in zip(walks, nodes, strict=True)]
         draw: Draw | None = None
         if mode != "match":
             forks = [walk.sample.tree.fork(node) for walk, node in zip(walks, nodes, strict=True)]
             draw = _DRAWS[mode](forks, self._sampler.draw)
-        picks = self._sampler(_take(logits, rows), self._sampling.rows([walk.slot for walk in walks]), draw)
+        raw = None if step.raw is None else _take(step.raw, rows)
+        picks = self._sampler(_take(step.scores, rows), self._sampling.rows([walk.slot for walk in walks]), draw, raw)
         of_walks = zip(walks, picks.tokens, picks.logprobs, picks.errors, picks.surprises, strict=True)
         for row, (walk, token, logprobs, error, surprise) in enumerate(of_walks):
             if error is not None:

@@ -38,6 +38,8 @@ class EngineInfo:
     """What took time at the start, with the seconds that it took."""
     speculation_methods: tuple[str, ...] = ()
     """Methods that a request can name."""
+    num_early_exits: int = 0
+    """Layers before which the model can be asked for the next token; 0 if it cannot."""
 
 
 class EngineUnavailableError(Exception):

@@ -67,6 +67,7 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         kv_dtype=runner.info.kv_dtype,
         kernels=runner.info.kernels,
         speculation_methods=runner.info.speculation_methods,
+        num_early_exits=runner.info.num_early_exits,
         started_in=(
             ("imports", imports_s),
             ("weights", runner.info.weights_s),

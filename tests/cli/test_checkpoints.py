@@ -28,21 +28,23 @@ def settings_for(tmp_path: Path, **changes: object) -> Settings:
 
 def test_all_are_found_and_handed_on(tmp_path: Path) -> None:
     draft, heads = make_model(tmp_path / "draft"), [tmp_path / "medusa", tmp_path / "eagle"]
+    aux = make_model(tmp_path / "aux")
     for folder in heads:
         folder.mkdir()
     settings = settings_for(
         tmp_path,
         draft_model=str(draft),
+        aux_model=str(aux),
         heads=[str(folder) for folder in heads],
         speculation="eagle",
         num_draft_tokens=5,
     )
     found = find_checkpoints(settings, CONSOLE)
-    assert found == Checkpoints(ModelFolder(tmp_path / "model", "model"), draft, tuple(heads))
+    assert found == Checkpoints(ModelFolder(tmp_path / "model", "model"), draft, tuple(heads), ModelFolder(aux, "aux"))
     runner = engine_config(settings, found).runner
     assert runner.model == tmp_path / "model"
     assert (runner.speculation, runner.num_draft_tokens) == ("eagle", 5)
-    assert (runner.draft_model, runner.heads) == (draft, tuple(heads))
+    assert (runner.draft_model, runner.heads, runner.aux_model) == (draft, tuple(heads), aux)
 
 
 def test_none_are_needed(tmp_path: Path) -> None:
@@ -62,12 +64,16 @@ def test_the_embedded_model_brings_heads_unless_others_are_named(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [("draft_model", r"^draft_model: the folder .* has no config.json"), ("heads", r"^heads: .* is a file; give the")],
+    [
+        ("draft_model", r"^draft_model: the folder .* has no config.json"),
+        ("aux_model", r"^aux_model: the folder .* has no config.json"),
+        ("heads", r"^heads: .* is a file; give the"),
+    ],
 )
 def test_errors_name_the_setting(tmp_path: Path, setting: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
-    value = {"draft_model": str(tmp_path / "empty"), "heads": [str(tmp_path / "file")]}[setting]
+    value = [str(tmp_path / "file")] if setting == "heads" else str(tmp_path / "empty")
     with pytest.raises(ModelNotFoundError, match=message):
         find_checkpoints(settings_for(tmp_path, **{setting: value}), CONSOLE)
 

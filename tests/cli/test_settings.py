@@ -79,6 +79,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "num_draft_tokens": ("4", 4),
     "draft_model": ("some/draft", "some/draft"),
     "heads": ("some/heads", ("some/heads",)),
+    "aux_model": ("some/amateur", "some/amateur"),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "max_body_mib": ("1.5", 1.5),
     "max_waiting": ("0", 0),

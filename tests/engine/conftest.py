@@ -1,6 +1,6 @@
 """Real engines on tiny models and on the embedded one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.shared_runner import SharedRunner
-from bench.speculation_matrix import Matrix
+from bench.speculation_matrix import FEATURES, Feature, Matrix
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
@@ -44,6 +44,7 @@ class Harness:
     """A runner, and engines with different limits around it."""
 
     runner: ModelRunner
+    has_aux_model: bool = False
     known: set[str] = field(default_factory=set)
 
     def engine(self, *, chunk: int = 512, num_blocks: int | None = None, prefix_caching: bool = True) -> Engine:
@@ -59,7 +60,7 @@ class Harness:
         runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)
         return Engine(Scheduler(config, runner.num_blocks), runner)
 
-    def matrix(self) -> Matrix:
+    def matrix(self, features: Mapping[str, Feature] = FEATURES) -> Matrix:
         """Methods by features, on fresh engines."""
         info = self.runner.info
         return Matrix(
@@ -67,6 +68,7 @@ class Harness:
             info.num_blocks,
             info.block_size,
             info.vocab_size,
+            features,
         )
 
     def forget(self) -> None:
@@ -116,8 +118,9 @@ def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[...
                 quantization=quantization,
                 kv_cache_gib=0.9 if family == "embedded" else 0.02,
                 max_num_seqs=34,
+                aux_model=None if family == "embedded" else tiny_model("qwen3"),
             )
-            made[key] = Harness(ModelRunner.load(config))
+            made[key] = Harness(ModelRunner.load(config), has_aux_model=config.aux_model is not None)
         return made[key]
 
     return make
@@ -139,6 +142,7 @@ def load_drafting(
         config = RunnerConfig(
             model=tiny_model("llama", SMALL_VOCAB),
             draft_model=tiny_model("qwen3", SMALL_VOCAB),
+            aux_model=tiny_model("qwen3", SMALL_VOCAB),
             heads=tuple(heads),
             kv_cache_gib=0.02,
             max_num_seqs=34,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_runner.contract import Dry, Mirostat, SamplingParams, Xtc
+from model_runner.contract import Contrastive, DoLa, Dry, Mirostat, SamplingParams, Xtc
 from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import GREEDY, Answer, Harness
 
@@ -34,13 +34,17 @@ SETTINGS = [
         eta_cutoff=0.01,
         sampler_order=("eta_cutoff", "xtc", "temperature"),
     ),
+    SamplingParams(seed=6, logprobs=1, dola=DoLa("low"), repetition_penalty=1.2),
 ]
+CONTRASTIVE = SamplingParams(seed=7, logprobs=1, contrastive=Contrastive(), top_p=0.9)
+"""Where there is an auxiliary model."""
 
 
 def make_requests(harness: Harness, count: int, num_tokens: int, longest: int) -> list[EngineRequest]:
     """Requests of mixed settings and lengths; every other prompt starts with the same 70 tokens."""
     rng = np.random.default_rng(5)
     vocab_size = harness.runner.info.vocab_size
+    settings = [*SETTINGS, CONTRASTIVE] if harness.has_aux_model else SETTINGS
     shared = rng.integers(3, vocab_size, size=70).tolist()
     requests = []
     for index in range(count):
@@ -49,7 +53,7 @@ def make_requests(harness: Harness, count: int, num_tokens: int, longest: int) -
             EngineRequest(
                 request_id=f"r{index}",
                 prompt=tuple(shared + prompt if index % 2 else prompt),
-                sampling=replace(SETTINGS[index % len(SETTINGS)], seed=index),
+                sampling=replace(settings[index % len(settings)], seed=index),
                 max_tokens=num_tokens,
             )
         )

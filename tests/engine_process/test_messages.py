@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,8 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
+    Contrastive,
+    DoLa,
     Dry,
     Failure,
     Mirostat,
@@ -66,6 +69,10 @@ OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.
         Load(EngineConfig(RunnerConfig(Path("/m"), kv_cache_gib=0.5), "fair", False, "debug", "json")),
         Load(EngineConfig(RunnerConfig(Path("/m"), speculation="hydra", draft_model=Path("d"), heads=(Path("h"),)))),
         Submit(REQUEST),
+        Submit(replace(REQUEST, sampling=SamplingParams(contrastive=Contrastive(0.2, 1.0, 1.0, 0.5)))),
+        Submit(replace(REQUEST, sampling=SamplingParams(dola=DoLa("high")))),
+        Submit(replace(REQUEST, sampling=SamplingParams(dola=DoLa((0, 2), 0.3)))),
+        Load(EngineConfig(RunnerConfig(Path("/m"), aux_model=Path("/a")))),
         Abort("x"),
         Abort("x", 3),
         Shutdown(),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,14 @@ def test_plan_counts_draft_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan_memory(SHAPE, RunnerConfig(model=Path()), FLOAT32, CPU, heads=heads)
     assert made.weight_bytes == 4 * 1_100_000 + 5070
     assert made.kv_bytes_per_token == PER_TOKEN // 3 * 4
+
+
+def test_plan_counts_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 64 * GIB)
+    small = replace(SHAPE, kv=SHAPE.kv[:1], num_parameters=600_000)
+    made = plan_memory(SHAPE, RunnerConfig(model=Path()), FLOAT32, CPU, [small, small])
+    assert made.weight_bytes == 4 * (1_100_000 + 2 * 700_000)
+    assert made.kv_bytes_per_token == PER_TOKEN // 3 * 5
 
 
 def test_plan_counts_what_loading_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The runner with a fake model: what it asks of the model, and how one choice's failure stays its own."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, StepResult
 from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.kv_cache import KVCache, KVShape
+from model_runner.models.features import Feature
 from model_runner.models.hf_attention import StepAttention
 from model_runner.runner import ModelRunner
 from model_runner.sampling.rows import SamplingState
@@ -41,7 +43,7 @@ class SummingModel:
     def settle(self) -> None:
         pass
 
-    def forward(self, batch: Batch, attention: StepAttention) -> torch.Tensor:
+    def forward(self, batch: Batch, attention: StepAttention, also: Collection[Feature] = ()) -> torch.Tensor:
         self.rows.append(batch.logits_index.tolist())
         values = torch.where(batch.tokens == POISON, torch.nan, batch.tokens.float()).view(-1, 1, 1)
         zeros = torch.zeros_like(values)

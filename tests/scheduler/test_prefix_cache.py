@@ -61,3 +61,11 @@ def test_a_chain_grows_with_its_tokens():
 
 def test_tokens_of_any_width_have_names():
     assert len({*names_of("", (2**31, 0)), *names_of("", (2**40, 0)), *names_of("", (0, 2**31))}) == 3
+
+
+def test_blocks_that_hold_other_kv_have_other_names():
+    """No salt of a request can make them equal, whatever it is."""
+    tokens = (1, 2)
+    kinds = [(b"", ""), (b"auxiliary", ""), (b"", "auxiliary"), (b"auxiliary", "auxiliary")]
+    names = {BlockChain(salt, BLOCK_SIZE, kind).names(tokens, 0, 1)[0] for kind, salt in kinds}
+    assert len(names) == len(kinds)

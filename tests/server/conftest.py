@@ -36,10 +36,10 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Callable[..., FastAPI]:
-    def make(model_folder: Path | None = None, **settings: Any) -> FastAPI:
+    def make(model_folder: Path | None = None, aux: ModelFolder | None = None, **settings: Any) -> FastAPI:
         path = model_folder or folder
         chosen = tokenizer if model_folder is None else Tokenizer.from_folder(path)
-        return create_app(engine, chosen, Settings(**settings), ModelFolder(path, "tiny"))
+        return create_app(engine, chosen, Settings(**settings), ModelFolder(path, "tiny"), aux)
 
     return make
 

@@ -57,6 +57,7 @@ class FakeEngine:
             device="cpu",
             dtype="fake",
             speculation_methods=("auto", "ngram", "prediction", "suffix"),
+            num_early_exits=4,
         )
     )
     state: EngineState = EngineState.READY

@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
+from model_runner.models.repository import ModelFolder
 from server import __version__
 from server.config import Settings
 from server.engine.client import EngineInfo
@@ -267,6 +268,7 @@ async def test_fingerprint(make_app: Callable[..., FastAPI], folder: Path, tmp_p
     assert first == await fingerprint(make_app())
     assert first != await fingerprint(make_app(logprobs="processed"))
     assert first != await fingerprint(make_app(write_folder(tmp_path / "m", generation={"temperature": 0.5})))
+    assert first != await fingerprint(make_app(aux=ModelFolder(write_folder(tmp_path / "a"), "a")))
 
 
 def test_the_fingerprint_tells_how_the_model_runs(folder: Path):

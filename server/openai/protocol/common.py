@@ -17,6 +17,7 @@ from server.openai.protocol.rules import (
     shape,
 )
 from server.openai.protocol.samplers import DRAWING, SamplerFields
+from server.openai.protocol.scoring import ContrastiveOptions, DoLaOptions
 from server.openai.protocol.speculation import SpeculationChoice
 
 MAX_STOPS = 4
@@ -28,8 +29,10 @@ MAX_CANDIDATES = 64
 """Tokens that contrastive search compares at one place."""
 _NOT_WITH_CONTRASTIVE_SEARCH = (
     *DRAWING,
-    *("speculation", "prediction", "contrastive", "dola", "guidance", "use_beam_search", "beam_search"),
+    *("speculation", "prediction", "use_beam_search", "beam_search"),
 )
+_OTHER_DECODING = ("use_beam_search", "beam_search", "penalty_alpha", "guidance")
+"""Fields that have their own idea of the scores, or of what to do with them."""
 
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -133,6 +136,19 @@ class SamplingFields(BeamSearchFields, SamplerFields):
         None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
     )
 
+    contrastive: ContrastiveOptions | None = Field(
+        None,
+        description="Contrastive decoding: what the model says, less what the server's auxiliary model says as well.",
+        json_schema_extra=related(excludes=["dola", *_OTHER_DECODING]),
+        examples=[{}, {"beta": 1, "expert_weight": 1, "temperature": 0.5}],
+    )
+    dola: DoLaOptions | None = Field(
+        None,
+        description="Decoding by contrasting layers: what the model says, less what it would say before its last "
+        "layers. A repetition_penalty of 1.2 is advised.",
+        json_schema_extra=related(excludes=_OTHER_DECODING),
+        examples=[{"layers": "low"}, {"layers": [8, 10, 12], "alpha": 0.2}],
+    )
     speculation: SpeculationChoice | None = Field(
         None,
         description="Guess tokens ahead and verify several at a time, for speed: `off`, or how. By default as the "

@@ -44,7 +44,7 @@ class CompletionRequest(SamplingFields):
         None, ge=1, le=MAX_BEST_OF,
         description="Generate so many choices for each prompt, at least `n`, and answer with the `n` of the highest "
         "logprob per token, best first. All of them are counted as usage. Not with `stream` if more than `n`.",
-        json_schema_extra=related(excludes=["use_beam_search", "beam_search"], off=[1]),
+        json_schema_extra=related(off=[1]),
     )  # fmt: skip
     suffix: Annotated[Literal[""] | None, SUPPORTED_ONLY] = refused("Text after the completion.")
 

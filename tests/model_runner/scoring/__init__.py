@@ -1,0 +1,1 @@
+"""Tests of scores that mix distributions."""

@@ -1,0 +1,72 @@
+"""The head on hidden states from between the layers: after the last one, it must say what the model says."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from model_runner.config import Quantization, RunnerConfig
+from model_runner.models.early_exit import EarlyExit, find_early_exit
+from model_runner.models.features import LAST, FeatureTap
+from model_runner.models.hf_attention import StepAttention
+from model_runner.runner import ModelRunner
+
+FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"]
+TOKENS = [1, 17, 203, 5, 88]
+
+
+def leaving_the_last_layer(model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """What `run` returns, and what leaves the last layer meanwhile."""
+    kept: list[Tensor] = []
+    layers: Any = model.get_decoder().layers  # type: ignore[operator]
+    hook = layers[-1].register_forward_hook(lambda module, arguments, output: kept.append(output[0].clone()))
+    logits = run()
+    hook.remove()
+    return logits, kept[-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_after_the_last_layer_it_is_the_models_own_answer(tiny_model: Callable[[str], Path], family: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family)).eval()
+    with torch.inference_mode():
+        logits, hidden = leaving_the_last_layer(model, lambda: model(torch.tensor([TOKENS])).logits[0])
+    early_exit = EarlyExit(model)
+    assert early_exit.num_layers == 3
+    torch.testing.assert_close(early_exit(hidden), logits, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(early_exit(hidden * torch.rand_like(hidden)), logits, atol=0.1)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma2"])
+def test_with_the_model_as_served_to_the_last_bit(
+    tiny_model: Callable[[str], Path], family: str, quantization: Quantization
+) -> None:
+    runner = ModelRunner.load(RunnerConfig(tiny_model(family), quantization=quantization, kv_cache_gib=0.02))
+    target: Any = runner._target
+    batch = runner._first_batch(5)
+    attention = StepAttention(runner._attention, runner._attention.prepare(batch))
+    logits, hidden = leaving_the_last_layer(target._model, lambda: target.forward(batch, attention))
+    early_exit = EarlyExit(target._model)
+    assert torch.equal(early_exit(hidden), logits)
+    assert torch.equal(early_exit(hidden[2:3]), logits[2:3])
+
+
+def test_it_leaves_the_model_and_its_taps_alone(tiny_model: Callable[[str], Path]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("llama")).eval()
+    with torch.inference_mode():
+        before = model(torch.tensor([TOKENS])).logits
+        EarlyExit(model)(torch.randn(4, 64))
+        tap = FeatureTap(model, (LAST,))
+        assert torch.equal(model(torch.tensor([TOKENS])).logits, before)
+    assert tap.take()[LAST].shape == (5, 64)
+
+
+def test_a_model_that_does_not_take_it_is_found_out() -> None:
+    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=50, n_positions=8, n_embd=32, n_layer=2, n_head=2))
+    assert find_early_exit(model.eval()) is not None
+    model.transformer.register_forward_hook(lambda module, arguments, output: output.to_tuple())
+    assert find_early_exit(model) is None
