@@ -41,6 +41,7 @@ from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.scoring.contrastive import ContrastiveDecoding
 from model_runner.scoring.dola import LayerContrast
+from model_runner.scoring.guidance import Guidance
 from model_runner.scoring.transform import ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_size, make_heads_proposer
@@ -192,7 +193,7 @@ def _make_proposers(config: RunnerConfig, layout: _Layout, models: "_Models") ->
 
 def _make_scoring(layout: _Layout, aux: "_Loaded | None", early_exit: EarlyExit | None) -> Scoring:
     """The transforms that the loaded models make possible."""
-    transforms: list[ScoreTransform] = []
+    transforms: list[ScoreTransform] = [Guidance()]
     if aux is not None:
         transforms.append(ContrastiveDecoding(HFTargetModel(aux.model, layout.device), aux.attention))
     if early_exit is not None:

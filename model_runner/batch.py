@@ -1,7 +1,7 @@
 """One step's tokens, flat and without padding."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,8 @@ class Batch:
     prompt_rows: list[PromptRows]
     paths: TreePaths | None = None
     """None when the batch has no draft tree."""
+    guides: Mapping[int, SampleRows] = field(default_factory=dict)
+    """By the index of a choice that has a guide: the guide's rows, as many as its own, in the same order."""
 
     def only(self, choices: Sequence[int]) -> "Batch":
         """The tokens of these choices, in ascending order, with logits only where their next tokens are drawn."""

@@ -98,7 +98,9 @@ class SamplingParams:
     contrastive: Contrastive | None = None
     """Needs an auxiliary model. Keys and values are shared only among choices that have it."""
     dola: DoLa | None = None
-    """At most one of these two is there."""
+    guidance: float | None = None
+    """Scale of classifier-free guidance (arXiv:2306.17806): scores are the guide's log-probabilities, and so many times
+    what the choice's own differ from them; 1 changes nothing. At most one of these three is there."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, value added to its logit) pairs."""
     allowed_token_ids: tuple[int, ...] | None = None
@@ -204,6 +206,10 @@ class AdmittedRequest:
     sampling: SamplingParams
     speculation: Speculation | None = None
     """None decodes one token at a time."""
+    guides: str | None = None
+    """Key of the choice that this one is the guide of. A guide draws nothing, and its `sampling` is not used: it has
+    another prompt and the same output. The last known tokens of both are always computed in the same step, with as many
+    drafts."""
     cache_salt: str = ""
     """What is learnt from a choice's output guesses only for choices of the same salt."""
     sampler_state: float | None = None

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
 from model_runner.assemble import RunnerInfo, RunnerParts, assemble
 from model_runner.batch import Batch
@@ -74,36 +73,39 @@ class ModelRunner:
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
         slots = [choice.slot for choice in choices]
+        guided = _guided(choices, plan.scheduled)
         candidates = self._search.candidates(slots, plan.scheduled)
         load = _load(choices, plan.scheduled).plus(sum(map(len, candidates)))
         drafts = self._speculator.drafts(load, slots, plan.scheduled)
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
-        batch = self._state.gather(choices, plan.scheduled, trees)
+        batch = self._state.gather(choices, plan.scheduled, [trees[guided.get(i, i)] for i in range(len(trees))])
         start = time.perf_counter()
-        sampling = [choice.sampling for choice in choices]
-        attention = StepAttention(self._attention, self._attention.prepare(batch))
-        logits = self._target.forward(batch, attention, self._scoring.needs(sampling) | self._search.needs(slots))
-        features = self._target.features()
-        verdicts = self._search.decide(batch, slots, features, logits)
+        step = self._forward(batch, choices)
+        verdicts = self._search.decide(batch, slots, step.features, step.logits)
         walks = [sample for sample in batch.samples if sample.choice not in verdicts]
         walking = [slots[sample.choice] for sample in walks]
-        scores = self._scoring(RawStep(batch, sampling, logits, features))
-        walked = self._verify(scores, walks, walking, raw=logits)
+        walked = self._verify(self._scoring(step), walks, walking, raw=step.logits)
         self._speculator.observe(load, walks, walking, walked, time.perf_counter() - start)
         verdicts |= dict(zip((sample.choice for sample in walks), walked, strict=True))
-        prompts = self._prompt_logprobs(logits, batch, sampling)
-        decided = [verdicts.get(index, Verdict()) for index in range(len(choices))]
-        steps = self._commit(plan, choices, decided, batch)
-        offers = self._speculator.propose(_next_load(choices, len(verdicts)), TargetStep(steps, features, logits))
+        prompts = self._prompt_logprobs(step)
+        decided = [verdicts.get(guided.get(index, index), Verdict()) for index in range(len(choices))]
+        next_step = TargetStep(self._commit(plan, choices, decided, batch), step.features, step.logits)
+        offers = self._speculator.propose(_next_load(choices, len(verdicts)), next_step)
         offers |= self._search.offers()
+        parts = zip(plan.scheduled, slots, decided, drafts, strict=True)
         return StepResult(
             tuple(
                 _result(entry.key, verdict, len(draft), offers.get(slot, 0), prompts.get(index, ()))
-                for index, (entry, slot, verdict, draft) in enumerate(
-                    zip(plan.scheduled, slots, decided, drafts, strict=True)
-                )
+                for index, (entry, slot, verdict, draft) in enumerate(parts)
             )
         )
+
+    def _forward(self, batch: Batch, choices: Sequence[Choice]) -> RawStep:
+        """What the model says, and what of its hidden states these choices need."""
+        sampling = [choice.sampling for choice in choices]
+        needs = self._scoring.needs(sampling) | self._search.needs([choice.slot for choice in choices])
+        logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)), needs)
+        return RawStep(batch, sampling, logits, self._target.features())
 
     def _commit(
         self, plan: StepPlan, choices: Sequence[Choice], verdicts: Sequence[Verdict], batch: Batch
@@ -139,15 +141,13 @@ class ModelRunner:
         self._kv_cache.move(moves)
         return steps
 
-    def _prompt_logprobs(
-        self, logits: Tensor, batch: Batch, sampling: list[SamplingParams]
-    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+    def _prompt_logprobs(self, step: RawStep) -> dict[int, tuple[TokenLogprobs, ...]]:
         """For each choice that asked, by its index in the batch."""
         return {
             part.choice: tuple(
-                prompt_logprobs(logits[part.rows], part.targets, sampling[part.choice].prompt_logprobs or 0)
+                prompt_logprobs(step.logits[part.rows], part.targets, step.sampling[part.choice].prompt_logprobs or 0)
             )
-            for part in batch.prompt_rows
+            for part in step.batch.prompt_rows
         }
 
     def add_proposer(self, method: str, proposer: Proposer) -> None:
@@ -196,6 +196,12 @@ def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:
     for admitted in plan.admitted:
         fresh += admitted.blocks[-(-admitted.num_computed // block_size) :]
     return fresh
+
+
+def _guided(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> dict[int, int]:
+    """For each guide, which choice it guides; guides have its drafts and take its tokens."""
+    index_of = {entry.key: index for index, entry in enumerate(scheduled)}
+    return {index: index_of[choice.guides] for index, choice in enumerate(choices) if choice.guides in index_of}
 
 
 def _load(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> StepLoad:

@@ -1,6 +1,6 @@
 """What the runner remembers of each running choice between steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ class Choice:
     blocks: list[int]
     sampling: SamplingParams
     verify: Verification = "match"
+    guides: str | None = None
+    """See AdmittedRequest.guides."""
 
 
 class RunnerState:
@@ -62,6 +64,7 @@ class RunnerState:
         for choice, entry in zip(scheduled, plan.scheduled, strict=True):
             choice.blocks.extend(entry.new_blocks)
             if entry.chosen is not None:
+                choice.num_computed = len(choice.tokens)
                 choice.tokens.append(entry.chosen)
                 self._sampling.commit(choice.slot, entry.chosen)
         return scheduled
@@ -75,6 +78,7 @@ class RunnerState:
             blocks=list(admitted.blocks),
             sampling=admitted.sampling,
             verify=admitted.speculation.verify if admitted.speculation else "match",
+            guides=admitted.guides,
         )
         self._choices[admitted.key] = choice
         prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
@@ -86,7 +90,8 @@ class RunnerState:
         self, choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest], trees: Sequence[DraftTree]
     ) -> Batch:
         """Lay the step's tokens out flat, choice after choice, each choice's drafts after its known tokens."""
-        layout = _Layout(self._block_size)
+        index_of = {entry.key: index for index, entry in enumerate(scheduled)}
+        layout = _Layout(self._block_size, index_of)
         for index, (choice, entry, tree) in enumerate(zip(choices, scheduled, trees, strict=True)):
             layout.add(index, choice, entry.num_tokens, tree)
         position_of = np.array(layout.positions, dtype=np.int64)
@@ -100,6 +105,7 @@ class RunnerState:
             offset_of=self._tensor(np.array(layout.places, dtype=np.int64) % self._block_size),
             logits_index=self._tensor(layout.logits_index),
             samples=layout.samples,
+            guides=layout.guides,
             prompt_rows=layout.prompt_rows,
             paths=_tree_paths(layout, position_of) if any(trees) else None,
         )
@@ -134,8 +140,9 @@ class RunnerState:
 class _Layout:
     """A step's tokens, flat, and which of them need logits, and what for."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, index_of: Mapping[str, int]) -> None:
         self._block_size = block_size
+        self._index_of = index_of
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.places: list[int] = []
@@ -144,6 +151,7 @@ class _Layout:
         self.choice_of: list[int] = []
         self.logits_index: list[int] = []
         self.samples: list[SampleRows] = []
+        self.guides: dict[int, SampleRows] = {}
         self.prompt_rows: list[PromptRows] = []
 
     def add(self, index: int, choice: Choice, num_tokens: int, tree: DraftTree) -> None:
@@ -151,7 +159,11 @@ class _Layout:
         start, end = choice.num_computed, choice.num_computed + num_tokens
         self._add_prompt_rows(index, choice, end)
         if end == len(choice.tokens):
-            self.samples.append(SampleRows(index, len(self.logits_index), tree, choice.verify))
+            rows = SampleRows(index, len(self.logits_index), tree, choice.verify)
+            if choice.guides is None:
+                self.samples.append(rows)
+            else:
+                self.guides[self._index_of[choice.guides]] = rows
             last = len(self.tokens) + num_tokens - 1
             self.logits_index.extend(range(last, last + 1 + len(tree)))
         places = range(start, end + len(tree))
@@ -178,7 +190,7 @@ def _tree_paths(layout: _Layout, position_of: IntArray) -> TreePaths:
     start = position_of + 1
     count = np.zeros(len(start) + 1, dtype=np.int64)
     places: list[int] = []
-    for sample in layout.samples:
+    for sample in sorted((*layout.samples, *layout.guides.values()), key=lambda rows: rows.first):
         root = layout.logits_index[sample.first]
         for node in range(len(sample.tree)):
             token = root + 1 + node

@@ -1,13 +1,13 @@
-"""Requests that go on together: the beams of a search."""
+"""Requests that go on together: a choice and its guide, or the beams of a search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from model_runner.contract import Candidate, Failure, TokenLogprobs
+from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
 from scheduler.beam_search import BeamSearcher, Continuation, Finished, Rules
 from scheduler.interface import BeamScore, BeamSearch, EngineRequest, FinishReason, RequestOutput, WatchText
-from scheduler.request import Request
+from scheduler.request import Request, chain_of
 
 _TOO_FEW: Final = "beam search found only {found} of {wanted} sequences with these settings"
 
@@ -27,6 +27,32 @@ def lockstep(members: Sequence[Request], budget: int) -> list[int]:
         shares.append(min(left - 1, budget))
         budget -= shares[-1]
     return shares
+
+
+class Guided:
+    """A choice and its guide, which has another prompt and the same output."""
+
+    width = 2
+
+    def __init__(self, choice: Request, prompt: Sequence[int], block_size: int) -> None:
+        """`prompt` is the guide's."""
+        choice.group = self
+        sampling = SamplingParams()
+        guide = Request(
+            key=f"{choice.key}/guide",
+            request_id=choice.request_id,
+            arrival=choice.arrival,
+            sampling=sampling,
+            max_tokens=choice.max_tokens,
+            priority=choice.priority,
+            cache_salt=choice.cache_salt,
+            tokens=[*prompt, *choice.tokens[choice.num_prompt :]],
+            num_prompt=len(prompt),
+            chain=chain_of(choice.cache_salt, sampling, block_size),
+            group=self,
+            guides=choice.key,
+        )
+        self.members = [choice, guide]
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ class EngineRequest:
     """Prefix-cache entries, and what speculation learns from outputs, are shared only within the same salt."""
     speculation: Speculation | None = None
     """Shared by all choices; None decodes one token at a time."""
+    guide: tuple[int, ...] = ()
+    """The prompt of each choice's guide, where `sampling` has guidance; empty without."""
     beam_search: BeamSearch | None = None
     """Its best sequences are the choices, which must be numbered from 0 and not be more than its width. It has no
     speculation."""

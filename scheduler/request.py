@@ -5,9 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from model_runner.contract import SamplingParams, Speculation, TokenLogprobs
-from scheduler.block_pool import blocks_for
-from scheduler.config import SchedulerConfig
-from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
+from scheduler.interface import ChoiceState, EngineRequest
 from scheduler.prefix_cache import BlockChain
 
 
@@ -59,6 +57,8 @@ class Request:
     """Collected over the chunks of the prompt until the first output takes them along."""
     group: "Group | None" = None
     """Of which it is a member."""
+    guides: str | None = None
+    """Key of the request that this one is the guide of; it is no choice itself."""
     chosen: int | None = None
     """The last token, if the runner does not know it yet."""
     forked_from: "Request | None" = None
@@ -144,7 +144,7 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
             cache_salt=request.cache_salt,
             tokens=[*request.prompt, *choice.output],
             num_prompt=len(request.prompt),
-            chain=BlockChain(request.cache_salt, block_size, _kv_kind(request.sampling)),
+            chain=chain_of(request.cache_salt, request.sampling, block_size),
             speculation=request.speculation,
             sampler_state=choice.sampler_state,
         )
@@ -152,65 +152,12 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
     ]
 
 
-def _kv_kind(sampling: SamplingParams) -> bytes:
+def chain_of(salt: str, sampling: SamplingParams, block_size: int) -> BlockChain:
     """Blocks of contrastive choices hold the auxiliary model's KV as well, and those of others do not."""
-    return b"auxiliary" if sampling.contrastive is not None else b""
+    return BlockChain(salt, block_size, b"auxiliary" if sampling.contrastive is not None else b"")
 
 
 def _sampling_of(request: EngineRequest, choice: ChoiceState) -> SamplingParams:
     delivers = choice.index == 0 and not choice.output
     prompt_logprobs = request.sampling.prompt_logprobs if delivers else None
     return replace(request.sampling, choice=choice.index, prompt_logprobs=prompt_logprobs)
-
-
-def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: int) -> None:
-    """Raise ValueError if the request is malformed or could not run even with the engine to itself."""
-    name, num_prompt, max_tokens = request.request_id, len(request.prompt), request.max_tokens
-    if num_prompt == 0:
-        raise ValueError(f"request {name!r} has an empty prompt")
-    if max_tokens < 0:
-        raise ValueError(f"request {name!r} asks for {max_tokens} tokens")
-    indices = [choice.index for choice in request.choices]
-    if not indices or len(set(indices)) < len(indices) or min(indices) < 0:
-        raise ValueError(f"request {name!r} must have choices of different, non-negative indices, not {indices}")
-    longest = max(len(choice.output) for choice in request.choices)
-    if longest > max_tokens:
-        raise ValueError(f"request {name!r} is resumed with {longest} tokens of output, more than its {max_tokens}")
-    needs_state = request.sampling.mirostat is not None
-    if any(needs_state and choice.output and choice.sampler_state is None for choice in request.choices):
-        raise ValueError(f"request {name!r} is resumed without the state of its sampler")
-    total = num_prompt + max_tokens
-    if total > config.max_model_len:
-        raise ValueError(
-            f"request {name!r} needs {num_prompt} prompt + {max_tokens} output tokens = {total}, "
-            f"the context holds {config.max_model_len}"
-        )
-    width = 1 if request.beam_search is None else check_beam_search(request, request.beam_search, config)
-    num_candidates = request.sampling.num_candidates
-    if 1 + num_candidates > config.max_num_batched_tokens:
-        raise ValueError(
-            f"request {name!r} computes a token and {num_candidates} candidates in one step, "
-            f"which holds {config.max_num_batched_tokens}"
-        )
-    needed = width * blocks_for(total + num_candidates, config.block_size)
-    if needed > num_blocks:
-        beside = f" and {num_candidates} candidates" if num_candidates else f" of {width} beams" if width > 1 else ""
-        raise ValueError(
-            f"request {name!r} needs {needed} KV blocks of {config.block_size} tokens "
-            f"for {num_prompt} prompt + {max_tokens} output tokens{beside}, there are {num_blocks}"
-        )
-
-
-def check_beam_search(request: EngineRequest, search: BeamSearch, config: SchedulerConfig) -> int:
-    """The width of a beam search. Raises ValueError if it is malformed or too wide."""
-    name, width = request.request_id, search.width
-    most = min(config.max_num_seqs, config.max_num_batched_tokens)
-    if not 1 <= width <= most:
-        raise ValueError(f"request {name!r} asks for {width} beams, at least 1 and at most {most} can run")
-    if search.groups < 1 or width % search.groups:
-        raise ValueError(f"request {name!r} splits {width} beams into {search.groups} groups")
-    if max(choice.index for choice in request.choices) >= width:
-        raise ValueError(f"request {name!r} wants more sequences than its {width} beams find")
-    if request.max_tokens < 1 or request.speculation is not None:
-        raise ValueError(f"request {name!r} searches beams for no tokens or with speculation")
-    return width

@@ -21,17 +21,18 @@ The beams of a search are a group: admitted when there is room for all of them, 
 which means that the last known tokens of all are computed in the same step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from model_runner.contract import ChoiceResult, Failure, ScheduledRequest, StepPlan, StepResult
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
+from scheduler.checks import check_request
 from scheduler.config import SchedulerConfig
-from scheduler.groups import BeamMembers, lockstep
+from scheduler.groups import BeamMembers, Guided, lockstep
 from scheduler.interface import ChoiceState, EngineRequest, EngineStats, FinishReason, RequestOutput, WatchText
 from scheduler.prefix_cache import PrefixCache
 from scheduler.queue import WaitingQueue, make_queue
-from scheduler.request import Request, check_request, make_choices
+from scheduler.request import Request, make_choices
 from scheduler.sharing import KVSharing, Start
 from scheduler.step import Step
 from scheduler.stopping import judge
@@ -97,6 +98,8 @@ class Scheduler:
         choices = make_choices(request, self._num_arrived, self._config.block_size)
         self._num_arrived += len(choices)
         for choice in choices:
+            if request.guide:
+                Guided(choice, request.guide, self._config.block_size)
             self._waiting.push(choice)
         return choices
 
@@ -104,16 +107,14 @@ class Scheduler:
         """End one choice, or all. Their blocks are free at once; what is unknown or has ended is left alone."""
         siblings = self._live.get(request_id, {})
         for request in [request for index, request in siblings.items() if choice in (None, index)]:
-            if request.key in self._running:
-                self._stop_running(request)
-            else:
-                self._waiting.remove(request)
+            self._end(request.members)
             self._forget(request)
         search = self._searches.get(request_id)
         if search is not None:
             search.open = [index for index in search.open if choice not in (None, index)]
             if not search.open:
-                self._end_search(search)
+                self._end(search.members)
+                del self._searches[request_id]
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
@@ -134,22 +135,22 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the plan brought; results of choices that were aborted meanwhile are dropped."""
-        outputs = []
-        offers: dict[str, ChoiceResult] = {}
+        results: dict[str, ChoiceResult] = {}
         for share, choice in zip(plan.scheduled, result.choices, strict=True):
             if share.key != choice.key:
                 raise IntegrityError(f"the runner answered for {choice.key!r} in place of {share.key!r}")
             request = self._running.get(share.key)
             if request is not None:
+                results[share.key] = choice
                 request.num_computed += share.num_tokens
                 request.prompt_logprobs += choice.prompt_logprobs
-                if request.group is None:
-                    outputs += self._advance(request, share, choice)
-                else:
-                    self._sharing.publish(request)
-                    offers[share.key] = choice
-        for search in list(self._searches.values()) if offers else ():
-            outputs += self._advance_search(search, offers)
+        outputs = []
+        for share in plan.scheduled:
+            request = self._running.get(share.key)
+            if request is not None and request.request_id in self._live and request.guides is None:
+                outputs += self._advance(request, share, results[share.key])
+        for search in list(self._searches.values()):
+            outputs += self._advance_search(search, results)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -164,7 +165,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and every choice is accounted for."""
         self._pool.check_integrity([request.blocks for request in self._running.values()])
-        num_live = sum(map(len, self._live.values())) + sum(map(self._num_placed, self._searches.values()))
+        choices = [choice.members for siblings in self._live.values() for choice in siblings.values()]
+        searches = [search.members for search in self._searches.values()]
+        num_live = sum(map(self._num_placed, [*choices, *searches]))
         if num_live != len(self._running) + len(self._waiting):
             raise IntegrityError(f"{num_live} live != {len(self._running)} running + {len(self._waiting)} waiting")
         for request in self._running.values():
@@ -175,9 +178,9 @@ class Scheduler:
                     f"its blocks cover {covered}"
                 )
 
-    def _num_placed(self, search: BeamMembers) -> int:
+    def _num_placed(self, members: Sequence[Request]) -> int:
         """How many members run or wait: the first one stands for all in the queue, and forks are still to be made."""
-        first, *others = search.members
+        first, *others = members
         return 1 + sum(other.forked_from is None for other in others if first.key in self._running)
 
     # -- one step ------------------------------------------------------------------------------------------------------
@@ -211,24 +214,30 @@ class Scheduler:
                 step.give(member, num_tokens, tuple(new_blocks))
 
     def _grant_drafts(self, request: Request, step: Step) -> None:
-        """Give a decoding choice room for its drafts, as far as budget and free blocks go.
+        """Give a decoding choice, and its guide, room for its drafts, as far as budget and free blocks go.
 
         The output that is left to it bounds them, so they stay within the blocks and positions that it may ever use.
         """
         share = step.shares.get(request.key)
         if share is None or share.num_draft or request.num_computed + share.num_tokens < len(request.tokens):
             return
-        wanted = min(request.num_draft, step.budget, request.max_tokens - request.num_output - 1)
-        free = self.num_blocks - self._pool.num_used
-        covered = (len(request.blocks) + free) * self._config.block_size
-        num_draft = min(wanted, covered - len(request.tokens))
-        if num_draft <= 0:
+        members = request.members
+        num_draft = min(request.num_draft, step.budget // len(members), request.max_tokens - request.num_output - 1)
+        while num_draft > 0:
+            lengths = [len(member.tokens) + num_draft for member in members]
+            num_new = [
+                max(0, self._blocks_for(length) - len(member.blocks))
+                for member, length in zip(members, lengths, strict=True)
+            ]
+            if self._pool.can_allocate(sum(num_new)):
+                break
+            num_draft -= 1
+        else:
             return
-        new_blocks = self._pool.allocate(
-            max(self._blocks_for(len(request.tokens) + num_draft) - len(request.blocks), 0)
-        )
-        request.blocks += new_blocks
-        step.give_drafts(request, num_draft, tuple(new_blocks))
+        for member, count in zip(members, num_new, strict=True):
+            new_blocks = self._pool.allocate(count)
+            member.blocks += new_blocks
+            step.give_drafts(member, num_draft, tuple(new_blocks))
 
     def _admit_waiting(self, step: Step) -> None:
         """Admit from the head of the queue for as long as it fits."""
@@ -254,12 +263,12 @@ class Scheduler:
     @property
     def _num_free_slots(self) -> int:
         """Choices that can still run beside the running ones; groups that run keep slots for all they may need."""
-        groups = {request.request_id: request.group for request in self._running.values() if request.group is not None}
+        groups = {id(request.group): request.group for request in self._running.values() if request.group is not None}
         alone = sum(request.group is None for request in self._running.values())
         return self._config.max_num_seqs - alone - sum(group.width for group in groups.values())
 
     def _find_start(self, request: Request) -> Start | None:
-        siblings = self._live.get(request.request_id, {}).values()
+        siblings = self._live.get(request.request_id, {}).values() if request.guides is None else ()
         return self._sharing.find_start(request, [other for other in siblings if other.key in self._running])
 
     def _num_new_blocks(self, request: Request, start: Start | None, num_tokens: int) -> int:
@@ -301,15 +310,16 @@ class Scheduler:
         if bool(choice.tokens) == (request.remaining > 0 or looks_only):
             raise IntegrityError(f"{request.key!r} got {len(choice.tokens)} tokens with {request.remaining} to compute")
         if request.remaining > 0:
-            self._sharing.publish(request)
+            self._sharing.publish(request.members)
             return []
         verdict = judge(request, choice.tokens)
-        request.tokens += choice.tokens[: verdict.num_kept]
         request.sampler_state = choice.sampler_state
-        request.num_computed = min(request.num_computed + len(choice.tokens) - 1, len(request.tokens))
-        self._sharing.publish(request)
+        for member in request.members:
+            member.tokens += choice.tokens[: verdict.num_kept]
+            member.num_computed = min(member.num_computed + len(choice.tokens) - 1, len(member.tokens))
+        self._sharing.publish(request.members)
         if verdict.reason is not None:
-            self._stop_running(request)
+            self._end(request.members)
             self._forget(request)
         elif looks_only:
             return []
@@ -332,23 +342,22 @@ class Scheduler:
 
     def _fail(self, request: Request, error: Failure) -> RequestOutput:
         """End a choice whose computation went wrong, and let nobody find its blocks: they may be the cause."""
-        self._sharing.withdraw(request)
-        self._stop_running(request)
+        self._sharing.withdraw(request.members)
+        self._end(request.members)
         self._forget(request)
-        return RequestOutput(
-            request.request_id, request.sampling.choice, (), finish_reason=FinishReason.ERROR, error=error
-        )
+        choice = request.sampling.choice
+        return RequestOutput(request.request_id, choice, (), finish_reason=FinishReason.ERROR, error=error)
 
     def _advance_search(self, search: BeamMembers, results: Mapping[str, ChoiceResult]) -> list[RequestOutput]:
         """Book the shares of a search's members, and have it choose how to go on once all have caught up."""
         of_search = [results[member.key] for member in search.members if member.key in results]
         error = next((result.error for result in of_search if result.error is not None), None)
         if error is not None:
-            for member in search.members:
-                self._sharing.withdraw(member)
-            outputs = search.fail(error)
-            self._end_search(search)
-            return outputs
+            self._sharing.withdraw(search.members)
+            self._end(search.members)
+            del self._searches[search.request_id]
+            return search.fail(error)
+        self._sharing.publish(search.members)
         if any(member.remaining for member in search.members):
             return []
         advance = search.advance([result.candidates for result in of_search])
@@ -358,13 +367,14 @@ class Scheduler:
             del self._searches[search.request_id]
         return advance.outputs
 
-    def _end_search(self, search: BeamMembers) -> None:
-        members = [member for member in search.members if member.key in self._running]
+    def _end(self, members: Sequence[Request]) -> None:
+        """Of a group, or of a single choice, that runs or waits."""
+        if members[0].key not in self._running:
+            self._waiting.remove(members[0])
+            return
         for member in members:
-            self._stop_running(member)
-        if not members:
-            self._waiting.remove(search.members[0])
-        del self._searches[search.request_id]
+            if member.key in self._running:  # and not still to be forked
+                self._stop_running(member)
 
     def _stop_running(self, request: Request, *, is_known: bool = True) -> None:
         """`is_known` says whether the runner has heard of the request."""

@@ -47,20 +47,22 @@ class KVSharing:
                 return self._fork_of(sibling, sibling.num_prompt - 1)
         return cached if cached.num_computed == forkable else None
 
-    def publish(self, request: Request) -> None:
-        """Let others find the blocks that the last step filled."""
-        num_full = request.num_computed // self._block_size
-        if not self._prefix_caching or num_full == request.num_published:
-            return
-        names = request.chain.names(request.tokens, request.num_published, num_full)
-        for name, block in zip(names, request.blocks[request.num_published : num_full], strict=True):
-            self._cache.insert(name, block)
-        request.num_published = num_full
+    def publish(self, requests: Sequence[Request]) -> None:
+        """Let others find the blocks of these that the last step filled."""
+        for request in requests:
+            num_full = request.num_computed // self._block_size
+            if not self._prefix_caching or num_full == request.num_published:
+                continue
+            names = request.chain.names(request.tokens, request.num_published, num_full)
+            for name, block in zip(names, request.blocks[request.num_published : num_full], strict=True):
+                self._cache.insert(name, block)
+            request.num_published = num_full
 
-    def withdraw(self, request: Request) -> None:
-        """Let nobody find the choice's blocks any more."""
-        for block in request.blocks:
-            self._cache.forget(block)
+    def withdraw(self, requests: Sequence[Request]) -> None:
+        """Let nobody find the blocks of these any more."""
+        for request in requests:
+            for block in request.blocks:
+                self._cache.forget(block)
 
     def _from_cache(self, request: Request) -> Start:
         """All full blocks that are known, but never the last token: it must be computed to sample the next."""

@@ -43,6 +43,7 @@ class Step:
                 blocks=tuple(request.blocks),
                 sampling=request.sampling,
                 speculation=request.speculation,
+                guides=request.guides,
                 cache_salt=request.cache_salt,
                 sampler_state=request.sampler_state,
             )

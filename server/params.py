@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from model_runner.contract import Speculation, Verification
+from model_runner.contract import SamplingParams, Speculation, Verification
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from server.beam_search import choose_beam_search
 from server.config import Settings
@@ -17,6 +17,8 @@ from server.served_model import ServedModel
 from server.speculation import SpeculationRules
 from server.tokenization import Tokenizer
 
+NEGATIVE_PROMPT = "guidance.negative_prompt"
+"""Path of that field."""
 _SEED_BITS = 53
 """Of a drawn seed: as many as every JSON reader keeps."""
 
@@ -50,6 +52,8 @@ class Wanted:
     """Alternatives for each prompt token, whoever wants them."""
     prediction: Sequence[int] | None = None
     """The tokens of the predicted output."""
+    negative_prompt: Sequence[int] | None = None
+    """The tokens of the guide's prompt; None: the last one of the prompt itself."""
     best_of: int | None = None
     """Choices to generate, where it is not `n` that says how many."""
 
@@ -91,43 +95,57 @@ class Planner:
         """Raises InvalidRequestError for whatever does not fit the model, the engine or another field."""
         n = wanted.best_of or fields.num_answers
         beams = choose_beam_search(fields)
-        self._check_beams(beams, wanted)
+        sampling = self._sampling(fields, wanted)
         self._check_queue(n * len(prompts), wanted)
         self._check_priority(fields.priority)
+        self._check_prediction(wanted.prediction or ())
+        self._check_prompt(wanted.negative_prompt or (), NEGATIVE_PROMPT)
+        self._check_step(beams, sampling, wanted)
         seed_drawn = fields.seed is None
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
-        params = self._rules.params(fields)
-        sampling = replace(
-            params,
+        model = EngineRequest(
+            request_id=id,
+            prompt=(),
+            sampling=sampling,
+            max_tokens=0,
+            choices=tuple(ChoiceState(choice) for choice in range(n)),
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            speculation=self._speculation(fields, wanted),
+            beam_search=beams,
+        )
+        requests = []
+        for index, tokens in enumerate(prompts):
+            of_prompt = replace(sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1))
+            request = replace(model, request_id=f"{id}-{index}", sampling=of_prompt)
+            requests.append(self._with_prompt(request, tokens, fields.truncate_prompt_tokens, wanted))
+        self._check_min_tokens(fields.min_tokens or 0, min(request.max_tokens for request in requests))
+        return Plan(tuple(requests), self._options(fields), n, seed, seed_drawn)
+
+    def _sampling(self, fields: SamplingFields, wanted: Wanted) -> SamplingParams:
+        """All but the seed, which differs between prompts."""
+        return replace(
+            self._rules.params(fields),
+            guidance=self.scoring.guidance(fields.guidance),
             contrastive=self.scoring.contrastive(fields.contrastive),
             dola=self.scoring.dola(fields.dola),
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
         )
-        self._check_prediction(wanted.prediction or ())
-        self._check_candidates(sampling.num_candidates)
-        speculation = self._speculation(fields, wanted)
-        capacity = self._capacity(1 if beams is None else beams.width, sampling.num_candidates)
-        requests = []
-        for index, tokens in enumerate(prompts):
-            self._check_prompt(tokens, wanted.prompt_param)
-            prompt = self._truncate(tokens, fields.truncate_prompt_tokens, wanted, capacity)
-            max_tokens = self._max_tokens(len(prompt), wanted, capacity)
-            requests.append(
-                EngineRequest(
-                    request_id=f"{id}-{index}",
-                    prompt=tuple(prompt),
-                    sampling=replace(sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1)),
-                    max_tokens=max_tokens,
-                    choices=tuple(ChoiceState(choice) for choice in range(n)),
-                    priority=fields.priority or 0,
-                    cache_salt=fields.cache_salt or "",
-                    speculation=speculation,
-                    beam_search=beams,
-                )
-            )
-        self._check_min_tokens(fields.min_tokens or 0, min(request.max_tokens for request in requests))
-        return Plan(tuple(requests), self._options(fields), n, seed, seed_drawn)
+
+    def _with_prompt(
+        self, request: EngineRequest, tokens: Sequence[int], keep: int | None, wanted: Wanted
+    ) -> EngineRequest:
+        """The request with a prompt, of which the last `keep` tokens are used, and with what follows from it."""
+        self._check_prompt(tokens, wanted.prompt_param)
+        capacity = self._capacity(_width(request), request.sampling.num_candidates)
+        prompt = self._truncate(tokens, keep, wanted, capacity)
+        max_tokens = self._max_tokens(len(prompt), wanted.prompt_param, wanted, capacity)
+        guide: Sequence[int] = ()
+        if request.sampling.guidance is not None:
+            guide = prompt[-1:] if wanted.negative_prompt is None else wanted.negative_prompt
+            max_tokens = min(max_tokens, self._max_tokens(len(guide), NEGATIVE_PROMPT, wanted, capacity))
+        return replace(request, prompt=tuple(prompt), max_tokens=max_tokens, guide=tuple(guide))
 
     @property
     def speculation(self) -> SpeculationRules:
@@ -184,16 +202,6 @@ class Planner:
             return None
         return self.speculation.choose(fields.speculation, wanted.prediction)
 
-    def _check_candidates(self, num_candidates: int) -> None:
-        """A step computes them all, with the token before them."""
-        most = self._settings.max_num_batched_tokens - 1
-        if num_candidates > most:
-            message = (
-                f"Invalid 'top_k': integer above maximum value. Expected a value <= {most}, one less than this "
-                f"server computes in one step, beside 'penalty_alpha', but got {num_candidates} instead."
-            )
-            raise InvalidRequestError(message, param="top_k", code="integer_above_max_value")
-
     def _truncate(self, tokens: Sequence[int], keep: int | None, wanted: Wanted, capacity: int) -> Sequence[int]:
         if keep is None:
             return tokens
@@ -202,9 +210,8 @@ class Planner:
             keep = max(1, capacity - output)
         return tokens[-keep:]
 
-    def _max_tokens(self, prompt: int, wanted: Wanted, capacity: int) -> int:
+    def _max_tokens(self, prompt: int, noun: str, wanted: Wanted, capacity: int) -> int:
         """How many tokens to generate after a prompt of so many, where prompt and output may have `capacity`."""
-        noun = wanted.prompt_param
         if prompt == 0:
             message = f"Invalid '{noun}': it has no tokens, and the model needs at least one to begin with."
             raise InvalidRequestError(message, param=noun, code="invalid_value")
@@ -238,19 +245,26 @@ class Planner:
             param = "n" if wanted.best_of is None else "best_of"
             raise InvalidRequestError(message, param=param, code="integer_above_max_value")
 
-    def _check_beams(self, beams: BeamSearch | None, wanted: Wanted) -> None:
-        if beams is None:
-            return
+    def _check_step(self, beams: BeamSearch | None, sampling: SamplingParams, wanted: Wanted) -> None:
+        """A step must have room for all that one choice computes in it."""
         most = min(self._info.max_num_seqs, self._settings.max_num_batched_tokens)
-        if beams.width > most:
+        if beams is not None and beams.width > most:
             message = f"The request asks for {beams.width} beams, and this server runs at most {most} at a time."
             raise InvalidRequestError(message, param="beam_search", code="integer_above_max_value")
-        if wanted.max_tokens == 0:
+        if beams is not None and wanted.max_tokens == 0:
             name = wanted.max_tokens_param
-            message = (
-                f"Invalid '{name}': integer below minimum value. Beam search needs a value >= 1, but got 0 instead."
-            )
+            message = f"Invalid '{name}': integer below minimum value. Beam search needs a value >= 1, but got 0."
             raise InvalidRequestError(message, param=name, code="integer_below_min_value")
+        if sampling.guidance is not None and most < 2:
+            message = "Unsupported parameter: 'guidance' is not supported by a server that runs one choice at a time."
+            raise InvalidRequestError(message, param="guidance", code="unsupported_parameter")
+        most = self._settings.max_num_batched_tokens - 1
+        if sampling.num_candidates > most:
+            message = (
+                f"Invalid 'top_k': integer above maximum value. Expected a value <= {most}, one less than this "
+                f"server computes in one step, beside 'penalty_alpha', but got {sampling.num_candidates} instead."
+            )
+            raise InvalidRequestError(message, param="top_k", code="integer_above_max_value")
 
     def _check_priority(self, priority: int | None) -> None:
         if priority and self._settings.policy != "priority":
@@ -266,3 +280,10 @@ class Planner:
                 f"Expected a value <= {max_tokens}, the most that may be generated, but got {min_tokens} instead."
             )
             raise InvalidRequestError(message, param="min_tokens", code="integer_above_max_value")
+
+
+def _width(request: EngineRequest) -> int:
+    """How many sequences of tokens a choice of the request needs memory for."""
+    if request.beam_search is not None:
+        return request.beam_search.width
+    return 1 if request.sampling.guidance is None else 2

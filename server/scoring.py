@@ -1,10 +1,10 @@
-"""What a request's `contrastive` and `dola` mean for the engine: numbers for the loaded models, or a refusal."""
+"""What a request's `contrastive`, `dola` and `guidance` mean for the loaded models: numbers, or a refusal."""
 
 from dataclasses import dataclass
 
 from model_runner.contract import Contrastive, DoLa
 from server.errors import InvalidRequestError
-from server.openai.protocol.scoring import ContrastiveOptions, DoLaOptions
+from server.openai.protocol.scoring import ContrastiveOptions, DoLaOptions, GuidanceOptions
 
 _ALPHA = 0.1
 _BETA = 0.5
@@ -39,6 +39,10 @@ class ScoringRules:
             amateur_weight=beta,
             temperature=1.0 if asked.temperature is None else asked.temperature,
         )
+
+    def guidance(self, asked: GuidanceOptions | None) -> float | None:
+        """The scale, if it changes anything."""
+        return None if asked is None or asked.scale == 1 else asked.scale
 
     def dola(self, asked: DoLaOptions | None) -> DoLa | None:
         """Raises InvalidRequestError for layers that the model does not have."""

@@ -25,7 +25,7 @@ from server.openai.answer import (
 from server.openai.choice import OutputToken, Piece
 from server.openai.logprobs import chat_logprobs, prompt_logprobs
 from server.openai.prompt import render_prompt
-from server.openai.protocol.chat import ChatCompletionRequest
+from server.openai.protocol.chat import ChatCompletionRequest, Message
 from server.openai.protocol.objects import (
     ChatChoice,
     ChatChunkChoice,
@@ -38,7 +38,7 @@ from server.openai.protocol.objects import (
 from server.openai.run import Run
 from server.openai.sse import event_stream
 from server.openapi import GENERATION_ERRORS, streamed
-from server.params import Planner, Wanted
+from server.params import NEGATIVE_PROMPT, Planner, Wanted
 from server.responses import documented_errors, json_response
 from server.services import Services, ServicesDep
 
@@ -55,25 +55,42 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
     """Answer a conversation."""
     services.check_model(body.model)
     planner = services.planner()
-    text = await asyncio.to_thread(
-        render_prompt,
-        services.tokenizer.chat_template,
-        body.messages,
-        body.chat_template_kwargs or {},
-        open_turn=body.opens_turn,
-        continue_last=bool(body.continue_final_message),
-    )
+    text = await _render(services, body, body.messages)
     if body.truncate_prompt_tokens is None:
         planner.check_text(text, "messages")
     tokens = await encode(services, text, add_special_tokens=False)
+    prediction = await _prediction(services, planner, body)
+    negative_prompt = await _negative_prompt(services, planner, body)
     completion_id = new_id("chatcmpl")
-    plan = planner.plan(completion_id, body, [tokens], _wanted(body, await _prediction(services, planner, body)))
+    plan = planner.plan(completion_id, body, [tokens], _wanted(body, prediction, negative_prompt))
     answer = _ChatAnswer(body, start_run(services, request, plan), make_head(services, completion_id, plan), services)
     if body.stream:
         chunks = answer.chunks()
         return await event_stream(request, chunks, services.settings, record_of(request).request_id)
     choices = await unless_gone(request, collect(answer.run))
     return json_response(await asyncio.to_thread(answer.whole, choices))  # many logprobs take a while
+
+
+async def _render(services: Services, body: ChatCompletionRequest, messages: list[Message]) -> str:
+    return await asyncio.to_thread(
+        render_prompt,
+        services.tokenizer.chat_template,
+        messages,
+        body.chat_template_kwargs or {},
+        open_turn=body.opens_turn,
+        continue_last=bool(body.continue_final_message),
+    )
+
+
+async def _negative_prompt(services: Services, planner: Planner, body: ChatCompletionRequest) -> list[int] | None:
+    """The tokens of the conversation under another system message."""
+    system = body.guidance.negative_prompt if body.guidance else None
+    if system is None:
+        return None
+    others = [message for message in body.messages if message.role not in ("system", "developer")]
+    text = await _render(services, body, [Message(role="system", content=system), *others])
+    planner.check_text(text, NEGATIVE_PROMPT)
+    return await encode(services, text, add_special_tokens=False)
 
 
 async def _prediction(services: Services, planner: Planner, body: ChatCompletionRequest) -> list[int] | None:
@@ -84,7 +101,7 @@ async def _prediction(services: Services, planner: Planner, body: ChatCompletion
     return await encode(services, body.prediction.text, add_special_tokens=False)
 
 
-def _wanted(body: ChatCompletionRequest, prediction: list[int] | None) -> Wanted:
+def _wanted(body: ChatCompletionRequest, prediction: list[int] | None, negative_prompt: list[int] | None) -> Wanted:
     named = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     return Wanted(
         prompt_param="messages",
@@ -94,6 +111,7 @@ def _wanted(body: ChatCompletionRequest, prediction: list[int] | None) -> Wanted
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         prediction=prediction,
+        negative_prompt=negative_prompt,
     )
 
 

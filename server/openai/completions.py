@@ -31,7 +31,7 @@ from server.openai.protocol.objects import Completion, CompletionChoice
 from server.openai.run import PromptRun, Run
 from server.openai.sse import event_stream
 from server.openapi import GENERATION_ERRORS, streamed
-from server.params import Planner, Wanted
+from server.params import NEGATIVE_PROMPT, Planner, Wanted
 from server.responses import documented_errors, json_response
 from server.services import Services, ServicesDep
 
@@ -52,7 +52,7 @@ async def create_completion(body: CompletionRequest, request: Request, services:
     planner = services.planner()
     prompts = [await _tokens(services, planner, body, index) for index in range(len(body.prompts))]
     completion_id = new_id("cmpl")
-    plan = planner.plan(completion_id, body, prompts, _wanted(body))
+    plan = planner.plan(completion_id, body, prompts, _wanted(body, await _negative_prompt(services, planner, body)))
     run = start_run(services, request, plan)
     answer = _CompletionAnswer(body, run, make_head(services, completion_id, plan), services)
     if body.stream:
@@ -72,7 +72,15 @@ async def _tokens(services: Services, planner: Planner, body: CompletionRequest,
     return prompt
 
 
-def _wanted(body: CompletionRequest) -> Wanted:
+async def _negative_prompt(services: Services, planner: Planner, body: CompletionRequest) -> Sequence[int] | None:
+    text = body.guidance.negative_prompt if body.guidance else None
+    if text is None:
+        return None
+    planner.check_text(text, NEGATIVE_PROMPT)
+    return await encode(services, text, add_special_tokens=True)
+
+
+def _wanted(body: CompletionRequest, negative_prompt: Sequence[int] | None) -> Wanted:
     ranks = body.num_choices > body.num_answers
     counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return Wanted(
@@ -83,6 +91,7 @@ def _wanted(body: CompletionRequest) -> Wanted:
         logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         prompt_logprobs=max((count for count in counts if count is not None), default=None),
         best_of=body.best_of,
+        negative_prompt=negative_prompt,
     )
 
 

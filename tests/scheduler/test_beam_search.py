@@ -160,7 +160,7 @@ def test_fewer_sequences_than_were_asked_for_are_an_error_of_the_request():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 9}, "at least 1 and at most 8"),
+        ({"width": 9}, "needs 9 slots at a time, there are 8"),
         ({"width": 4, "groups": 3}, "4 beams into 3 groups"),
         ({"width": 2, "num_return": 3}, "more sequences than its 2 beams"),
         ({"width": 8, "num_prompt": 20, "max_tokens": 20}, "80 KV blocks"),

@@ -106,9 +106,10 @@ def test_blocks_given_back_while_others_hold_them_are_caught(unchecked, monkeypa
 def test_publishing_what_is_not_computed_is_caught(unchecked, monkeypatch):
     publish = KVSharing.publish
 
-    def too_early(self, request):
+    def too_early(self, requests):
+        (request,) = requests
         num_computed, request.num_computed = request.num_computed, len(request.tokens)
-        publish(self, request)
+        publish(self, requests)
         request.num_computed = num_computed
 
     monkeypatch.setattr(KVSharing, "publish", too_early)

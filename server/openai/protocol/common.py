@@ -17,7 +17,7 @@ from server.openai.protocol.rules import (
     shape,
 )
 from server.openai.protocol.samplers import DRAWING, SamplerFields
-from server.openai.protocol.scoring import ContrastiveOptions, DoLaOptions
+from server.openai.protocol.scoring import ContrastiveOptions, DoLaOptions, GuidanceOptions
 from server.openai.protocol.speculation import SpeculationChoice
 
 MAX_STOPS = 4
@@ -141,6 +141,12 @@ class SamplingFields(BeamSearchFields, SamplerFields):
         description="Contrastive decoding: what the model says, less what the server's auxiliary model says as well.",
         json_schema_extra=related(excludes=["dola", *_OTHER_DECODING]),
         examples=[{}, {"beta": 1, "expert_weight": 1, "temperature": 0.5}],
+    )
+    guidance: GuidanceOptions | None = Field(
+        None,
+        description="Classifier-free guidance: go further in the direction in which the prompt changes the answer.",
+        examples=[{"scale": 1.5, "negative_prompt": "You are a rude assistant."}],
+        json_schema_extra=related(excludes=["use_beam_search", "beam_search", "penalty_alpha"]),
     )
     dola: DoLaOptions | None = Field(
         None,

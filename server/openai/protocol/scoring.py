@@ -1,4 +1,4 @@
-"""The request's `contrastive` and `dola`: scores that mix the model's distribution with a weaker one's."""
+"""The request's `contrastive`, `dola` and `guidance`: scores that mix the model's distribution with another one."""
 
 from typing import Annotated, Literal
 
@@ -43,4 +43,16 @@ class DoLaOptions(RequestModel):
     )
     alpha: float | None = Field(
         None, ge=0, le=1, description="Least share of the highest probability that a token needs; 0.1 by default."
+    )
+
+
+class GuidanceOptions(RequestModel):
+    """Classifier-free guidance."""
+
+    scale: float = Field(ge=0, le=100, description="How far to go away from the negative prompt; 1 changes nothing.")
+    negative_prompt: str | None = Field(
+        None,
+        min_length=1,
+        description="What to go away from. In a completion it stands in place of the prompt, in a chat in place of the "
+        "system message. Left out: the prompt's last token alone.",
     )

@@ -1,0 +1,88 @@
+"""Which requests are never taken: malformed ones, and those that could not run even with the engine to themselves."""
+
+from scheduler.block_pool import blocks_for
+from scheduler.config import SchedulerConfig
+from scheduler.interface import EngineRequest
+
+
+def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: int) -> None:
+    """Raise ValueError, with the numbers, for such a request."""
+    _check_choices(request)
+    _check_context(request, config)
+    _check_strategy(request)
+    _check_step(request, config)
+    _check_blocks(request, config, num_blocks)
+
+
+def _check_choices(request: EngineRequest) -> None:
+    name, max_tokens = request.request_id, request.max_tokens
+    if max_tokens < 0:
+        raise ValueError(f"request {name!r} asks for {max_tokens} tokens")
+    indices = [choice.index for choice in request.choices]
+    if not indices or len(set(indices)) < len(indices) or min(indices) < 0:
+        raise ValueError(f"request {name!r} must have choices of different, non-negative indices, not {indices}")
+    longest = max(len(choice.output) for choice in request.choices)
+    if longest > max_tokens:
+        raise ValueError(f"request {name!r} is resumed with {longest} tokens of output, more than its {max_tokens}")
+    needs_state = request.sampling.mirostat is not None
+    if any(needs_state and choice.output and choice.sampler_state is None for choice in request.choices):
+        raise ValueError(f"request {name!r} is resumed without the state of its sampler")
+
+
+def _check_context(request: EngineRequest, config: SchedulerConfig) -> None:
+    if not request.prompt:
+        raise ValueError(f"request {request.request_id!r} has an empty prompt")
+    num_prompt = max(len(request.prompt), len(request.guide))
+    total = num_prompt + request.max_tokens
+    if total > config.max_model_len:
+        raise ValueError(
+            f"request {request.request_id!r} needs {num_prompt} prompt + {request.max_tokens} output tokens = {total}, "
+            f"the context holds {config.max_model_len}"
+        )
+
+
+def _check_strategy(request: EngineRequest) -> None:
+    name, search = request.request_id, request.beam_search
+    if bool(request.guide) != (request.sampling.guidance is not None):
+        raise ValueError(f"request {name!r} needs both a guide and the scale of its guidance, or neither")
+    if search is None:
+        return
+    if search.groups < 1 or search.width < 1 or search.width % search.groups:
+        raise ValueError(f"request {name!r} splits {search.width} beams into {search.groups} groups")
+    if max(choice.index for choice in request.choices) >= search.width:
+        raise ValueError(f"request {name!r} wants more sequences than its {search.width} beams find")
+    if request.max_tokens < 1 or request.speculation is not None or request.guide:
+        raise ValueError(f"request {name!r} searches beams for no tokens, with speculation or with a guide")
+
+
+def _check_step(request: EngineRequest, config: SchedulerConfig) -> None:
+    """A step must have room for what can only be computed together."""
+    name, width, num_candidates = request.request_id, _width(request), request.sampling.num_candidates
+    if width > config.max_num_seqs:
+        raise ValueError(f"request {name!r} needs {width} slots at a time, there are {config.max_num_seqs}")
+    if width + num_candidates > config.max_num_batched_tokens:
+        beside = f" and {num_candidates} candidates" if num_candidates else ""
+        raise ValueError(
+            f"request {name!r} computes {width} token{'s' if width > 1 else ''}{beside} in one step, "
+            f"which holds {config.max_num_batched_tokens}"
+        )
+
+
+def _check_blocks(request: EngineRequest, config: SchedulerConfig, num_blocks: int) -> None:
+    num_prompt, num_candidates = len(request.prompt), request.sampling.num_candidates
+    lengths = [num_prompt, len(request.guide)] if request.guide else [num_prompt + num_candidates] * _width(request)
+    needed = sum(blocks_for(length + request.max_tokens, config.block_size) for length in lengths)
+    if needed > num_blocks:
+        beside = f" and {num_candidates} candidates" if num_candidates else ""
+        each = f", {len(lengths)} times" if len(lengths) > 1 else ""
+        raise ValueError(
+            f"request {request.request_id!r} needs {needed} KV blocks of {config.block_size} tokens for {num_prompt} "
+            f"prompt + {request.max_tokens} output tokens{beside}{each}, there are {num_blocks}"
+        )
+
+
+def _width(request: EngineRequest) -> int:
+    """How many sequences of tokens run at a time for each choice."""
+    if request.beam_search is not None:
+        return request.beam_search.width
+    return 2 if request.guide else 1
