@@ -29,7 +29,8 @@ from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.checks import check_request
 from scheduler.config import SchedulerConfig
 from scheduler.groups import BeamMembers, Guided, lockstep
-from scheduler.interface import ChoiceState, EngineRequest, EngineStats, FinishReason, RequestOutput, WatchText
+from scheduler.interface import ChoiceState, EngineRequest, EngineStats, RequestOutput, WatchText
+from scheduler.output import failure_of, output_of
 from scheduler.prefix_cache import PrefixCache
 from scheduler.queue import WaitingQueue, make_queue
 from scheduler.request import Request, make_choices
@@ -323,30 +324,14 @@ class Scheduler:
             self._forget(request)
         elif looks_only:
             return []
-        num_accepted = min(choice.num_accepted, verdict.num_kept)  # drafts come first among the tokens
-        return [
-            RequestOutput(
-                request_id=request.request_id,
-                choice=request.sampling.choice,
-                tokens=choice.tokens[: verdict.num_kept],
-                logprobs=choice.logprobs[: verdict.num_kept],
-                prompt_logprobs=request.take_prompt_logprobs(),
-                num_cached_tokens=request.num_cached or 0,
-                finish_reason=verdict.reason,
-                stop_token_id=verdict.stop_token_id,
-                num_accepted=num_accepted,
-                num_rejected=choice.num_accepted + choice.num_rejected - num_accepted,
-                sampler_state=choice.sampler_state,
-            )
-        ]
+        return [output_of(request, choice, verdict)]
 
     def _fail(self, request: Request, error: Failure) -> RequestOutput:
         """End a choice whose computation went wrong, and let nobody find its blocks: they may be the cause."""
         self._sharing.withdraw(request.members)
         self._end(request.members)
         self._forget(request)
-        choice = request.sampling.choice
-        return RequestOutput(request.request_id, choice, (), finish_reason=FinishReason.ERROR, error=error)
+        return failure_of(request, error)
 
     def _advance_search(self, search: BeamMembers, results: Mapping[str, ChoiceResult]) -> list[RequestOutput]:
         """Book the shares of a search's members, and have it choose how to go on once all have caught up."""

@@ -81,20 +81,21 @@ def check(found: Sequence[Found], expected: Sequence[tuple[list[int], float]]) -
     assert scores == pytest.approx([score for _, score in expected], abs=1e-4)
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 5, 6])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    ("family", "width"), [("llama", 2), ("llama", 3), ("llama", 4), ("llama", 5), ("llama", 6), ("gemma3", 3)]
+)
 def test_sequences_and_scores_are_those_of_generate(
     family: str, width: int, load: Callable[..., Harness], tiny_model: Callable[..., Path]
 ) -> None:
     """All at the same time; so few tokens that many sequences end."""
     pick = random.Random(width)
     requests = []
-    for number, (penalty, early, penalised) in enumerate(SETTINGS):
+    for number, (penalty, early, penalised) in enumerate(SETTINGS[width % 2 :: 2]):
         prompt = [pick.randrange(3, SMALL_VOCAB) for _ in range(pick.randint(1, 40))]
         beams = BeamSearch(width, penalty, early)
         sampling = PENALTIES if penalised else {}
         num_return = pick.randint(1, width)
-        requests.append(search(f"{number}", prompt, pick.choice([3, 10, 25]), num_return, beams, **sampling))
+        requests.append(search(f"{number}", prompt, pick.choice([3, 10, 20]), num_return, beams, **sampling))
     found = run(load(family, "none", SMALL_VOCAB).engine(), requests)
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family, SMALL_VOCAB), dtype=torch.float32)
     for request in requests:
@@ -102,19 +103,18 @@ def test_sequences_and_scores_are_those_of_generate(
 
 
 @pytest.mark.embedded
-@pytest.mark.parametrize("width", [2, 4, 6])
-def test_the_embedded_models_are_too(width: int, load: Callable[..., Harness], embedded_folder: Path) -> None:
-    pick = random.Random(width)
+def test_the_embedded_models_are_too(load: Callable[..., Harness], embedded_folder: Path) -> None:
+    pick = random.Random(1)
     requests = [
         search(
             f"{number}",
             [pick.randrange(49152) for _ in range(pick.randint(3, 40))],
-            8,
+            6,
             2,
             BeamSearch(width, penalty, early),
             **(PENALTIES if penalised else {}),
         )
-        for number, (penalty, early, penalised) in enumerate(SETTINGS[width // 2 :: 5])
+        for number, (width, (penalty, early, penalised)) in enumerate(zip([2, 4, 6], SETTINGS[3::8], strict=True))
     ]
     found = run(load("embedded", "none").engine(), requests)
     model = AutoModelForCausalLM.from_pretrained(embedded_folder, dtype=torch.float32)

@@ -52,6 +52,7 @@ class Live:
     sampling: SamplingParams
     hashes: list
     num_offered: int = 0
+    guides: str | None = None
 
 
 class SimulatedRunner:
@@ -78,7 +79,7 @@ class SimulatedRunner:
             assert 0 <= admitted.num_computed < len(admitted.tokens)
             self.live[admitted.key] = Live(
                 list(admitted.tokens), admitted.num_prompt, admitted.num_computed, list(admitted.blocks),
-                admitted.sampling, [],
+                admitted.sampling, [], guides=admitted.guides,
             )  # fmt: skip
         for share in plan.scheduled:
             self.live[share.key].blocks += share.new_blocks
@@ -89,7 +90,26 @@ class SimulatedRunner:
             self._write(share)
         for share in plan.scheduled:
             self._check_kv(share.key)
-        return StepResult(tuple(self._result(share) for share in plan.scheduled))
+        drafts = {share.key: share.num_draft for share in plan.scheduled}
+        results = {}
+        for share in plan.scheduled:
+            guided = self.live[share.key].guides
+            results[share.key] = (
+                self._result(share) if guided is None else self._follow(share, results.get(guided), drafts)
+            )
+        return StepResult(tuple(results.values()))
+
+    def _follow(self, share, result, drafts):
+        """What a guide gets: the tokens of the choice that it guides, whose last known token goes with its own."""
+        live = self.live[share.key]
+        is_ready = live.num_computed == len(live.tokens)
+        assert is_ready == (result is not None and bool(result.tokens or result.error)), "a guide out of step"
+        if not is_ready or result.error:
+            return ChoiceResult(share.key, ())
+        assert share.num_draft == drafts[live.guides], "a guide without its drafts"
+        live.tokens += result.tokens
+        self._keep_drafts(live, share.key, result.tokens)
+        return ChoiceResult(share.key, result.tokens)
 
     def _check_writes(self, plan):
         holders = Counter(block for live in self.live.values() for block in live.blocks)
@@ -98,7 +118,8 @@ class SimulatedRunner:
             start, stop = live.num_computed, live.num_computed + share.num_tokens
             assert start < stop <= len(live.tokens)
             assert share.num_draft == 0 or stop == len(live.tokens), "drafts before the known tokens"
-            assert share.num_draft <= live.num_offered, "more drafts than were offered"
+            offered = self.live[live.guides or share.key].num_offered
+            assert share.num_draft <= offered, "more drafts than were offered"
             is_whole = not live.sampling.num_candidates or share.num_draft == live.num_offered
             assert is_whole, "not all candidates"
             for position in range(start, stop + share.num_draft):

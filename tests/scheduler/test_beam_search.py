@@ -187,7 +187,7 @@ def test_what_can_never_run_is_refused(changes, message):
 )
 def test_random_traffic_gives_what_brute_force_does(seed, config, num_blocks):
     pick = random.Random(seed)
-    engine = Engine(Scheduler(config, num_blocks), SimulatedRunner(num_blocks, config.block_size))
+    engine = Engine(Scheduler(config, num_blocks), SimulatedRunner(num_blocks, config.block_size, num_draft=2))
     live, found, num_added = {}, {}, 0
     for step in range(1500):
         if step < 900 and len(live) < 30 and pick.random() < 0.5:
@@ -232,10 +232,14 @@ def random_request(pick, number):
         width, pick.choice([0.0, 1.0]), pick.choice([True, False, "never"]), groups=pick.choice([1, width])
     )
     is_search = pick.random() < 0.5
+    is_guided = not is_search and pick.random() < 0.5
     choices = tuple(ChoiceState(index) for index in range(pick.randint(1, width)))
+    if is_guided:
+        sampling = replace(sampling, guidance=1.5)
     return EngineRequest(
         f"{salt}:{number}", prompt, sampling, pick.randint(1, 24), choices, pick.randrange(3), salt,
         beam_search=search if is_search else None,
+        guide=tuple(pick.randrange(3) for _ in range(pick.randint(1, 12))) if is_guided else (),
     )  # fmt: skip
 
 
