@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,26 +42,29 @@ def describe(logprobs: Tensor, tokens: Sequence[int], num_top: Sequence[int]) ->
     ]
 
 
-def candidates_of(scores: Tensor, logprobs: Tensor, num: int, num_top: int | None) -> tuple[Candidate, ...]:
-    """The best tokens of one row, as many as are possible and at most `num`.
+def candidates_of(
+    scores: Tensor, logits: Tensor, counts: Sequence[int], num_top: Sequence[int | None]
+) -> list[tuple[Candidate, ...]]:
+    """The best tokens of each row, as many as are possible and at most so many as its count.
 
     Args:
-        scores: [vocab] float32, by which they are the best; what is -inf is not possible.
-        logprobs: [vocab] float32, to be reported.
-        num: of candidates.
-        num_top: alternatives in each report; None for no reports.
+        scores: [rows, vocab] float32, by which they are the best; what is -inf is not possible.
+        logits: [rows, vocab] float32, to be reported.
+        counts: of each row.
+        num_top: alternatives in the reports of each row; None for no reports.
     """
-    tokens = top(scores.unsqueeze(0), min(num, len(scores))).squeeze(0)
-    values = scores[tokens]
-    possible = int((values > -math.inf).sum())
-    ids: list[int] = tokens[:possible].tolist()
-    reports: list[TokenLogprobs] | list[None] = [None] * possible
-    if num_top is not None:
-        reports = describe(logprobs.expand(possible, -1), ids, [num_top] * possible)
-    return tuple(
-        Candidate(token, value, report)
-        for token, value, report in zip(ids, values[:possible].tolist(), reports, strict=True)
-    )
+    best = top(scores, min(max(counts), scores.shape[-1]))
+    values = scores.gather(1, best)
+    candidates = []
+    for row, (tokens, of_row) in enumerate(zip(best.tolist(), values.tolist(), strict=True)):
+        possible = [token for token, value in zip(tokens, of_row, strict=True) if value > -math.inf][: counts[row]]
+        reports: Sequence[TokenLogprobs | None] = [None] * len(possible)
+        wanted = num_top[row]
+        if wanted is not None:
+            logprobs = torch.log_softmax(logits[row], -1).expand(len(possible), -1)
+            reports = describe(logprobs, possible, [wanted] * len(possible))
+        candidates.append(tuple(map(Candidate, possible, of_row, reports)))
+    return candidates
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[TokenLogprobs]:
@@ -73,15 +77,14 @@ def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[Token
     return reports
 
 
-def top(logprobs: Tensor, num: int) -> Tensor:
-    """The ids of the highest entries of each row of float32, best first, lower id first among equals: [rows, num].
+def top(scores: Tensor, num: int) -> Tensor:
+    """The ids of the highest entries of each row, best first, lower id first among equals: [rows, num].
 
-    topk promises no order among equals, so it gets unique integers: the float's bits, in an order that integers
-    share, and below them the id counted backwards.
+    topk promises no order among equals, nor which of them it takes, so it only says how high the lowest of them is.
     """
-    vocab_size = logprobs.shape[-1]
-    bits = logprobs.view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    backwards = torch.arange(vocab_size - 1, -1, -1, device=logprobs.device)
-    keys = (ordered.long() << 32) | backwards
-    return vocab_size - 1 - (keys.topk(num, -1).values & 0xFFFFFFFF)
+    lowest = scores.topk(num, -1).values[:, -1:]
+    rows, ids = np.nonzero((scores >= lowest).cpu().numpy())
+    values = scores[torch.from_numpy(rows), torch.from_numpy(ids)].cpu().numpy()
+    order = np.lexsort((ids, -values, rows))
+    first = np.searchsorted(rows, np.arange(len(scores)))
+    return torch.from_numpy(ids[order[first[:, None] + np.arange(num)]]).to(scores.device)

@@ -1,7 +1,7 @@
 """From logits to tokens, for all rows of a step."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,7 +83,7 @@ class Sampler:
             tokens=tuple(tokens[row] for row in order),
             logprobs=tuple(reports.get(row) for row in order),
             errors=tuple(errors.get(row) for row in order),
-            candidates={row: _candidates(scores, reported, row, rows) for row in rows.listed if row not in errors},
+            candidates=_candidates(scores, reported, rows, errors),
             surprises=tuple(surprises.get(row) for row in order),
         )
 
@@ -111,10 +111,16 @@ def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
     return raw.index_copy(0, torch.tensor(listed, device=raw.device), torch.log_softmax(take(raw, listed), -1))
 
 
-def _candidates(scores: Tensor, reported: Tensor, row: int, rows: SamplingRows) -> tuple[Candidate, ...]:
-    sampling = rows.sampling[row]
-    logprobs = reported[row] if sampling.logprobs is None else torch.log_softmax(reported[row], -1)
-    return candidates_of(scores[row], logprobs, sampling.beam_candidates, sampling.logprobs)
+def _candidates(
+    scores: Tensor, reported: Tensor, rows: SamplingRows, errors: Collection[int]
+) -> dict[int, tuple[Candidate, ...]]:
+    """Of the rows that want some and have no error."""
+    listed = [row for row in rows.listed if row not in errors]
+    if not listed:
+        return {}
+    counts = [rows.sampling[row].beam_candidates for row in listed]
+    num_top = [rows.sampling[row].logprobs for row in listed]
+    return dict(zip(listed, candidates_of(take(scores, listed), take(reported, listed), counts, num_top), strict=True))
 
 
 def constrain(raw: Tensor, rows: SamplingRows) -> tuple[Tensor, dict[int, Failure]]:
