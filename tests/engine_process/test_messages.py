@@ -22,7 +22,15 @@ from model_runner.contract import (
     TokenLogprobs,
     Xtc,
 )
-from scheduler.interface import ChoiceState, EngineRequest, EngineStats, FinishReason, RequestOutput
+from scheduler.interface import (
+    BeamScore,
+    BeamSearch,
+    ChoiceState,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    RequestOutput,
+)
 from server.engine.client import EngineInfo
 from server.engine.messages import (
     Abort,
@@ -61,6 +69,7 @@ REQUEST = EngineRequest(
     "é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8), 0.1 + 0.2)), -5, "salt", SPECULATION
 )
 OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, Failure("why", True))
+SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +81,9 @@ OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.
         Submit(replace(REQUEST, sampling=SamplingParams(contrastive=Contrastive(0.2, 1.0, 1.0, 0.5)))),
         Submit(replace(REQUEST, sampling=SamplingParams(dola=DoLa("high")))),
         Submit(replace(REQUEST, sampling=SamplingParams(dola=DoLa((0, 2), 0.3)))),
+        Submit(replace(REQUEST, sampling=SamplingParams(guidance=1.5), guide=(4, 5))),
+        Submit(replace(REQUEST, beam_search=BeamSearch(4, 0.5, "never", 2, 0.25, ("é", "\n"), False))),
+        Submit(replace(REQUEST, beam_search=BeamSearch(4, early_stopping=True))),
         Load(EngineConfig(RunnerConfig(Path("/m"), aux_model=Path("/a")))),
         Abort("x"),
         Abort("x", 3),
@@ -88,7 +100,7 @@ def test_messages_to_the_engine(message):
         Ready(EngineInfo(1, 2, 3, 4, 5, "cpu", "float32")),
         LoadFailed("too large"),
         StepDone((), EngineStats()),
-        StepDone((OUTPUT, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, (STATS,))),
+        StepDone((OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, (STATS,))),
         Rejected("x", "too long"),
     ],
 )
