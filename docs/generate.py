@@ -131,7 +131,8 @@ def _property_rows(path: str, schema: Mapping[str, Any]) -> list[str]:
 def _notes(field: FieldCapability) -> str:
     notes = [field.description or ""]
     notes += [f"Needs `{other}`." for other in field.requires]
-    notes += [f"Not with `{other}`." for other in field.excludes]
+    if field.excludes:
+        notes.append(f"Not with {', '.join(f'`{other}`' for other in field.excludes)}.")
     return " ".join(note for note in notes if note)
 
 
@@ -165,6 +166,8 @@ def _range(low: float | None, high: float | None) -> str:
         return ""
     if high is None:
         return f"≥ {low}"
+    if low == high:
+        return f"{low}"
     return f"≤ {high}" if low is None else f"{low}..{high}"
 
 

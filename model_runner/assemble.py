@@ -113,7 +113,7 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     trained = next((method for method in BY_WORTH if method in proposers), None)
     speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
     needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
-    search = ContrastiveSearch(sampling, sampler)
+    search = ContrastiveSearch(sampling, sampler, layout.plan.max_model_len)
     early_exit = find_early_exit(target.model)
     parts = RunnerParts(
         target=HFTargetModel(target.model, device, needs),

@@ -121,8 +121,8 @@ class SamplingParams:
     """Subtracted once if the token was generated at all."""
     dry: Dry | None = None
     exponential_decay_length_penalty: tuple[int, float] | None = None
-    """(start, factor): with the k-th token after `start` tokens of output, the logit of each token of `stop_token_ids`
-    grows by its amount times factor ** k - 1."""
+    """(start, factor): after t > start tokens of output, the logit of each token of `stop_token_ids` grows by its
+    amount times factor ** (t - start) - 1."""
     temperature: float = 1.0
     """Divides the logits; 0 is greedy: the highest logit, the lowest id among equals."""
     top_n_sigma: float = 0.0

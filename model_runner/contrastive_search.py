@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,14 +28,17 @@ class HiddenStates:
     of a token does not depend on the step that computed it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """For at most so many positions."""
+        self._most = most
         self._rows = torch.empty(0, 0)  # [room, hidden] float32 of length 1
 
     def put(self, start: int, hidden: Tensor) -> None:
         """Keep those of the positions from `start` on, [n, hidden]; all before them must be there."""
         end = start + len(hidden)
         if end > len(self._rows):
-            grown = torch.empty(max(end, 2 * start), hidden.shape[1], dtype=torch.float32, device=hidden.device)
+            room = max(end, min(2 * start, self._most))
+            grown = torch.empty(room, hidden.shape[1], dtype=torch.float32, device=hidden.device)
             if start:
                 grown[:start] = self._rows[:start]
             self._rows = grown
@@ -55,7 +58,7 @@ class _Searching:
     """A choice that searches."""
 
     sampling: SamplingParams
-    states: HiddenStates = field(default_factory=HiddenStates)
+    states: HiddenStates
     candidates: DraftTree = NO_DRAFT
     """For its next token, most probable first; none until the last known token's logits were seen."""
 
@@ -90,15 +93,16 @@ class ContrastiveSearch:
     be the same again, and name the next candidates already now: only a choice's first step has none to compare.
     """
 
-    def __init__(self, sampling: SamplingState, sampler: Sampler) -> None:
+    def __init__(self, sampling: SamplingState, sampler: Sampler, max_model_len: int) -> None:
         self._sampling = sampling
         self._sampler = sampler
+        self._max_model_len = max_model_len
         self._searching: dict[int, _Searching] = {}
 
     def begin(self, slot: int, sampling: SamplingParams) -> None:
         """A choice starts, none of whose tokens are computed if it searches."""
         if sampling.num_candidates:
-            self._searching[slot] = _Searching(sampling)
+            self._searching[slot] = _Searching(sampling, HiddenStates(self._max_model_len))
 
     def end(self, slot: int) -> None:
         """A choice has ended, or was preempted."""

@@ -77,19 +77,14 @@ class ModelRunner:
         candidates = self._search.candidates(slots, plan.scheduled)
         load = _load(choices, plan.scheduled).plus(sum(map(len, candidates)))
         drafts = self._speculator.drafts(load, slots, plan.scheduled)
+        drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
-        batch = self._state.gather(choices, plan.scheduled, [trees[guided.get(i, i)] for i in range(len(trees))])
         start = time.perf_counter()
-        step = self._forward(batch, choices)
-        verdicts = self._search.decide(batch, slots, step.features, step.logits)
-        walks = [sample for sample in batch.samples if sample.choice not in verdicts]
-        walking = [slots[sample.choice] for sample in walks]
-        walked = self._verify(self._scoring(step), walks, walking, raw=step.logits)
-        self._speculator.observe(load, walks, walking, walked, time.perf_counter() - start)
-        verdicts |= dict(zip((sample.choice for sample in walks), walked, strict=True))
+        step = self._forward(self._state.gather(choices, plan.scheduled, trees), choices)
+        verdicts = self._decide(step, slots, load, time.perf_counter() - start)
         prompts = self._prompt_logprobs(step)
         decided = [verdicts.get(guided.get(index, index), Verdict()) for index in range(len(choices))]
-        next_step = TargetStep(self._commit(plan, choices, decided, batch), step.features, step.logits)
+        next_step = TargetStep(self._commit(plan, choices, decided, step.batch), step.features, step.logits)
         offers = self._speculator.propose(_next_load(choices, len(verdicts)), next_step)
         offers |= self._search.offers()
         parts = zip(plan.scheduled, slots, decided, drafts, strict=True)
@@ -106,6 +101,26 @@ class ModelRunner:
         needs = self._scoring.needs(sampling) | self._search.needs([choice.slot for choice in choices])
         logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)), needs)
         return RawStep(batch, sampling, logits, self._target.features())
+
+    def _decide(self, step: RawStep, slots: Sequence[int], load: StepLoad, forward_s: float) -> dict[int, Verdict]:
+        """A verdict for each choice that is ready, by its index in the batch.
+
+        Args:
+            step: what the model said.
+            slots: of the step's choices.
+            load: the step without drafts.
+            forward_s: seconds of the forward pass.
+        """
+        verdicts = self._search.decide(step.batch, slots, step.features, step.logits)
+        walks = [sample for sample in step.batch.samples if sample.choice not in verdicts]
+        walking = [slots[sample.choice] for sample in walks]
+        scores = self._scoring(step)
+        start = time.perf_counter()
+        walked = self._verify(scores, walks, walking, raw=step.logits)
+        seconds = forward_s + time.perf_counter() - start
+        of_guides = sum(len(rows.tree) for rows in step.batch.guides.values())
+        self._speculator.observe(load.plus(of_guides), walks, walking, walked, seconds)
+        return verdicts | dict(zip((sample.choice for sample in walks), walked, strict=True))
 
     def _commit(
         self, plan: StepPlan, choices: Sequence[Choice], verdicts: Sequence[Verdict], batch: Batch

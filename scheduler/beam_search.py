@@ -10,7 +10,7 @@ and a token costs `diversity_penalty` for each beam of an earlier group that has
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 
@@ -75,14 +75,13 @@ class Rules:
         return self.search.width // self.search.groups
 
     @property
-    def num_offers(self) -> int:
-        """How many of a group's best offers are looked at, so that enough of them do not end."""
-        return max(2, 1 + len(self.stop_token_ids)) * self.num_beams
-
-    @property
     def num_candidates(self) -> int:
-        """How many offers each beam has to make: those that other groups make dearer may fall behind the next ones."""
-        return self.num_offers + (self.search.width - self.num_beams if self.search.diversity_penalty else 0)
+        """How many offers each beam has to make, so that enough of them do not end.
+
+        Those that other groups make dearer may fall behind the next ones.
+        """
+        others = self.search.width - self.num_beams if self.search.diversity_penalty else 0
+        return max(2 * self.num_beams, self.num_beams + len(self.stop_token_ids)) + others
 
     def score(self, beam: Beam, length: int) -> float:
         """Of a beam as if it had so many tokens."""
@@ -108,6 +107,8 @@ class BeamGroup:
         """
         going: list[tuple[int, Beam]] = []
         for rank, (parent, offer) in enumerate(self._best(offers, taken)):
+            if len(going) == self._rules.num_beams and rank >= self._rules.num_beams:
+                break
             beam, ended = self._judge(offer)
             if ended is None:
                 going.append((parent, beam))
@@ -121,19 +122,17 @@ class BeamGroup:
         self.beams = [beam for _, beam in going]
         return [parent for parent, _ in going]
 
-    def _best(self, offers: Sequence[Sequence[Candidate]], taken: Mapping[int, int]) -> list[tuple[int, Beam]]:
-        """The best offers as (old beam, new beam); among equals the better old beam's, then the lower token id's."""
+    def _best(self, offers: Sequence[Sequence[Candidate]], taken: Mapping[int, int]) -> Iterator[tuple[int, Beam]]:
+        """The offers as (old beam, new beam), the best first; among equals that of the better old beam."""
         penalty = self._rules.search.diversity_penalty
         ranked = sorted(
             (taken.get(candidate.token_id, 0) * penalty - candidate.logprob - beam.total, parent, rank)
             for parent, (beam, of_beam) in enumerate(zip(self.beams, offers, strict=True))
             for rank, candidate in enumerate(of_beam)
         )
-        best = [(parent, offers[parent][rank]) for _, parent, rank in ranked[: self._rules.num_offers]]
-        return [
-            (parent, self.beams[parent].extended(candidate, taken.get(candidate.token_id, 0) * penalty))
-            for parent, candidate in best
-        ]
+        for _, parent, rank in ranked:
+            candidate = offers[parent][rank]
+            yield parent, self.beams[parent].extended(candidate, taken.get(candidate.token_id, 0) * penalty)
 
     def _judge(self, beam: Beam) -> tuple[Beam, Finished | None]:
         """The beam with its last token seen, and how it ends if it does."""

@@ -45,6 +45,8 @@ def _check_strategy(request: EngineRequest) -> None:
     name, search = request.request_id, request.beam_search
     if bool(request.guide) != (request.sampling.guidance is not None):
         raise ValueError(f"request {name!r} needs both a guide and the scale of its guidance, or neither")
+    if request.sampling.num_candidates and (search is not None or request.speculation is not None):
+        raise ValueError(f"request {name!r} compares candidates, which beam search and speculation do not go with")
     if search is None:
         return
     if search.groups < 1 or search.width < 1 or search.width % search.groups:

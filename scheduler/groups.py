@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
 from scheduler.beam_search import BeamSearcher, Continuation, Finished, Rules
-from scheduler.interface import BeamScore, BeamSearch, EngineRequest, FinishReason, RequestOutput, WatchText
+from scheduler.interface import (
+    BeamScore,
+    BeamSearch,
+    ChoiceState,
+    EngineRequest,
+    FinishReason,
+    RequestOutput,
+    WatchText,
+)
 from scheduler.request import Request, chain_of
 
 _TOO_FEW: Final = "beam search found only {found} of {wanted} sequences with these settings"
@@ -36,7 +44,6 @@ class Guided:
 
     def __init__(self, choice: Request, prompt: Sequence[int], block_size: int) -> None:
         """`prompt` is the guide's."""
-        choice.group = self
         sampling = SamplingParams()
         guide = Request(
             key=f"{choice.key}/guide",
@@ -62,6 +69,17 @@ class Advance:
     outputs: list[RequestOutput]
     dropped: list[Request]
     """Members that go on no longer; all of them if the group has ended."""
+
+
+def search_from_start(request: EngineRequest) -> EngineRequest:
+    """The request of a search that begins, also if it was interrupted: it finds the same again.
+
+    The prompt's logprobs come with the first output of choice 0, so not after that.
+    """
+    is_new = request.choices[0].index == 0 and not any(choice.output for choice in request.choices)
+    prompt_logprobs = request.sampling.prompt_logprobs if is_new else None
+    sampling = replace(request.sampling, prompt_logprobs=prompt_logprobs)
+    return replace(request, sampling=sampling, choices=(ChoiceState(0),))
 
 
 class BeamMembers:

@@ -17,19 +17,19 @@ Admission reserves blocks for all known tokens, so only growth by decoding can r
 then gives its blocks back and waits with prompt and output. The choice that came first is never preempted for another
 of its priority, so work always completes.
 
-The beams of a search are a group: admitted when there is room for all of them, preempted together, and in lockstep,
-which means that the last known tokens of all are computed in the same step.
+The beams of a search are a group, and so are a choice and its guide: admitted when there is room for all of them,
+preempted together, and in lockstep, which means that the last known tokens of all are computed in the same step.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from model_runner.contract import ChoiceResult, Failure, ScheduledRequest, StepPlan, StepResult
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.checks import check_request
 from scheduler.config import SchedulerConfig
-from scheduler.groups import BeamMembers, Guided, lockstep
-from scheduler.interface import ChoiceState, EngineRequest, EngineStats, RequestOutput, WatchText
+from scheduler.groups import BeamMembers, Guided, lockstep, search_from_start
+from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
 from scheduler.output import failure_of, output_of
 from scheduler.prefix_cache import PrefixCache
 from scheduler.queue import WaitingQueue, make_queue
@@ -56,7 +56,7 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, num_blocks: int, watch_text: WatchText | None = None) -> None:
-        """Without `watch_text`, beam search finds no stop strings."""
+        """Without `watch_text`, beam search with stop strings is refused."""
         limits = (config.block_size, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
         if min(*limits, num_blocks) < 1:
             raise ValueError(f"all limits must be at least 1: {config}, num_blocks={num_blocks}")
@@ -88,7 +88,9 @@ class Scheduler:
             raise ValueError(f"request {request.request_id!r} is already here")
         check_request(request, self._config, self.num_blocks)
         if request.beam_search is not None:
-            (beam,) = self._line_up(replace(request, choices=(ChoiceState(0),)))
+            if request.beam_search.stop and self._watch_text is None:
+                raise ValueError(f"request {request.request_id!r} has stop strings, and nobody here reads text")
+            (beam,) = self._line_up(search_from_start(request))
             search = BeamMembers(request, request.beam_search, self._watch_text, beam)
             self._searches[request.request_id] = search
         else:
@@ -100,7 +102,7 @@ class Scheduler:
         self._num_arrived += len(choices)
         for choice in choices:
             if request.guide:
-                Guided(choice, request.guide, self._config.block_size)
+                choice.group = Guided(choice, request.guide, self._config.block_size)
             self._waiting.push(choice)
         return choices
 

@@ -86,8 +86,8 @@ class KVSharing:
     def _fork_of(self, request: Request, num_computed: int) -> Start:
         """What a choice takes over from a running one with which it shares so many computed tokens.
 
-        The block into which the next token falls is copied (copy-on-write), as both choices go on to write to it. The
-        step copies first of all, so it does not matter what becomes of the running one then.
+        The block into which the next token falls is copied (copy-on-write), as both choices go on to write to it. It
+        stays until the step has copied it: admission preempts nobody, and a group is preempted as a whole.
         """
         num_full, is_split = divmod(num_computed, self._block_size)
         return Start(

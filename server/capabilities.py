@@ -1,6 +1,6 @@
 """GET /v1/capabilities: every field of the API, as this server treats it for the loaded model."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -126,7 +126,10 @@ async def capabilities(services: ServicesDep) -> Capabilities:
         ),
         aux_model=services.model.aux_model,
         dola_layers=info.num_early_exits,
-        endpoints={path: describe_fields(request, defaults) for path, request in ENDPOINTS.items()},
+        endpoints={
+            path: _without(describe_fields(request, defaults), services.planner().scoring.unsupported)
+            for path, request in ENDPOINTS.items()
+        },
     )
 
 
@@ -145,6 +148,12 @@ def describe_fields(request: type[RequestModel], defaults: Mapping[str, object])
         )
         for name, field in schema["properties"].items()
     }
+
+
+def _without(fields: dict[str, FieldCapability], unsupported: Collection[str]) -> dict[str, FieldCapability]:
+    """The fields as a server treats them that has not what these need."""
+    refused: dict[str, Any] = {"support": "refused"}
+    return {name: field.model_copy(update=refused) if name in unsupported else field for name, field in fields.items()}
 
 
 def _describe(field: dict[str, Any], required: bool, default: object, excludes: list[str]) -> FieldCapability:

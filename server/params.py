@@ -96,11 +96,12 @@ class Planner:
         n = wanted.best_of or fields.num_answers
         beams = choose_beam_search(fields)
         sampling = self._sampling(fields, wanted)
-        self._check_queue(n * len(prompts), wanted)
+        self._check_queue(n, len(prompts), fields, wanted)
         self._check_priority(fields.priority)
         self._check_prediction(wanted.prediction or ())
         self._check_prompt(wanted.negative_prompt or (), NEGATIVE_PROMPT)
-        self._check_step(beams, sampling, wanted)
+        self._check_beams(beams, fields, wanted)
+        self._check_step(sampling)
         seed_drawn = fields.seed is None
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         model = EngineRequest(
@@ -229,7 +230,7 @@ class Planner:
 
     def _too_long(self, capacity: int, asked: str, noun: str, also: str | None = None) -> InvalidRequestError:
         if capacity < self._capacity():
-            limit = f"This server's memory for one beam among so many holds {capacity} tokens."
+            limit = f"This server's memory for one request that decodes in this way holds {capacity} tokens."
         elif capacity < self._info.max_model_len:
             limit = f"This server's memory for one request holds {capacity} tokens."
         else:
@@ -238,24 +239,29 @@ class Planner:
         message = f"{limit} However, {asked}. {advice}"
         return InvalidRequestError(message, param=noun, code="context_length_exceeded")
 
-    def _check_queue(self, choices: int, wanted: Wanted) -> None:
+    def _check_queue(self, n: int, num_prompts: int, fields: SamplingFields, wanted: Wanted) -> None:
         most = self._settings.max_num_seqs + self._settings.max_waiting
-        if choices > most:
-            message = f"The request asks for {choices} choices in all, and this server holds at most {most}."
-            param = "n" if wanted.best_of is None else "best_of"
+        if n * num_prompts > most:
+            message = f"The request asks for {n * num_prompts} choices in all, and this server holds at most {most}."
+            several = "best_of" if wanted.best_of else "beam_search.num_return" if fields.beam_search else "n"
+            param = several if n > 1 else wanted.prompt_param
             raise InvalidRequestError(message, param=param, code="integer_above_max_value")
 
-    def _check_step(self, beams: BeamSearch | None, sampling: SamplingParams, wanted: Wanted) -> None:
-        """A step must have room for all that one choice computes in it."""
+    def _check_beams(self, beams: BeamSearch | None, fields: SamplingFields, wanted: Wanted) -> None:
+        if beams is None:
+            return
         most = min(self._info.max_num_seqs, self._settings.max_num_batched_tokens)
-        if beams is not None and beams.width > most:
+        if beams.width > most:
             message = f"The request asks for {beams.width} beams, and this server runs at most {most} at a time."
-            raise InvalidRequestError(message, param="beam_search", code="integer_above_max_value")
-        if beams is not None and wanted.max_tokens == 0:
+            raise InvalidRequestError(message, param=fields.width_field, code="integer_above_max_value")
+        if wanted.max_tokens == 0:
             name = wanted.max_tokens_param
             message = f"Invalid '{name}': integer below minimum value. Beam search needs a value >= 1, but got 0."
             raise InvalidRequestError(message, param=name, code="integer_below_min_value")
-        if sampling.guidance is not None and most < 2:
+
+    def _check_step(self, sampling: SamplingParams) -> None:
+        """A step must have room for all that one choice computes in it."""
+        if sampling.guidance is not None and min(self._info.max_num_seqs, self._settings.max_num_batched_tokens) < 2:
             message = "Unsupported parameter: 'guidance' is not supported by a server that runs one choice at a time."
             raise InvalidRequestError(message, param="guidance", code="unsupported_parameter")
         most = self._settings.max_num_batched_tokens - 1

@@ -19,6 +19,12 @@ class ScoringRules:
     num_early_exits: int
     """Layers before which the model can be asked for the next token; 0 if it cannot."""
 
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """Fields of which the loaded models have not what they need."""
+        missing = {"contrastive": self.aux_model is None, "dola": self.num_early_exits == 0}
+        return frozenset(name for name, is_missing in missing.items() if is_missing)
+
     def contrastive(self, asked: ContrastiveOptions | None) -> Contrastive | None:
         """Raises InvalidRequestError without an auxiliary model, or if another one is named."""
         if asked is None:

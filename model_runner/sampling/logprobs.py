@@ -34,9 +34,7 @@ def describe(logprobs: Tensor, tokens: Sequence[int], num_top: Sequence[int]) ->
             token_id=token,
             logprob=max(value, _LOWEST),
             rank=rank,
-            top=tuple(
-                (other, max(its_value, _LOWEST)) for other, its_value in zip(ids[:n], its_values[:n], strict=True)
-            ),
+            top=_pairs(ids[:n], its_values[:n]),
         )
         for token, n, value, rank, ids, its_values in zip(tokens, num_top, *columns, strict=True)
     ]
@@ -58,13 +56,27 @@ def candidates_of(
     candidates = []
     for row, (tokens, of_row) in enumerate(zip(best.tolist(), values.tolist(), strict=True)):
         possible = [token for token, value in zip(tokens, of_row, strict=True) if value > -math.inf][: counts[row]]
-        reports: Sequence[TokenLogprobs | None] = [None] * len(possible)
         wanted = num_top[row]
+        reports: Sequence[TokenLogprobs | None] = [None] * len(possible)
         if wanted is not None:
-            logprobs = torch.log_softmax(logits[row], -1).expand(len(possible), -1)
-            reports = describe(logprobs, possible, [wanted] * len(possible))
+            reports = _describe_alternatives(torch.log_softmax(logits[row], -1), possible, wanted)
         candidates.append(tuple(map(Candidate, possible, of_row, reports)))
     return candidates
+
+
+def _describe_alternatives(logprobs: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """What `describe` says of several tokens at one place, by its log-probabilities [vocab]."""
+    best = top(logprobs.unsqueeze(0), min(num_top, len(logprobs))).squeeze(0)
+    alternatives = _pairs(best.tolist(), logprobs[best].tolist())
+    values: list[float] = logprobs[torch.tensor(tokens, dtype=torch.int64, device=logprobs.device)].tolist()
+    return [
+        TokenLogprobs(token, max(value, _LOWEST), 1 + int((logprobs > value).sum()), alternatives)
+        for token, value in zip(tokens, values, strict=True)
+    ]
+
+
+def _pairs(tokens: Sequence[int], values: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    return tuple((token, max(value, _LOWEST)) for token, value in zip(tokens, values, strict=True))
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[TokenLogprobs]:
@@ -83,8 +95,25 @@ def top(scores: Tensor, num: int) -> Tensor:
     topk promises no order among equals, nor which of them it takes, so it only says how high the lowest of them is.
     """
     lowest = scores.topk(num, -1).values[:, -1:]
+    if num == 0 or not lowest.isfinite().all():
+        return _top_of_any(scores, num)
     rows, ids = np.nonzero((scores >= lowest).cpu().numpy())
     values = scores[torch.from_numpy(rows), torch.from_numpy(ids)].cpu().numpy()
     order = np.lexsort((ids, -values, rows))
     first = np.searchsorted(rows, np.arange(len(scores)))
     return torch.from_numpy(ids[order[first[:, None] + np.arange(num)]]).to(scores.device)
+
+
+def _top_of_any(scores: Tensor, num: int) -> Tensor:
+    """The same where many entries may be equal, or no numbers, which come first.
+
+    topk gets unique integers: the float's bits, in an order that integers share, and below them the id counted
+    backwards.
+    """
+    vocab_size = scores.shape[-1]
+    numbers = torch.where(scores.isnan(), torch.inf, scores) + 0.0  # which makes one zero of the two
+    bits = numbers.view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    backwards = torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+    keys = (ordered.long() << 32) | backwards
+    return vocab_size - 1 - (keys.topk(num, -1).values & 0xFFFFFFFF)

@@ -128,7 +128,8 @@ def constrain(raw: Tensor, rows: SamplingRows) -> tuple[Tensor, dict[int, Failur
     errors = dict.fromkeys(_unusable(raw), _NOT_FINITE)
     scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
     if scores is not raw:
-        errors = {row: _blame(rows.sampling[row]) for row in _unusable(scores)} | errors
+        blamed = [row for row in _unusable(scores) if row not in rows.listed]  # those may have no candidates
+        errors = {row: _blame(rows.sampling[row]) for row in blamed} | errors
     if errors:
         scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
     return scores, errors

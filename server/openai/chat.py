@@ -83,12 +83,16 @@ async def _render(services: Services, body: ChatCompletionRequest, messages: lis
 
 
 async def _negative_prompt(services: Services, planner: Planner, body: ChatCompletionRequest) -> list[int] | None:
-    """The tokens of the conversation under another system message."""
+    """The tokens of the conversation with another system message, the first if there are several."""
     system = body.guidance.negative_prompt if body.guidance else None
     if system is None:
         return None
-    others = [message for message in body.messages if message.role not in ("system", "developer")]
-    text = await _render(services, body, [Message(role="system", content=system), *others])
+    messages: list[Message] = list(body.messages)
+    first = next((index for index, message in enumerate(messages) if message.role in ("system", "developer")), None)
+    if first is not None:
+        del messages[first]
+    messages.insert(first or 0, Message(role="system", content=system))
+    text = await _render(services, body, messages)
     planner.check_text(text, NEGATIVE_PROMPT)
     return await encode(services, text, add_special_tokens=False)
 

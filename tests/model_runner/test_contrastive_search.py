@@ -10,7 +10,7 @@ from model_runner.contrastive_search import HiddenStates
 def test_similarity_is_the_highest_cosine_and_bits_do_not_depend_on_chunks(sizes: list[int]) -> None:
     torch.manual_seed(1)
     hidden, candidates = torch.randn(sum(sizes), 72), torch.randn(5, 72)
-    chunked, whole = HiddenStates(), HiddenStates()
+    chunked, whole = HiddenStates(1024), HiddenStates(1024)
     for start, size in zip([sum(sizes[:i]) for i in range(len(sizes))], sizes, strict=True):
         chunked.put(start, hidden[start : start + size])
     whole.put(0, hidden)
@@ -22,7 +22,7 @@ def test_similarity_is_the_highest_cosine_and_bits_do_not_depend_on_chunks(sizes
 
 
 def test_a_token_that_is_computed_again_takes_its_place() -> None:
-    states = HiddenStates()
+    states = HiddenStates(1024)
     states.put(0, torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
     states.put(1, torch.tensor([[0.0, -3.0], [5.0, 0.0]]))
     assert states.similarity(torch.tensor([[0.0, 4.0]]), 3) == [0.0]

@@ -55,7 +55,7 @@ def make_runner() -> tuple[ModelRunner, SummingModel]:
     model, cache = SummingModel(), KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
     sampling = SamplingState(4, VOCAB, CPU)
     sampler = Sampler(VOCAB, CPU)
-    search = ContrastiveSearch(sampling, sampler)
+    search = ContrastiveSearch(sampling, sampler, 64)
     budget = Budget()
     speculator = Speculator({"ngram": NgramProposer()}, budget, max_nodes=8)
     parts = RunnerParts(

@@ -91,7 +91,12 @@ async def test_other_answers_have_no_score(client: httpx.AsyncClient) -> None:
         ({"beam_search": {}}, "beam_search.width", "missing_required_parameter"),
         ({"beam_search": {"width": 0}}, "beam_search.width", "integer_below_min_value"),
         ({"beam_search": {"width": 65}}, "beam_search.width", "integer_above_max_value"),
-        ({"beam_search": {"width": 9}}, "beam_search", "integer_above_max_value"),  # the server runs 8 at a time
+        ({"beam_search": {"width": 9}}, "beam_search.width", "integer_above_max_value"),  # the server runs 8 at a time
+        ({"use_beam_search": True, "n": 9}, "n", "integer_above_max_value"),
+        ({"use_beam_search": True, "n": 65}, "n", "integer_above_max_value"),
+        ({"beam_search": {"width": 4, "groups": 2}}, "beam_search.diversity_penalty", "invalid_value"),
+        ({"beam_search": {"width": 4, "early_stopping": 1}}, "beam_search.early_stopping", "invalid_type"),
+        ({"beam_search": {"width": 4}, "best_of": 2}, "beam_search", "invalid_parameter_combination"),
         ({"beam_search": {"width": 2, "num_return": 3}}, "beam_search.num_return", "integer_above_max_value"),
         ({"beam_search": {"width": 4, "groups": 3}}, "beam_search.groups", "invalid_value"),
         ({"beam_search": {"width": 4, "diversity_penalty": 1}}, "beam_search.diversity_penalty", "invalid_value"),
@@ -102,7 +107,7 @@ async def test_other_answers_have_no_score(client: httpx.AsyncClient) -> None:
         ({"beam_search": {"width": 2}, "max_tokens": 0}, "max_tokens", "integer_below_min_value"),
         ({"beam_search": {"width": 2}, "prompt": [1] * 200, "max_tokens": 56}, None, None),
         ({"beam_search": {"width": 8}, "prompt": [1] * 200, "max_tokens": 56}, "prompt", "context_length_exceeded"),
-        ({"length_penalty": 1.0}, "length_penalty", "invalid_value"),
+        ({"length_penalty": 2.0}, "length_penalty", "invalid_value"),
         ({"early_stopping": True}, "early_stopping", "invalid_value"),
     ],
 )

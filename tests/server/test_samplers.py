@@ -45,8 +45,6 @@ LLAMA_CPP = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temp
         ({"sampler_order": "samewise"}, {}),
         ({"sampler_order": "llama.cpp", "top_k": 3}, {"sampler_order": LLAMA_CPP, "top_k": 3}),
         ({"sampler_order": ["min_p", "xtc"], "min_p": 0.5}, {"sampler_order": ("min_p", "xtc"), "min_p": 0.5}),
-        ({"sampler_order": []}, {"sampler_order": ()}),
-        ({"sampler_order": [], "temperature": 0, "top_p": 0.5}, {"sampler_order": (), "temperature": 0, "top_p": 0.5}),
     ],
 )  # fmt: skip
 async def test_field_reaches_the_engine(

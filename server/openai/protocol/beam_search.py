@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.openai.protocol.rules import RequestModel, problem, related
 from server.openai.protocol.samplers import DRAWING
@@ -11,7 +11,10 @@ MAX_WIDTH = 64
 _EXCLUDED = (*DRAWING, "top_k", "best_of", "speculation", "prediction")
 
 LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
-EarlyStopping = Literal[True, False, "never"]
+EarlyStopping = Annotated[
+    Annotated[bool, Tag("<boolean>")] | Annotated[Literal["never"], Tag("<string>")],
+    Discriminator(lambda value: "<string>" if isinstance(value, str) else "<boolean>"),
+]
 
 
 class BeamSearchOptions(RequestModel):
@@ -34,7 +37,11 @@ class BeamSearchOptions(RequestModel):
         None, ge=1, le=MAX_WIDTH, description="Parts of the beams that search by themselves; 1 by default."
     )
     diversity_penalty: float | None = Field(
-        None, ge=0, le=100, description="What a token costs for each beam of an earlier group that has just taken it."
+        None,
+        ge=0,
+        le=100,
+        description="What a token costs for each beam of an earlier group that has just taken it; "
+        "above 0 with more than one group.",
     )
 
     @model_validator(mode="after")
@@ -48,8 +55,8 @@ class BeamSearchOptions(RequestModel):
         if self.width % groups:
             message = f"Invalid '{{path}}': Expected a divisor of the width, {self.width}, but got {groups} instead."
             raise problem("invalid_value", message, "groups")
-        if self.diversity_penalty and groups == 1:
-            message = "The 'diversity_penalty' parameter is only allowed with more than one of 'groups'."
+        if bool(self.diversity_penalty) != (groups > 1):
+            message = "More than one of 'groups' and a 'diversity_penalty' above 0 need each other."
             raise problem("invalid_value", message, "diversity_penalty")
         return self
 
@@ -69,7 +76,7 @@ class BeamSearchFields(RequestModel):
         json_schema_extra=related(excludes=_EXCLUDED),
     )
     length_penalty: LengthPenalty | None = Field(
-        None, description="See `beam_search`.", json_schema_extra=related(requires=["use_beam_search"])
+        None, description="See `beam_search`.", json_schema_extra=related(requires=["use_beam_search"], off=[1])
     )
     early_stopping: EarlyStopping | None = Field(
         None, description="See `beam_search`.", json_schema_extra=related(requires=["use_beam_search"])

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.openai.protocol.beam_search import BeamSearchFields, BeamSearchOptions
+from server.openai.protocol.beam_search import MAX_WIDTH, BeamSearchFields, BeamSearchOptions
 from server.openai.protocol.rules import (
     SUPPORTED_VALUES_ONLY,
     Refused,
@@ -56,8 +56,8 @@ class StreamOptions(RequestModel):
     )
 
 
-class SamplingFields(BeamSearchFields, SamplerFields):
-    """How tokens are chosen, when to stop, and what to report: OpenAI's fields, then the extensions."""
+class OpenAIFields(RequestModel):
+    """OpenAI's own that completions and chat completions share."""
 
     model: str = Field(description="Name of the served model.")
     temperature: float | None = Field(
@@ -81,6 +81,10 @@ class SamplingFields(BeamSearchFields, SamplerFields):
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, json_schema_extra=related(requires=["stream"]))
     user: str | None = no_effect("Your own id of the end user.")
+
+
+class SamplingFields(BeamSearchFields, SamplerFields, OpenAIFields):
+    """How tokens are chosen, when to stop, and what to report: OpenAI's fields, then the extensions."""
 
     top_k: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="Keep the k best tokens; 0 or -1 turns it off.",
@@ -171,6 +175,11 @@ class SamplingFields(BeamSearchFields, SamplerFields):
         if self.truncate_prompt_tokens == 0:
             message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
             raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
+        if self.use_beam_search and (self.n or 1) > MAX_WIDTH:
+            expected = f"Expected a value <= {MAX_WIDTH} beside 'use_beam_search', but got {self.n} instead."
+            raise problem(
+                "integer_above_max_value", f"Invalid '{{path}}': integer above maximum value. {expected}", "n"
+            )
         if self.asks("penalty_alpha") and self.top_k is not None:
             self._check_candidates(self.top_k)
         return self
@@ -199,6 +208,11 @@ class SamplingFields(BeamSearchFields, SamplerFields):
             groups=None,
             diversity_penalty=None,
         )
+
+    @property
+    def width_field(self) -> str:
+        """Path of the field that says how many beams there are."""
+        return "n" if self.use_beam_search else "beam_search.width"
 
     @property
     def num_answers(self) -> int:

@@ -50,7 +50,7 @@ class CompletionRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _check_best_of(self) -> "CompletionRequest":
-        if self.best_of is not None and self.best_of < self.num_answers:
+        if self.best_of is not None and self.beams is None and self.best_of < self.num_answers:
             message = f"Invalid '{{path}}': Expected a value >= 'n', which is {self.n}, but got {self.best_of} instead."
             raise problem("integer_below_min_value", message, "best_of")
         if self.stream and self.num_choices > self.num_answers:
@@ -61,7 +61,7 @@ class CompletionRequest(SamplingFields):
     @property
     def num_choices(self) -> int:
         """Choices that are generated for each prompt; the best of them are its answers."""
-        return self.best_of or self.num_answers
+        return self.num_answers if self.best_of is None or self.beams is not None else self.best_of
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -16,7 +16,7 @@ Step = Literal[
 ]
 SamplerOrder = Annotated[
     Annotated[OrderName, Tag("<string>")]
-    | Annotated[list[Step], Field(max_length=len(get_args(Step)), fail_fast=True), Tag("<array>")],
+    | Annotated[list[Step], Field(min_length=1, max_length=len(get_args(Step)), fail_fast=True), Tag("<array>")],
     Discriminator(shape),
 ]
 Breaker = Annotated[str, Field(min_length=1, max_length=MAX_BREAKER_LENGTH)]
@@ -90,8 +90,8 @@ class SamplerFields(RequestModel):
         json_schema_extra=related(requires=["dry_multiplier"], off=[list(DRY_SEQUENCE_BREAKERS)]),
     )  # fmt: skip
     exponential_decay_length_penalty: LengthPenalty | None = Field(
-        None, description="`[start, factor]`: after `start` tokens the k-th makes those that end the output more "
-        "probable, by `factor ** k`.",
+        None, description="`[start, factor]`: after t > start tokens those that end the output get more probable, by "
+        "`factor ** (t - start)`. Not where nothing ends it (`ignore_eos` without `stop_token_ids`).",
         examples=[[100, 1.05]],
     )  # fmt: skip
     sampler_order: SamplerOrder | None = Field(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model_runner.contract import TokenLogprobs
-from model_runner.sampling.logprobs import describe, prompt_logprobs
+from model_runner.sampling.logprobs import candidates_of, describe, prompt_logprobs, top
 
 from .harness import random_logits
 
@@ -57,3 +57,27 @@ def test_prompt_logprobs_are_of_the_raw_distribution_in_any_chunking():
         assert [token for token, _ in report.top] == np.argsort(-truth)[:4].tolist()
     assert prompt_logprobs(logits[:70], targets[:70], 4) + prompt_logprobs(logits[70:], targets[70:], 4) == reports
     assert prompt_logprobs(logits[:0], targets[:0], 4) == []
+
+
+@pytest.mark.parametrize("num", [0, 1, 3, 7])
+def test_the_best_of_rows_of_every_kind(num):
+    """With ties, with nothing but -inf, with fewer numbers than are asked for; a row without numbers harms no other."""
+    inf, nan = math.inf, math.nan
+    rows = [[1, 3, 3, 2, 3, 0, 1], [-inf] * 7, [-inf, 5, -inf, -inf, 4, -inf, 5], [0.0, -0.0, 0, 0, 0, 0, 0]]
+    scores = torch.tensor([*rows, [nan] * 7, *rows], dtype=torch.float32)
+    found = top(scores, num).tolist()
+    truth = [sorted(range(7), key=lambda token: (-row[token], token))[:num] for row in rows]
+    assert found[:4] == truth
+    assert found[5:] == truth
+    assert [top(scores[i : i + 1], num).tolist()[0] for i in range(4)] == truth
+
+
+def test_candidates_and_their_reports():
+    scores = torch.tensor([[-1.0, -math.inf, -0.5, -0.5], [-math.inf] * 4])
+    logits = torch.tensor([[2.0, 9.0, 1.0, 1.0], [0.0] * 4])
+    first, second = candidates_of(scores, logits, [5, 2], [2, None])
+    assert [(found.token_id, found.logprob) for found in first] == [(2, -0.5), (3, -0.5), (0, -1.0)]
+    assert [found.report for found in first] == describe(
+        torch.log_softmax(logits[:1].expand(3, -1), -1), [2, 3, 0], [2] * 3
+    )
+    assert second == ()
