@@ -1,7 +1,6 @@
 """What quantisation costs in quality: perplexity and greedy agreement with float32, on text that Python ships.
 
-The texts are the help topics of Python's own documentation (pydoc_data.topics), English prose about a programming
-language that is the same on every machine with the same Python.
+With --strategies instead: what each decoding strategy makes of the beginnings of those texts (see text_quality.py).
 """
 
 import argparse
@@ -9,23 +8,34 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from pydoc_data.topics import topics
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from bench import text_quality
+from bench.engine_environment import use_engine_environment
+from bench.engine_run import Strategy, run
+from bench.shared_runner import Engines
+from bench.text_plot import draw, require_matplotlib
+from bench.texts import longest_topics
 from model_runner.config import KVCacheDType, Quantization, RunnerConfig
-from model_runner.contract import SamplingParams, TokenLogprobs
+from model_runner.contract import SamplingParams
 from model_runner.models.repository import resolve_model
-from model_runner.runner import ModelRunner
-from scheduler.config import SchedulerConfig
-from scheduler.engine import Engine
-from scheduler.interface import EngineRequest
-from scheduler.scheduler import Scheduler
 
+CONFIGURATIONS: tuple[tuple[Quantization, KVCacheDType], ...] = (
+    ("none", "float32"),
+    ("none", "bfloat16"),
+    ("int8", "float32"),
+    ("int8", "bfloat16"),
+    ("int8", "int8"),
+    ("int4", "float32"),
+    ("int4", "bfloat16"),
+)
+"""Of weights and KV cache; the first is what the others are compared with."""
 CHUNK = 512
 """Tokens of a text over which perplexity is taken."""
 PROMPT = 64
@@ -41,7 +51,7 @@ class Reading:
     """Of each token but the first of each text."""
     best: list[int]
     """The most probable token at each of those places."""
-    continued: list[tuple[int, ...]]
+    continued: Sequence[tuple[int, ...]]
     """The greedy continuation of each text's beginning."""
 
 
@@ -61,30 +71,14 @@ class Quality:
 def read(folder: Path, quantization: Quantization, kv: KVCacheDType, texts: Sequence[tuple[int, ...]]) -> Reading:
     """Run all texts through the engine."""
     config = RunnerConfig(folder, device="cpu", quantization=quantization, kv_cache_dtype=kv, kv_cache_gib=1.0)
-    runner = ModelRunner.load(config)
-    scheduler = SchedulerConfig(
-        block_size=runner.info.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=runner.info.max_model_len,
-    )
-    engine = Engine(Scheduler(scheduler, runner.num_blocks), runner)
-    prompts: dict[str, tuple[TokenLogprobs, ...]] = {}
-    outputs: dict[str, tuple[int, ...]] = {}
-    greedy = SamplingParams(temperature=0.0)
-    for index, text in enumerate(texts):
-        engine.add(EngineRequest(f"read-{index}", text, SamplingParams(temperature=0.0, prompt_logprobs=1), 1))
-        engine.add(EngineRequest(f"continue-{index}", text[:PROMPT], greedy, CONTINUED))
-    while engine.has_work:
-        for output in engine.step():
-            outputs[output.request_id] = outputs.get(output.request_id, ()) + output.tokens
-            if output.prompt_logprobs:
-                prompts[output.request_id] = output.prompt_logprobs
-    entries = [entry for index in range(len(texts)) for entry in prompts[f"read-{index}"]]
+    engines = Engines(config)
+    reading = Strategy(SamplingParams(temperature=0.0, prompt_logprobs=1))
+    entries = list(chain.from_iterable(run(engines.make(), reading.requests(texts, 0)).prompt_logprobs))
+    greedy = Strategy(SamplingParams(temperature=0.0))
     return Reading(
         logprobs=[entry.logprob for entry in entries],
         best=[entry.top[0][0] for entry in entries],
-        continued=[outputs[f"continue-{index}"] for index in range(len(texts))],
+        continued=run(engines.make(), greedy.requests([text[:PROMPT] for text in texts], CONTINUED)).tokens,
     )
 
 
@@ -104,13 +98,6 @@ def compare(quantization: str, kv: str, reading: Reading, reference: Reading) ->
     )
 
 
-def texts_of(tokenizer: Tokenizer, count: int) -> list[tuple[int, ...]]:
-    """The first CHUNK tokens of the longest topics."""
-    longest = sorted(topics.values(), key=len, reverse=True)[:count]
-    encoded = [tuple(tokenizer.encode(text).ids[:CHUNK]) for text in longest]
-    return [text for text in encoded if len(text) == CHUNK]
-
-
 def table(results: Sequence[Quality]) -> Table:
     """One line for each configuration."""
     lines = Table("weights", "KV cache", "perplexity", "same best token", f"same greedy tokens of {CONTINUED}")
@@ -127,37 +114,43 @@ def table(results: Sequence[Quality]) -> Table:
     return lines
 
 
+def quantisation(folder: Path, num_texts: int, console: Console) -> list[Quality]:
+    """Compare every configuration with float32."""
+    texts = longest_topics(Tokenizer.from_file(str(folder / "tokenizer.json")), num_texts, CHUNK)
+    readings = [read(folder, *each, texts) for each in track(CONFIGURATIONS, "Reading", console=console)]
+    return [compare(*each, reading, readings[0]) for each, reading in zip(CONFIGURATIONS, readings, strict=True)]
+
+
 def main() -> None:
-    """Compare every configuration with float32; print, and write JSON if asked to."""
-    parser = argparse.ArgumentParser(description="Measure what quantisation costs in quality, on the CPU.")
+    """Measure one or the other; print, and write JSON and the plot if asked to."""
+    use_engine_environment()
+    parser = argparse.ArgumentParser(
+        description="Measure what quantisation costs in quality, or what decoding strategies are for, on the CPU."
+    )
     parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
-    parser.add_argument("--texts", type=int, default=40)
+    parser.add_argument("--strategies", action="store_true", help="continue texts by every decoding strategy instead")
+    parser.add_argument("--texts", type=int, help="at most; 40, or 50 for strategies, when left out")
+    parser.add_argument("--plot", type=Path, help="with --strategies: also draw the result to this SVG file")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
+    if arguments.plot:
+        if not arguments.strategies:
+            parser.error("--plot goes with --strategies")
+        require_matplotlib()
     console = Console()
     folder = resolve_model(arguments.model, console).path
-    texts = texts_of(Tokenizer.from_file(str(folder / "tokenizer.json")), arguments.texts)
-    configurations: list[tuple[Quantization, KVCacheDType]] = [
-        ("none", "float32"),
-        ("none", "bfloat16"),
-        ("int8", "float32"),
-        ("int8", "bfloat16"),
-        ("int8", "int8"),
-        ("int4", "float32"),
-        ("int4", "bfloat16"),
-    ]
-    readings = [
-        read(folder, *configuration, texts) for configuration in track(configurations, "Reading", console=console)
-    ]
-    results = [
-        compare(*configuration, reading, readings[0])
-        for configuration, reading in zip(configurations, readings, strict=True)
-    ]
-    console.print(table(results))
+    if arguments.strategies:
+        texts = text_quality.measure(folder, arguments.texts or 50, console)
+        console.print(text_quality.table(texts))
+        content = [asdict(result) for result in texts]
+        if arguments.plot:
+            draw(texts, arguments.plot)
+    else:
+        configurations = quantisation(folder, arguments.texts or 40, console)
+        console.print(table(configurations))
+        content = [asdict(result) for result in configurations]
     if arguments.output:
-        arguments.output.write_text(
-            json.dumps([asdict(result) for result in results], indent=2) + "\n", encoding="utf-8"
-        )
+        arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

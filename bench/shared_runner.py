@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+from model_runner.config import RunnerConfig
 from model_runner.contract import SpeculationStats, StepPlan, StepResult
 from model_runner.runner import ModelRunner
+from scheduler.config import SchedulerConfig
+from scheduler.engine import Engine
+from scheduler.scheduler import Scheduler
 
 
 class SharedRunner:
@@ -24,3 +28,27 @@ class SharedRunner:
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
         return self._runner.speculation_stats()
+
+
+class Engines:
+    """Makes engines on a model that is loaded once."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self.runner = ModelRunner.load(config)
+        self._config = SchedulerConfig(
+            block_size=self.runner.info.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self.runner.info.max_model_len,
+        )
+        self._known: set[str] = set()
+
+    def make(self, *, prefix_caching: bool = False, chunk: int | None = None, num_blocks: int | None = None) -> Engine:
+        """With an empty prefix cache, or none; at most `chunk` tokens in a step. Only one at a time may have work."""
+        config = replace(
+            self._config,
+            prefix_caching=prefix_caching,
+            max_num_batched_tokens=chunk or self._config.max_num_batched_tokens,
+        )
+        runner = SharedRunner(self.runner, num_blocks or self.runner.num_blocks, self._known)
+        return Engine(Scheduler(config, runner.num_blocks), runner)

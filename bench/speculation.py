@@ -6,25 +6,21 @@ With --matrix instead: every method with every feature of requests, whether the 
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.shared_runner import SharedRunner
+from bench.engine_run import run
+from bench.shared_runner import Engines
 from bench.speculation_matrix import FEATURES, Cell, Matrix
 from bench.speculation_workloads import asked, copied, repeated
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation, SpeculationStats
 from model_runner.models.repository import resolve_model
-from model_runner.runner import ModelRunner
-from scheduler.config import SchedulerConfig
-from scheduler.engine import Engine
 from scheduler.interface import EngineRequest
-from scheduler.scheduler import Scheduler
 from server.served_model import ServedModel
 from server.tokenization import Tokenizer
 
@@ -75,29 +71,14 @@ class Run:
 
 
 class Bench:
-    """An engine on one loaded model."""
+    """Runs loads on one loaded model."""
 
-    def __init__(self, runner: ModelRunner, config: RunnerConfig, num_draft: int | None = None) -> None:
+    def __init__(self, config: RunnerConfig, num_draft: int | None = None) -> None:
         """Methods draft `num_draft` tokens in each step, or what the budget says."""
-        self.runner = runner
+        self.engines = Engines(config)
+        self.runner = self.engines.runner
         self._num_draft = num_draft
         self._num_runs = 0
-        self._config = SchedulerConfig(
-            block_size=runner.info.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=runner.info.max_model_len,
-            prefix_caching=False,
-        )
-        self._known: set[str] = set()
-
-    def engine(self, chunk: int | None = None, num_blocks: int | None = None) -> Engine:
-        """Only one at a time may have work."""
-        config = (
-            self._config if chunk is None else replace(self._config, max_num_batched_tokens=chunk, prefix_caching=True)
-        )
-        scheduler = Scheduler(config, num_blocks or self.runner.num_blocks)
-        return Engine(scheduler, SharedRunner(self.runner, scheduler.num_blocks, self._known))
 
     def measure(self, name: str, method: str, load: Load) -> Result:
         """With and without speculation in turns."""
@@ -120,26 +101,14 @@ class Bench:
         )
 
     def _run(self, load: Load, speculation: Speculation | None) -> Run:
-        engine = self.engine()
+        engine = self.engines.make()
         self._num_runs += 1
-        for index, prompt in enumerate(load.before, len(load.prompts)):  # with other seeds
-            engine.add(self._request(index, prompt, load, speculation))
-            while engine.has_work:
-                engine.step()
-        waiting = [self._request(index, prompt, load, speculation) for index, prompt in enumerate(load.prompts)][::-1]
-        answers: dict[str, tuple[int, ...]] = {}
-        num_steps = num_tokens = 0
-        start = time.perf_counter()
-        while waiting or engine.has_work:
-            while waiting and engine.stats().num_running + engine.stats().num_waiting < load.concurrency:
-                engine.add(waiting.pop())
-            for output in engine.step():
-                if output.request_id in answers:  # the first token comes with the prompt
-                    num_steps += 1
-                    num_tokens += len(output.tokens)
-                answers[output.request_id] = answers.get(output.request_id, ()) + output.tokens
-        seconds = time.perf_counter() - start
-        return Run(seconds, num_tokens / num_steps, tuple(answers[request] for request in sorted(answers)))
+        before = enumerate(load.before, len(load.prompts))  # with other seeds
+        run(engine, [self._request(index, prompt, load, speculation) for index, prompt in before], concurrency=1)
+        requests = [self._request(index, prompt, load, speculation) for index, prompt in enumerate(load.prompts)]
+        done = run(engine, requests, load.concurrency)
+        later = [output for outputs in done.outputs for output in outputs[1:]]  # the first token comes with the prompt
+        return Run(done.seconds, sum(len(output.tokens) for output in later) / len(later), done.tokens)
 
     def _request(
         self, index: int, prompt: tuple[int, ...], load: Load, speculation: Speculation | None
@@ -228,12 +197,17 @@ def main() -> None:
     folder = model.path
     heads = tuple(arguments.heads) or model.heads
     config = RunnerConfig(folder, kv_cache_gib=1.0, draft_model=arguments.draft_model, heads=heads)
-    bench = Bench(ModelRunner.load(config), config, arguments.num_tokens)
+    bench = Bench(config, arguments.num_tokens)
     methods = arguments.methods or bench.runner.info.speculation_methods
     content: object
     if arguments.matrix:
         info = bench.runner.info
-        matrix = Matrix(bench.engine, info.num_blocks, info.block_size, info.vocab_size)
+        matrix = Matrix(
+            lambda chunk, num_blocks: bench.engines.make(prefix_caching=True, chunk=chunk, num_blocks=num_blocks),
+            info.num_blocks,
+            info.block_size,
+            info.vocab_size,
+        )
         cells = {(method, feature): matrix.cell(method, feature) for method in methods for feature in FEATURES}
         console.print(matrix_table(cells, methods))
         content = [{"method": m, "feature": f, **asdict(cell)} for (m, f), cell in cells.items()]

@@ -1,0 +1,74 @@
+"""Requests of one choice each through an engine, in process, and what they brought."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from model_runner.contract import SamplingParams, TokenLogprobs
+from scheduler.engine import Engine
+from scheduler.interface import BeamSearch, EngineRequest, RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How a prompt is continued."""
+
+    sampling: SamplingParams
+    beam_search: BeamSearch | None = None
+
+    def requests(self, prompts: Iterable[tuple[int, ...]], num_tokens: int) -> list[EngineRequest]:
+        """One for each prompt, with a seed of its own and without speculation."""
+        return [
+            EngineRequest(
+                f"{index:03}", prompt, replace(self.sampling, seed=index), num_tokens, beam_search=self.beam_search
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun:
+    """What requests took and brought."""
+
+    outputs: tuple[tuple[RequestOutput, ...], ...]
+    """Of each request, in the order of the requests: one for each step that brought it something."""
+    step_s: tuple[float, ...]
+    """Of each step."""
+    seconds: float
+    """Of it all."""
+
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        """Of each request."""
+        return tuple(tuple(chain.from_iterable(one.tokens for one in outputs)) for outputs in self.outputs)
+
+    @property
+    def prompt_logprobs(self) -> tuple[tuple[TokenLogprobs, ...], ...]:
+        """Of each request, if it asked for them."""
+        return tuple(outputs[0].prompt_logprobs for outputs in self.outputs)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+
+def run(engine: Engine, requests: Sequence[EngineRequest], concurrency: int | None = None) -> EngineRun:
+    """Run requests to their end, at most `concurrency` at a time. Raises RuntimeError if one fails."""
+    outputs: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
+    waiting, num_running = list(reversed(requests)), 0
+    step_s = []
+    start = time.perf_counter()
+    while waiting or num_running:
+        while waiting and (concurrency is None or num_running < concurrency):
+            engine.add(waiting.pop())
+            num_running += 1
+        step_start = time.perf_counter()
+        brought = engine.step()
+        step_s.append(time.perf_counter() - step_start)
+        for output in brought:
+            if output.error is not None:
+                raise RuntimeError(f"{output.request_id}: {output.error.message}")
+            outputs[output.request_id].append(output)
+            num_running -= output.finish_reason is not None
+    return EngineRun(tuple(map(tuple, outputs.values())), tuple(step_s), time.perf_counter() - start)
