@@ -18,10 +18,16 @@ class Strategy:
     beam_search: BeamSearch | None = None
 
     def requests(self, prompts: Iterable[tuple[int, ...]], num_tokens: int) -> list[EngineRequest]:
-        """One for each prompt, with a seed of its own and without speculation."""
+        """One for each prompt, with a seed of its own and without speculation. A guide has the prompt's last token."""
+        is_guided = self.sampling.guidance is not None
         return [
             EngineRequest(
-                f"{index:03}", prompt, replace(self.sampling, seed=index), num_tokens, beam_search=self.beam_search
+                f"{index:03}",
+                prompt,
+                replace(self.sampling, seed=index),
+                num_tokens,
+                guide=prompt[-1:] if is_guided else (),
+                beam_search=self.beam_search,
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -51,6 +51,7 @@ STRATEGIES = {
     "contrastive search, top_k 4": Strategy(replace(_GREEDY, penalty_alpha=0.6, top_k=4)),
     "DoLa low": Strategy(replace(_GREEDY, dola=DoLa("low"))),
     "contrastive decoding": Strategy(SamplingParams(contrastive=Contrastive())),
+    "guidance": Strategy(SamplingParams(guidance=1.5)),
 }
 
 
