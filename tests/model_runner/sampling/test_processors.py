@@ -287,6 +287,18 @@ def test_a_long_flat_tail_is_not_lost():
     assert len(nucleus) == pytest.approx(50_001, abs=2)
 
 
+@pytest.mark.parametrize("z", [-3.0, 3.0])
+def test_the_largest_penalties_on_the_same_token_leave_it_finite(z):
+    """DRY takes 1e30 from the end of output 1, and the length penalty multiplies that with 1e30."""
+    params = SamplingParams(
+        stop_token_ids=(1,), dry=Dry(100.0, 100.0, 1), exponential_decay_length_penalty=(0, 100.0), bad_words=((2,),)
+    )
+    story = (1,) * 100
+    logits = torch.full((1, 4), z)
+    result = processed(logits, [Case(params, story, story)])[0]
+    assert result.tolist() == [z, torch.finfo(torch.float32).max, -math.inf, z]
+
+
 def test_no_processor_applies_to_default_settings():
     rows = rows_of([Case(SamplingParams(), PROMPT, OUTPUT), Case(SamplingParams(temperature=0), PROMPT)], 25)
     assert not any(processor.applies(rows) for processor in CONSTRAINTS)
