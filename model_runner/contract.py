@@ -17,6 +17,18 @@ SAMPLER_ORDER = (
 
 
 @dataclass(frozen=True, slots=True)
+class Breaker:
+    """Token sequences over which no repetition reaches: any token of `first`, followed by exactly the tokens of `rest`.
+
+    One string alone has thousands of spellings, but only few ends: hence this form.
+    """
+
+    first: tuple[int, ...]
+    rest: tuple[int, ...] = ()
+    """Often none. Then each token of `first` is a breaker by itself, and is never penalised."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dry:
     """Do not repeat yourself: a penalty on tokens that would prolong a repetition. As in llama.cpp."""
 
@@ -27,8 +39,7 @@ class Dry:
     allowed_length: int = 2
     last_n: int = -1
     """How many tokens at the end of prompt and output are searched for repetitions; -1 for all."""
-    breakers: tuple[tuple[int, ...], ...] = ()
-    """Token sequences over which no repetition reaches. One that is a single token is never penalised."""
+    breakers: tuple[Breaker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

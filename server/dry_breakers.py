@@ -1,12 +1,13 @@
 """DRY's sequence breakers: strings, and the token sequences that spell them."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-_CACHED = 256
-"""Breakers whose spellings are remembered."""
+from model_runner.contract import Breaker
 
-TokenSequence = tuple[int, ...]
+_CACHED = 256
+"""Strings whose spellings are remembered."""
 
 
 class BreakerSpellings:
@@ -26,19 +27,35 @@ class BreakerSpellings:
                 self._by_last.setdefault(text[-1], []).append(token)
         self._spell = lru_cache(_CACHED)(self._find)
 
-    def __call__(self, breakers: Sequence[str]) -> tuple[TokenSequence, ...]:
-        """The spellings of all these breakers, each once."""
-        return tuple(dict.fromkeys(spelling for breaker in breakers for spelling in self._spell(breaker)))
+    def __call__(self, breakers: Sequence[str], vocab_size: int) -> tuple[Breaker, ...]:
+        """The spellings of all these breakers, as far as a model with so many tokens can write them.
 
-    def _find(self, breaker: str) -> tuple[TokenSequence, ...]:
+        No two have the same rest; the tokens that begin them ascend.
+        """
+        by_rest: dict[tuple[int, ...], set[int]] = {}
+        for breaker in breakers:
+            for one in self._spell(breaker):
+                by_rest.setdefault(one.rest, set()).update(one.first)
+        spellings = []
+        for rest, tokens in by_rest.items():
+            first = sorted(tokens)
+            first = first[: bisect_left(first, vocab_size)]
+            if first and max(rest, default=0) < vocab_size:
+                spellings.append(Breaker(tuple(first), rest))
+        return tuple(spellings)
+
+    def _find(self, breaker: str) -> tuple[Breaker, ...]:
+        """One for the whole string, and one for each of its beginnings."""
         whole = breaker.encode()
-        spellings: list[TokenSequence] = [(token,) for token, text in enumerate(self._texts) if whole in text]
-        single = {spelling[0] for spelling in spellings}
+        single = {token for token, text in enumerate(self._texts) if whole in text}
+        spellings = [Breaker(tuple(single))]
         for length in range(1, len(breaker)):
-            beginning, rest = breaker[:length].encode(), tuple(self._encode(breaker[length:]))
-            spellings += [
-                (token, *rest)
+            beginning = breaker[:length].encode()
+            first = tuple(
+                token
                 for token in self._by_last.get(beginning[-1], ())
                 if token not in single and self._texts[token].endswith(beginning)
-            ]
+            )
+            if first:
+                spellings.append(Breaker(first, tuple(self._encode(breaker[length:]))))
         return tuple(spellings)

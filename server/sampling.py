@@ -93,14 +93,13 @@ class SamplingRules:
         if not fields.dry_multiplier or fields.dry_penalty_last_n == 0:
             return None
         breakers = DRY_SEQUENCE_BREAKERS if fields.dry_sequence_breakers is None else fields.dry_sequence_breakers
-        spellings = self._tokenizer.breaker_spellings(breakers)
         default = Dry(fields.dry_multiplier)
         return Dry(
             multiplier=fields.dry_multiplier,
             base=first(fields.dry_base, None, default.base),
             allowed_length=first(fields.dry_allowed_length, None, default.allowed_length),
             last_n=first(fields.dry_penalty_last_n, None, default.last_n),
-            breakers=tuple(tokens for tokens in spellings if max(tokens) < self._info.vocab_size),
+            breakers=self._tokenizer.breaker_spellings(breakers, self._info.vocab_size),
         )
 
     def _logit_bias(self, bias: dict[str, float]) -> tuple[tuple[int, float], ...]:

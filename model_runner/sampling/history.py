@@ -6,9 +6,12 @@ Every table grows by one token at a time.
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from model_runner.contract import Breaker
 
 
 class TokenCounts:
@@ -69,23 +72,60 @@ class BadWords:
         return self._single + [last for head, last in matches if history[-len(head) :] == head]
 
 
+@dataclass(slots=True)
+class _Ending:
+    """The breakers whose last tokens are the same."""
+
+    first: set[int] = field(default_factory=set)
+    """The tokens that begin a breaker if these follow."""
+    longer: dict[int, "_Ending"] = field(default_factory=dict)
+    """The endings of one token more, by that token."""
+
+
+class SequenceBreakers:
+    """DRY's breakers, in a trie of their rests that is read from the end.
+
+    To ask whether one ends at a place takes a step for each token that agrees with a rest, and so at most one more than
+    the longest rest has tokens, however many breakers there are and however many tokens they may begin with.
+    """
+
+    def __init__(self, breakers: Iterable[Breaker]) -> None:
+        self._root = _Ending()
+        for breaker in breakers:
+            ending = self._root
+            for token in reversed(breaker.rest):
+                ending = ending.longer.setdefault(token, _Ending())
+            ending.first.update(breaker.first)
+        self.single = self._root.first
+        """The tokens that are a breaker by themselves."""
+
+    def end_at(self, tokens: Sequence[int] | NDArray[np.int64], place: int) -> bool:
+        """Whether the last token of a breaker is the one at this place."""
+        ending: _Ending | None = self._root
+        while ending is not None and place >= 0:
+            token = int(tokens[place])
+            if token in ending.first:
+                return True
+            ending = ending.longer.get(token)
+            place -= 1
+        return False
+
+
 class Repetitions:
     """Where in the history its end has occurred before, and how much of it: what the DRY penalty is made of."""
 
-    def __init__(self, history: Sequence[int], last_n: int, breakers: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, history: Sequence[int], last_n: int, breakers: Iterable[Breaker]) -> None:
         """`last_n` and `breakers` as in contract.Dry."""
         self._last_n = last_n
-        self._single = {breaker[0] for breaker in breakers if len(breaker) == 1}
-        self._longer: dict[int, list[list[int]]] = {}
-        for *head, last in breakers:
-            if head:
-                self._longer.setdefault(last, []).append(head)
+        self._breakers = SequenceBreakers(breakers)
         self._num = len(history)
         self._tokens = np.array([*history, *[0] * (len(history) + 16)], dtype=np.int64)  # with room for more
         self._lengths = np.zeros_like(self._tokens)
         """For each place in the history, how many tokens before it are the same as at the history's end."""
         self._lengths[: self._num] = _common_suffixes(history)
-        self._unbroken = next((num for num in range(self._num) if self._is_broken(self._num - 1 - num)), self._num)
+        places = range(self._num - 1, -1, -1)
+        ends = (num for num, place in enumerate(places) if self._breakers.end_at(history, place))
+        self._unbroken = next(ends, self._num)
         """How many tokens there are after the last breaker."""
 
     def add(self, token: int) -> None:
@@ -96,14 +136,8 @@ class Repetitions:
         longer = self._lengths[: self._num] + 1
         self._lengths[1 : self._num + 1] = np.where(self._tokens[: self._num] == token, longer, 0)
         self._tokens[self._num] = token
-        self._unbroken = 0 if self._is_broken(self._num) else self._unbroken + 1
+        self._unbroken = 0 if self._breakers.end_at(self._tokens, self._num) else self._unbroken + 1
         self._num += 1
-
-    def _is_broken(self, place: int) -> bool:
-        """Whether a breaker ends here."""
-        token = int(self._tokens[place])
-        heads = self._longer.get(token, ())
-        return token in self._single or any(self._tokens[:place][-len(head) :].tolist() == head for head in heads)
 
     def prolonged(self, least: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The tokens that would prolong a repetition of at least so many tokens; and for each, of how many at most.
@@ -117,7 +151,7 @@ class Repetitions:
         tokens, index = np.unique(self._tokens[places], return_inverse=True)
         longest = np.zeros(len(tokens), dtype=np.int64)
         np.maximum.at(longest, index, lengths)
-        is_penalised = np.array([token not in self._single for token in tokens.tolist()], dtype=np.bool_)
+        is_penalised = np.array([token not in self._breakers.single for token in tokens.tolist()], dtype=np.bool_)
         kept = is_penalised & (longest >= least)
         return tokens[kept], longest[kept]
 

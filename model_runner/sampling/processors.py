@@ -12,6 +12,8 @@ from torch import Tensor
 
 from model_runner.sampling.rows import Entries, SamplingRows, Setting
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 class LogitsProcessor(Protocol):
     """One step from raw logits to those of the greedy choice. A row that does not use it keeps its bits."""
@@ -102,7 +104,8 @@ class LengthPenalty:
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         places = rows.ending.rows, rows.ending.tokens
         old = logits[places].double()
-        logits[places] = torch.where(old.isfinite(), old + old.abs() * rows.ending.values, old).float()
+        new = (old + old.abs() * rows.ending.values).clamp(-_LARGEST, _LARGEST)  # DRY may have made `old` huge
+        logits[places] = torch.where(old.isfinite(), new, old).float()
         return logits
 
 

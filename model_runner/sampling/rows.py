@@ -5,6 +5,7 @@ A row is a row of logits, not a request: a slot may have any number of rows in a
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -211,15 +212,16 @@ class SamplingState:
 
 
 def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
+    breakers = sampling.dry.breakers if sampling.dry is not None else ()
     fields = {
         "logit_bias": [token for token, _ in sampling.logit_bias],
-        "allowed_token_ids": sampling.allowed_token_ids or (),
-        "bad_words": [token for word in sampling.bad_words for token in word],
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "bad_words": list(chain.from_iterable(sampling.bad_words)),
         "stop_token_ids": sampling.stop_token_ids,
-        "dry": [token for breaker in sampling.dry.breakers for token in breaker] if sampling.dry else (),
+        "dry": list(chain.from_iterable(breaker.first + breaker.rest for breaker in breakers)),
     }
     for name, tokens in fields.items():
-        for token in tokens:
+        for token in (min(tokens), max(tokens)) if tokens else ():  # of very many, these tell
             if not 0 <= token < vocab_size:
                 raise ValueError(f"{name}: token id {token} is not in the vocabulary of {vocab_size}")
     if () in sampling.bad_words:

@@ -11,6 +11,7 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
+    Breaker,
     Contrastive,
     DoLa,
     Dry,
@@ -52,7 +53,7 @@ SAMPLING = SamplingParams(
     allowed_token_ids=(1, 2),
     bad_words=((1, 2), (3,)),
     stop_token_ids=(2,),
-    dry=Dry(0.8, breakers=((1,), (2, 3))),
+    dry=Dry(0.8, breakers=(Breaker((1,)), Breaker((2, 4), (3, 5)))),
     exponential_decay_length_penalty=(4, 1.5),
     xtc=Xtc(0.5),
     mirostat=Mirostat(3.0),
@@ -106,6 +107,14 @@ def test_messages_to_the_engine(message):
 )
 def test_messages_from_the_engine(message):
     assert decode_from_engine(encode(message)) == message
+
+
+def test_a_breaker_with_thousands_of_beginnings_is_small():
+    breakers = tuple(Breaker(tuple(range(8000)), (9000,) * length) for length in range(20))
+    submit = Submit(replace(REQUEST, sampling=SamplingParams(dry=Dry(0.8, breakers=breakers))))
+    frame = encode(submit)
+    assert len(frame) < 20 * 8000 * 3 + 2000  # as many bytes as the first tokens take
+    assert decode_to_engine(frame) == submit
 
 
 def test_types_survive():

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from model_runner.contract import SAMPLER_ORDER, Dry, Mirostat, SamplingParams, Xtc
+from model_runner.contract import SAMPLER_ORDER, Breaker, Dry, Mirostat, SamplingParams, Xtc
 from server.dry_breakers import BreakerSpellings
 from server.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine
@@ -39,7 +39,7 @@ LLAMA_CPP = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temp
         (
             {"dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 64,
              "dry_sequence_breakers": ["h"]},
-            {"dry": Dry(0.8, 2.0, 3, 64, ((104,), (256,), (257,), (258,)))},
+            {"dry": Dry(0.8, 2.0, 3, 64, (Breaker((104, 256, 257, 258)),))},
         ),
         ({"exponential_decay_length_penalty": [10, 1.5]}, {"exponential_decay_length_penalty": (10, 1.5)}),
         ({"sampler_order": "samewise"}, {}),
@@ -56,7 +56,7 @@ async def test_field_reaches_the_engine(
 
 async def test_breakers_that_nobody_names(client: httpx.AsyncClient, engine: FakeEngine):
     dry = (await sampling(client, engine, dry_multiplier=0.8)).dry
-    assert dry == Dry(0.8, 1.75, 2, -1, tuple((ord(breaker),) for breaker in '\n:"*'))
+    assert dry == Dry(0.8, 1.75, 2, -1, (Breaker(tuple(sorted(map(ord, '\n:"*')))),))
 
 
 async def test_defaults_of_the_model(make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path):
@@ -140,17 +140,40 @@ def test_the_orders_have_no_step_twice():
     assert set(LLAMA_CPP) < set(SAMPLER_ORDER)
 
 
+TEXTS = [b"a", b"b", b"ab", b"xa", b"bax", b"", b"cabc", b"b\n"]
+
+
+def speller() -> BreakerSpellings:
+    return BreakerSpellings(TEXTS, lambda text: [TEXTS.index(character.encode()) for character in text])
+
+
 def test_spellings_of_breakers():
-    texts = [b"a", b"b", b"ab", b"xa", b"bax", b"", b"cabc", b"b\n"]
-    spell = BreakerSpellings(texts, lambda text: [texts.index(character.encode()) for character in text])
-    assert spell(["a"]) == ((0,), (2,), (3,), (4,), (6,))
-    assert set(spell(["ab"])) == {(2,), (6,), (0, 1), (3, 1)}
-    assert set(spell(["aab"])) == {(0, 0, 1), (3, 0, 1)}  # and nothing that ends with `aa`
-    assert spell(["a", "a"]) == spell(["a"])
-    assert spell([]) == ()
+    spell = speller()
+    assert spell(["a"], 8) == (Breaker((0, 2, 3, 4, 6)),)
+    assert spell(["ab"], 8) == (Breaker((2, 6)), Breaker((0, 3), (1,)))
+    assert spell(["aab"], 8) == (Breaker((0, 3), (0, 1)),)  # and nothing that ends with `aa`
+    assert spell(["a", "a"], 8) == spell(["a"], 8)
+    assert spell([], 8) == ()
+
+
+def test_breakers_with_the_same_rest_are_one():
+    assert speller()(["ab", "bb", "x"], 8) == (Breaker((2, 3, 4, 6)), Breaker((0, 1, 2, 3), (1,)))
+
+
+def test_breakers_that_the_model_cannot_write():
+    assert speller()(["a"], 4) == (Breaker((0, 2, 3)),)
+    assert speller()(["ab"], 1) == ()
+    assert speller()(["ab"], 2) == (Breaker((0,), (1,)),)
 
 
 def test_a_breaker_of_several_tokens(tokenizer: Tokenizer):
-    spellings = tokenizer.breaker_spellings(["\n\n"])
-    assert spellings == ((10, 10),)
-    assert all(len(one) == 1 for one in tokenizer.breaker_spellings(["the"])[:1])
+    assert tokenizer.breaker_spellings(["\n\n"], tokenizer.vocab_size) == (Breaker((10,), (10,)),)
+
+
+def test_a_long_breaker_has_at_most_one_form_for_each_of_its_beginnings():
+    """Though thousands of tokens end with the first one."""
+    long = "".join(map(chr, range(97, 97 + 20)))
+    texts = [letter.encode() for letter in long] + [f"{number}{long[0]}".encode() for number in range(5000)]
+    (breaker, *others) = BreakerSpellings(texts, lambda text: [long.index(letter) for letter in text])([long], 10**6)
+    assert breaker == Breaker((0, *range(20, 5020)), tuple(range(1, 20)))
+    assert others == []

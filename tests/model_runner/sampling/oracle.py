@@ -57,10 +57,11 @@ def constrained(logits: Vector, params: SamplingParams, prompt: Sequence[int], o
 def dry_penalties(dry: Dry, history: Sequence[int]) -> dict[int, float]:
     """What is subtracted from which token: every earlier place is compared with the end, token by token."""
     num = len(history)
+    breakers = {(token, *breaker.rest) for breaker in dry.breakers for token in breaker.first}
     ends = [
         end
         for end in range(1, num + 1)
-        for breaker in dry.breakers
+        for breaker in breakers
         if end >= len(breaker) and tuple(history[end - len(breaker) : end]) == breaker
     ]
     start = max([0 if dry.last_n == -1 else max(0, num - dry.last_n), *ends])
@@ -70,7 +71,7 @@ def dry_penalties(dry: Dry, history: Sequence[int]) -> dict[int, float]:
         length = 0
         while place - length > window and num - length > start and history[place - length - 1] == history[-length - 1]:
             length += 1
-        if length >= dry.allowed_length and (history[place],) not in dry.breakers:
+        if length >= dry.allowed_length and (history[place],) not in breakers:
             longest[history[place]] = max(length, longest.get(history[place], 0))
     return {token: dry.multiplier * dry.base ** (length - dry.allowed_length) for token, length in longest.items()}
 

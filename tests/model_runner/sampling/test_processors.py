@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from model_runner.contract import SAMPLER_ORDER, Dry, Mirostat, SamplingParams, Xtc
+from model_runner.contract import SAMPLER_ORDER, Breaker, Dry, Mirostat, SamplingParams, Xtc
 from model_runner.sampling.processors import CONSTRAINTS
 
 from . import oracle
@@ -33,7 +33,9 @@ SETTINGS = {
     "frequency_penalty": SamplingParams(frequency_penalty=0.7),
     "presence_penalty": SamplingParams(presence_penalty=-1.1),
     "dry": SamplingParams(dry=Dry(0.8)),
-    "dry with breakers": SamplingParams(dry=Dry(1.3, 1.1, 1, -1, ((7,), (11, 2), (2,), (5, 3)))),
+    "dry with breakers": SamplingParams(
+        dry=Dry(1.3, 1.1, 1, -1, (Breaker((2, 7)), Breaker((9, 11), (2,)), Breaker((5,), (3,))))
+    ),
     "dry in a window": SamplingParams(dry=Dry(2.0, 1.0, 1, 6)),
     "dry without repetition": SamplingParams(dry=Dry(0.8, 1.75, 40)),
     "length penalty": SamplingParams(stop_token_ids=(2, 12), exponential_decay_length_penalty=(4, 1.3)),
@@ -81,7 +83,7 @@ SETTINGS = {
         repetition_penalty=1.2,
         frequency_penalty=0.4,
         presence_penalty=0.2,
-        dry=Dry(0.3, 1.2, 1, -1, ((11,),)),
+        dry=Dry(0.3, 1.2, 1, -1, (Breaker((11,)),)),
         exponential_decay_length_penalty=(2, 1.1),
         temperature=1.7,
         top_n_sigma=3.0,
@@ -160,7 +162,14 @@ def problems(draw: st.DrawFn) -> tuple[torch.Tensor, Case]:
                     number(1, 1.5),
                     st.integers(1, 4),
                     st.integers(-1, 14),
-                    st.lists(st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
+                    st.lists(
+                        st.builds(
+                            Breaker,
+                            st.lists(tokens, min_size=1, max_size=3).map(tuple),
+                            st.lists(tokens, max_size=2).map(tuple),
+                        ),
+                        max_size=2,
+                    ).map(tuple),
                 ),
             )
         ),
@@ -285,6 +294,18 @@ def test_a_long_flat_tail_is_not_lost():
     nucleus = processed(logits, [Case(SamplingParams(top_p=0.95))])[0].isfinite().nonzero().flatten().tolist()
     assert nucleus == list(range(len(nucleus)))
     assert len(nucleus) == pytest.approx(50_001, abs=2)
+
+
+@pytest.mark.parametrize("z", [-3.0, 3.0])
+def test_the_largest_penalties_on_the_same_token_leave_it_finite(z):
+    """DRY takes 1e30 from the end of output 1, and the length penalty multiplies that with 1e30."""
+    params = SamplingParams(
+        stop_token_ids=(1,), dry=Dry(100.0, 100.0, 1), exponential_decay_length_penalty=(0, 100.0), bad_words=((2,),)
+    )
+    story = (1,) * 100
+    logits = torch.full((1, 4), z)
+    result = processed(logits, [Case(params, story, story)])[0]
+    assert result.tolist() == [z, torch.finfo(torch.float32).max, -math.inf, z]
 
 
 def test_no_processor_applies_to_default_settings():

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from model_runner.contract import Dry, Mirostat, SamplingParams, Xtc
+from model_runner.contract import Breaker, Dry, Mirostat, SamplingParams, Xtc
 from model_runner.sampling.noise import Stream
 from model_runner.sampling.rows import Entries, SamplingRows, SamplingState, Setting
 
@@ -156,7 +156,8 @@ def test_each_row_has_its_own_order():
         (SamplingParams(bad_words=((1, 99),)), "bad_words: token id 99"),
         (SamplingParams(bad_words=((),)), "bad_words: a word has no tokens"),
         (SamplingParams(stop_token_ids=(25,)), "stop_token_ids: token id 25"),
-        (SamplingParams(dry=Dry(1.0, breakers=((3, 25),))), "dry: token id 25"),
+        (SamplingParams(dry=Dry(1.0, breakers=(Breaker((3, 25, 4)),))), "dry: token id 25"),
+        (SamplingParams(dry=Dry(1.0, breakers=(Breaker((3,), (4, -1)),))), "dry: token id -1"),
     ],
 )
 def test_settings_that_the_vocabulary_does_not_fit_are_refused(params, message):

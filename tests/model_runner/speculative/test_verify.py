@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model_runner.contract import Dry, Failure, Mirostat, SamplingParams, Verification, Xtc
+from model_runner.contract import Breaker, Dry, Failure, Mirostat, SamplingParams, Verification, Xtc
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling.sampler import Sampler
 
@@ -21,7 +21,7 @@ SETTINGS = {
     "truncated": SamplingParams(temperature=0.9, top_p=0.8, min_p=0.05, presence_penalty=0.5),
     "bans": SamplingParams(no_repeat_ngram_size=4, bad_words=((1, 2), (4,)), min_tokens=9, stop_token_ids=(0,)),
     "mirostat": SamplingParams(mirostat=Mirostat(tau=1.2, eta=0.3), temperature=1.3),
-    "dry and xtc": SamplingParams(dry=Dry(1.0, 1.5, 1, -1, ((3,),)), xtc=Xtc(0.5, 0.15)),
+    "dry and xtc": SamplingParams(dry=Dry(1.0, 1.5, 1, -1, (Breaker((3,)),)), xtc=Xtc(0.5, 0.15)),
     "cutoffs in another order": SamplingParams(
         temperature=1.7,
         eta_cutoff=0.2,
