@@ -59,7 +59,7 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
     device = torch.device("cpu")
     sampling = SamplingState(num_rows, VOCAB_SIZE, device)
     sampler = Sampler(VOCAB_SIZE, device, kernels=kernels)
-    search = ContrastiveSearch(sampling, sampler)
+    search = ContrastiveSearch(sampling, sampler, 8192)
     state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search, device)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)
