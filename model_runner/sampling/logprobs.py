@@ -97,7 +97,7 @@ def top(scores: Tensor, num: int) -> Tensor:
     lowest = scores.topk(num, -1).values[:, -1:]
     if num == 0 or not lowest.isfinite().all():
         return _top_of_any(scores, num)
-    rows, ids = np.nonzero((scores >= lowest).cpu().numpy())
+    rows, ids = np.divmod(np.flatnonzero((scores >= lowest).cpu().numpy()), scores.shape[1])
     values = scores[torch.from_numpy(rows), torch.from_numpy(ids)].cpu().numpy()
     order = np.lexsort((ids, -values, rows))
     first = np.searchsorted(rows, np.arange(len(scores)))
