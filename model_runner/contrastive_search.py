@@ -12,6 +12,7 @@ from model_runner.batch import Batch, SampleRows
 from model_runner.contract import SamplingParams, ScheduledRequest
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.models.features import LAST, Feature
+from model_runner.row_sums import row_sums
 from model_runner.sampling.logprobs import top
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler, constrain
@@ -221,8 +222,7 @@ def _chosen(tree: DraftTree, verdict: Verdict) -> int:
 def _directions(hidden: Tensor) -> Tensor:
     """The rows [n, hidden] in float64, divided by their lengths; a row of zeros stays one."""
     rows = hidden.double()
-    # Not sum: given a single long row, it splits the row among threads and rounds differently than in a batch.
-    lengths = rows.square().cumsum(-1)[:, -1:].sqrt()
+    lengths = row_sums(rows.square()).sqrt()
     return rows / lengths.clamp(min=torch.finfo(torch.float64).tiny)
 
 

@@ -59,7 +59,7 @@ def _check_strategy(request: EngineRequest) -> None:
 
 def _check_step(request: EngineRequest, config: SchedulerConfig) -> None:
     """A step must have room for what can only be computed together."""
-    name, width, num_candidates = request.request_id, _width(request), request.sampling.num_candidates
+    name, width, num_candidates = request.request_id, request.width, request.sampling.num_candidates
     if width > config.max_num_seqs:
         raise ValueError(f"request {name!r} needs {width} slots at a time, there are {config.max_num_seqs}")
     if width + num_candidates > config.max_num_batched_tokens:
@@ -72,7 +72,7 @@ def _check_step(request: EngineRequest, config: SchedulerConfig) -> None:
 
 def _check_blocks(request: EngineRequest, config: SchedulerConfig, num_blocks: int) -> None:
     num_prompt, num_candidates = len(request.prompt), request.sampling.num_candidates
-    lengths = [num_prompt, len(request.guide)] if request.guide else [num_prompt + num_candidates] * _width(request)
+    lengths = [num_prompt, len(request.guide)] if request.guide else [num_prompt + num_candidates] * request.width
     needed = sum(blocks_for(length + request.max_tokens, config.block_size) for length in lengths)
     if needed > num_blocks:
         beside = f" and {num_candidates} candidates" if num_candidates else ""
@@ -81,10 +81,3 @@ def _check_blocks(request: EngineRequest, config: SchedulerConfig, num_blocks: i
             f"request {request.request_id!r} needs {needed} KV blocks of {config.block_size} tokens for {num_prompt} "
             f"prompt + {request.max_tokens} output tokens{beside}{each}, there are {num_blocks}"
         )
-
-
-def _width(request: EngineRequest) -> int:
-    """How many sequences of tokens run at a time for each choice."""
-    if request.beam_search is not None:
-        return request.beam_search.width
-    return 2 if request.guide else 1

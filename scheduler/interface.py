@@ -97,6 +97,13 @@ class EngineRequest:
     """Its best sequences are the choices, which must be numbered from 0 and not be more than its width. It has no
     speculation."""
 
+    @property
+    def width(self) -> int:
+        """How many sequences of tokens run at a time for each choice, a guide's among them."""
+        if self.beam_search is not None:
+            return self.beam_search.width
+        return 1 if self.sampling.guidance is None else 2
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:

@@ -139,7 +139,7 @@ class Planner:
     ) -> EngineRequest:
         """The request with a prompt, of which the last `keep` tokens are used, and with what follows from it."""
         self._check_prompt(tokens, wanted.prompt_param)
-        capacity = self._capacity(_width(request), request.sampling.num_candidates)
+        capacity = self._capacity(request.width, request.sampling.num_candidates)
         prompt = self._truncate(tokens, keep, wanted, capacity)
         max_tokens = self._max_tokens(len(prompt), wanted.prompt_param, wanted, capacity)
         guide: Sequence[int] = ()
@@ -286,10 +286,3 @@ class Planner:
                 f"Expected a value <= {max_tokens}, the most that may be generated, but got {min_tokens} instead."
             )
             raise InvalidRequestError(message, param="min_tokens", code="integer_above_max_value")
-
-
-def _width(request: EngineRequest) -> int:
-    """How many sequences of tokens a choice of the request needs memory for."""
-    if request.beam_search is not None:
-        return request.beam_search.width
-    return 1 if request.sampling.guidance is None else 2

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.contract import Candidate, TokenLogprobs
+from model_runner.sampling.truncations import places
 
 _LOWEST = -9999.0
 """Reported for probability 0, as OpenAI does: JSON has no infinity."""
@@ -97,8 +98,9 @@ def top(scores: Tensor, num: int) -> Tensor:
     lowest = scores.topk(num, -1).values[:, -1:]
     if num == 0 or not lowest.isfinite().all():
         return _top_of_any(scores, num)
-    rows, ids = np.divmod(np.flatnonzero((scores >= lowest).cpu().numpy()), scores.shape[1])
-    values = scores[torch.from_numpy(rows), torch.from_numpy(ids)].cpu().numpy()
+    entries = places(scores >= lowest)
+    values = scores[entries].cpu().numpy()
+    rows, ids = (column.cpu().numpy() for column in entries)
     order = np.lexsort((ids, -values, rows))
     first = np.searchsorted(rows, np.arange(len(scores)))
     return torch.from_numpy(ids[order[first[:, None] + np.arange(num)]]).to(scores.device)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_runner.row_sums import row_sums
 from model_runner.sampling.rows import SamplingRows, Setting
 
 _SHORT_TAIL = 4096
@@ -45,8 +46,8 @@ class TopNSigma:
         relative = old.double() - old.amax(-1, keepdim=True)
         real = relative.isfinite()
         count = real.sum(-1, keepdim=True)
-        mean = _sum(relative.masked_fill(~real, 0)) / count
-        variance = _sum((relative - mean).masked_fill(~real, 0).square()) / count
+        mean = row_sums(relative.masked_fill(~real, 0)) / count
+        variance = row_sums((relative - mean).masked_fill(~real, 0).square()) / count
         return used.put(logits, torch.where(relative < -used.values * variance.sqrt(), -math.inf, old))
 
 
@@ -61,7 +62,7 @@ class TypicalP:
         old = used.take(logits)
         logprobs = torch.log_softmax(old.double(), -1)  # [n, vocab]
         probs = logprobs.exp()
-        entropy = _sum(torch.special.entr(probs))
+        entropy = row_sums(torch.special.entr(probs))
         distance = (-logprobs - entropy).abs()
         # Tokens with the mass typical_p at least have a logprob above `tail`, hence a distance up to `reach`: only
         # these need to be sorted.
@@ -91,7 +92,7 @@ class EtaCutoff:
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
         probs = torch.softmax(old.double(), -1)
-        entropy = _sum(torch.special.entr(probs))
+        entropy = row_sums(torch.special.entr(probs))
         return used.put(logits, _cut(old, probs, used.values.minimum(used.values.sqrt() * (-entropy).exp())))
 
 
@@ -188,7 +189,7 @@ def compact(kept: Tensor) -> tuple[Tensor, Tensor]:
 
     The width is what the fullest row needs; the others are filled up with column 0.
     """
-    row, column = _places(kept)
+    row, column = places(kept)
     if len(kept) == 1:
         return column.unsqueeze(0), torch.ones(1, len(column), dtype=torch.bool, device=kept.device)
     counts = row.bincount(minlength=len(kept))
@@ -198,7 +199,7 @@ def compact(kept: Tensor) -> tuple[Tensor, Tensor]:
     return columns, torch.arange(columns.shape[1], device=kept.device) < counts.unsqueeze(1)
 
 
-def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
+def places(mask: Tensor) -> tuple[Tensor, Tensor]:
     """The rows and columns that a mask holds, row by row: as its nonzero, for which numpy takes a fifth of the time."""
     if mask.device.type != "cpu":
         row, column = mask.nonzero(as_tuple=True)
@@ -219,11 +220,6 @@ def _head(probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
         if (head.sum(-1, keepdim=True) >= (1 + mass) / 2).all():
             break
     return tokens, head
-
-
-def _sum(values: Tensor) -> Tensor:
-    """[n, 1]. Not by torch's sum: given a single long row, it splits it among threads and rounds differently."""
-    return values.cumsum(-1)[:, -1:]
 
 
 def _cut(logits: Tensor, probs: Tensor, least: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from model_runner.batch import Batch
 from model_runner.contract import DoLa, SamplingParams
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature, entering
+from model_runner.row_sums import row_sums
 from model_runner.scoring.transform import RawStep, Share
 
 _SPAN = 20
@@ -94,6 +95,4 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    """Not by sum: given a single long row, it splits the row among threads and rounds differently than in a batch."""
-    entropies: Tensor = torch.special.entr(probs).cumsum(-1)[:, -1]
-    return entropies
+    return row_sums(torch.special.entr(probs)).squeeze(1)

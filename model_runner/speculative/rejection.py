@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from model_runner.draft_tree import ROOT, DraftTree, Fork
+from model_runner.row_sums import row_sums
 from model_runner.sampling.draw import Draw
 from model_runner.sampling.noise import Stream, uniform
 from model_runner.sampling.rows import SamplingRows
@@ -126,6 +127,6 @@ def _drawn_from(forks: Sequence[Fork], like: Tensor) -> Tensor:
 
 
 def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows that sum to 1, those of `otherwise` where there is nothing. Not by sum, which splits a single long row."""
-    total = weights.cumsum(-1)[:, -1:]
+    """Rows that sum to 1, those of `otherwise` where there is nothing."""
+    total = row_sums(weights)
     return torch.where(total > 0, weights / total, otherwise)

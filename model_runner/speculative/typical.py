@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from model_runner.draft_tree import Fork
+from model_runner.row_sums import row_sums
 from model_runner.sampling.draw import Draw
 from model_runner.sampling.rows import SamplingRows
 
@@ -46,8 +47,7 @@ class TypicalDraw:
 
     def _accepted(self, scores: Tensor, tested: Sequence[int]) -> dict[int, int]:
         probs = torch.softmax(scores[torch.tensor(tested, device=scores.device)].double(), -1)
-        # Not sum: given a single long row, it splits the row among threads and rounds differently than in a batch.
-        entropy = torch.special.entr(probs).cumsum(-1)[:, -1]
+        entropy = row_sums(torch.special.entr(probs)).squeeze(1)
         thresholds = (DELTA * (-entropy).exp()).clamp(max=EPSILON).tolist()
         tokens = {}
         for row, of_row, threshold in zip(tested, probs, thresholds, strict=True):

@@ -11,6 +11,9 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from scheduler.interface import EngineRequest
+from tests.server.fake_engine import FakeEngine
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
@@ -71,6 +74,13 @@ def error_of(response: httpx.Response, status: int = 400, kind: str = "invalid_r
     assert body["error"]["type"] == kind
     assert len(body["error"]["message"]) < 600
     return body["error"]
+
+
+async def requested(client: httpx.AsyncClient, engine: FakeEngine, path: str, body: object) -> EngineRequest:
+    """What the engine is asked for, of the last prompt."""
+    response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return engine.requests[-1]
 
 
 async def refused(client: httpx.AsyncClient, path: str, body: object, param: str | None, code: str | None) -> str:

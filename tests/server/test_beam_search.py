@@ -9,14 +9,13 @@ from model_runner.contract import SamplingParams, Speculation
 from scheduler.interface import BeamScore, BeamSearch, EngineRequest, RequestOutput
 from server.engine.stop_watch import StopWatches
 from server.tokenization import Tokenizer
+from tests.server import helpers
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, events_of, refused
 
 
 async def asked(client: httpx.AsyncClient, engine: FakeEngine, **fields: Any) -> EngineRequest:
-    response = await client.post(COMPLETIONS, json=completion(**fields))
-    assert response.status_code == 200, response.text
-    return engine.requests[-1]
+    return await helpers.requested(client, engine, COMPLETIONS, completion(**fields))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.contract import SamplingParams
+from tests.server import helpers
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, refused
 from tests.server.tiny_model import END, EOS, write_folder
@@ -19,9 +20,8 @@ SEARCH = SamplingParams(temperature=0.0, penalty_alpha=0.6, top_k=4, stop_token_
 
 async def asked(client: httpx.AsyncClient, engine: FakeEngine, **fields: Any) -> SamplingParams:
     """What the engine was asked for, without the drawn seed."""
-    response = await client.post(COMPLETIONS, json=completion(**fields))
-    assert response.status_code == 200, response.text
-    return replace(engine.requests[-1].sampling, seed=0)
+    request = await helpers.requested(client, engine, COMPLETIONS, completion(**fields))
+    return replace(request.sampling, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,17 @@ import httpx
 import pytest
 
 from model_runner.contract import Speculation
-from scheduler.interface import EngineRequest
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, refused
+from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, refused, requested
 
 SYSTEM = {"role": "system", "content": "be kind"}
 USER = {"role": "user", "content": "hi"}
 
 
-async def asked(client: httpx.AsyncClient, engine: FakeEngine, path: str, body: dict[str, Any]) -> EngineRequest:
-    response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return engine.requests[-1]
-
-
 async def test_in_a_completion_it_stands_in_place_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    negative = await asked(client, engine, COMPLETIONS, completion(prompt="rude"))
+    negative = await requested(client, engine, COMPLETIONS, completion(prompt="rude"))
     guidance = {"scale": 1.5, "negative_prompt": "rude"}
-    request = await asked(client, engine, COMPLETIONS, completion(prompt=["hi", "ho"], guidance=guidance, n=2))
+    request = await requested(client, engine, COMPLETIONS, completion(prompt=["hi", "ho"], guidance=guidance, n=2))
     assert (request.sampling.guidance, request.guide) == (1.5, negative.prompt)
     assert [other.guide for other in engine.requests[-2:]] == [negative.prompt] * 2
     assert request.speculation == Speculation("auto")
@@ -32,22 +25,22 @@ async def test_in_a_completion_it_stands_in_place_of_the_prompt(client: httpx.As
 async def test_in_a_chat_it_stands_in_place_of_the_system_message(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    negative = await asked(client, engine, CHAT, chat(messages=[{**SYSTEM, "content": "be rude"}, USER]))
+    negative = await requested(client, engine, CHAT, chat(messages=[{**SYSTEM, "content": "be rude"}, USER]))
     guidance = {"scale": 3, "negative_prompt": "be rude"}
     for messages in ([SYSTEM, USER], [USER], [{**SYSTEM, "role": "developer"}, USER]):
-        request = await asked(client, engine, CHAT, chat(messages=messages, guidance=guidance))
+        request = await requested(client, engine, CHAT, chat(messages=messages, guidance=guidance))
         assert (request.sampling.guidance, request.guide) == (3.0, negative.prompt)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_left_out_it_is_the_last_token(client: httpx.AsyncClient, engine: FakeEngine, path: str) -> None:
     body = (chat if path == CHAT else completion)(guidance={"scale": 0})
-    request = await asked(client, engine, path, body)
+    request = await requested(client, engine, path, body)
     assert (request.sampling.guidance, request.guide) == (0.0, request.prompt[-1:])
 
 
 async def test_a_scale_of_one_changes_nothing(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    request = await asked(client, engine, COMPLETIONS, completion(guidance={"scale": 1, "negative_prompt": "rude"}))
+    request = await requested(client, engine, COMPLETIONS, completion(guidance={"scale": 1, "negative_prompt": "rude"}))
     assert (request.sampling.guidance, request.guide) == (None, ())
 
 

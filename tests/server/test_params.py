@@ -14,14 +14,12 @@ from server.params import Planner
 from server.served_model import load_defaults
 from server.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, requested
 from tests.server.tiny_model import BOS, END, EOS, write_folder
 
 
 async def sampling(client: httpx.AsyncClient, engine: FakeEngine, **fields: Any) -> SamplingParams:
-    response = await client.post(COMPLETIONS, json=completion(seed=3, **fields))
-    assert response.status_code == 200, response.text
-    return engine.requests[-1].sampling
+    return (await requested(client, engine, COMPLETIONS, completion(seed=3, **fields))).sampling
 
 
 async def test_defaults_of_the_api(client: httpx.AsyncClient, engine: FakeEngine):

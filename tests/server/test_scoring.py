@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from model_runner.contract import Contrastive, DoLa, SamplingParams
 from model_runner.models.repository import ModelFolder
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused, requested
 from tests.server.tiny_model import write_folder
 
 BOTH = pytest.mark.parametrize(("path", "make"), [(CHAT, chat), (COMPLETIONS, completion)], ids=["chat", "text"])
@@ -29,9 +29,7 @@ async def client(make_app: Callable[..., FastAPI], aux: ModelFolder) -> AsyncIte
 
 
 async def told(client: httpx.AsyncClient, engine: FakeEngine, path: str, body: dict[str, Any]) -> SamplingParams:
-    response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return engine.requests[-1].sampling
+    return (await requested(client, engine, path, body)).sampling
 
 
 @BOTH

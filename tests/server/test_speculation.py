@@ -13,7 +13,7 @@ from model_runner.contract import Speculation, SpeculationStats
 from scheduler.interface import EngineStats
 from server.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine, scripted
-from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused, requested
 from tests.server.test_endpoints import read_metrics
 
 BOTH = pytest.mark.parametrize(("path", "make"), [(CHAT, chat), (COMPLETIONS, completion)], ids=["chat", "text"])
@@ -28,9 +28,7 @@ def predicted(**changes: Any) -> Speculation:
 
 async def told(client: httpx.AsyncClient, engine: FakeEngine, path: str, body: dict[str, Any]) -> Speculation | None:
     """What the engine is told for a request."""
-    response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return engine.requests[-1].speculation
+    return (await requested(client, engine, path, body)).speculation
 
 
 @BOTH
