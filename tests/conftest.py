@@ -1,6 +1,7 @@
 """Tiny random models, shared by all tests. Nothing here reaches a network."""
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported
 
 from model_runner.kernels.build import build_kernels
 from model_runner.models.repository import cache_folder, resolve_model

@@ -1,0 +1,1 @@
+"""Kernels for CUDA, in Triton. Without a GPU they run in Triton's interpreter, on CPU tensors."""

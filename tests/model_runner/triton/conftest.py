@@ -1,0 +1,43 @@
+"""Runs the Triton kernels: on a GPU where there is one, else in Triton's interpreter, on CPU tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime import interpreter
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With a GPU, the tests of this folder are among those that `-m gpu` asks for."""
+    if torch.cuda.is_available():
+        for item in items:
+            if item.path.is_relative_to(Path(__file__).parent):
+                item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the kernels run."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bfloat16 as bits and multiplies those: give it the numbers."""
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def number(handle: Any) -> Any:
+        if handle.dtype.scalar.name != "bf16":
+            return handle
+        bits = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), interpreter.tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return plain(self, number(a), number(b), *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
