@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -108,16 +109,15 @@ def _compare_attention(kernels: Kernels, rows: int, context: int) -> Comparison:
 
 
 def _one_choice(start: int, count: int, blocks: int) -> Batch:
-    positions = torch.arange(start, start + count)
+    positions = np.arange(start, start + count)
     return Batch(
-        tokens=torch.zeros(count, dtype=torch.int64),
+        tokens=np.zeros(count, dtype=np.int64),
         positions=positions,
-        position_of=positions.numpy(),
-        choice_of=torch.zeros(count, dtype=torch.int64).numpy(),
+        choice_of=np.zeros(count, dtype=np.int64),
         block_tables=[list(range(blocks))],
         block_of=positions // BLOCK,
         offset_of=positions % BLOCK,
-        logits_index=torch.zeros(0, dtype=torch.int64),
+        logits_index=np.zeros(0, dtype=np.int64),
         samples=[],
         prompt_rows=[],
     )

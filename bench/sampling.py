@@ -60,7 +60,7 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
     sampling = SamplingState(num_rows, VOCAB_SIZE, device)
     sampler = Sampler(VOCAB_SIZE, device, kernels=kernels)
     search = ContrastiveSearch(sampling, sampler, 8192)
-    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search, device)
+    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)
     slots = [choice.slot for choice in choices]

@@ -119,7 +119,7 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
         target=HFTargetModel(target.model, device, needs),
         attention=target.attention,
         kv_cache=target.kv_cache if models.aux is None else KVCaches(target.kv_cache, models.aux.kv_cache),
-        state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, search, device),
+        state=RunnerState(config.max_num_seqs, config.block_size, sampling, speculator, search),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler),

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from model_runner.contract import Verification
@@ -73,16 +72,15 @@ class TreePaths:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of all scheduled choices, one after the other. T tokens, C choices, R rows of logits."""
+    """The tokens of all scheduled choices, one after the other, on the host. T tokens, C choices, R rows of logits."""
 
-    tokens: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    position_of: IntArray  # [T] the same on the host
+    tokens: IntArray  # [T]
+    positions: IntArray  # [T]
     choice_of: IntArray  # [T] index of the choice that a token belongs to
     block_tables: list[list[int]]  # [C] physical blocks of each choice
-    block_of: Tensor  # [T] block that takes the token's key and value
-    offset_of: Tensor  # [T] place in that block
-    logits_index: Tensor  # [R] tokens whose logits are wanted
+    block_of: IntArray  # [T] block that takes the token's key and value
+    offset_of: IntArray  # [T] place in that block
+    logits_index: IntArray  # [R] tokens whose logits are wanted
     samples: list[SampleRows]
     prompt_rows: list[PromptRows]
     paths: TreePaths | None = None
@@ -93,24 +91,20 @@ class Batch:
     def only(self, choices: Sequence[int]) -> "Batch":
         """The tokens of these choices, in ascending order, with logits only where their next tokens are drawn."""
         tokens = np.flatnonzero(np.isin(self.choice_of, choices))
-        index = torch.from_numpy(tokens).to(self.tokens.device)
         samples, wanted = [], [np.empty(0, dtype=np.int64)]
-        logits_index = self.logits_index.cpu().numpy()
         for sample in self.samples:
             if sample.choice in choices:
                 first = sum(map(len, wanted))
                 samples.append(replace(sample, choice=choices.index(sample.choice), first=first))
-                wanted.append(logits_index[sample.rows.start : sample.rows.stop])
-        rows = np.searchsorted(tokens, np.concatenate(wanted))
+                wanted.append(self.logits_index[sample.rows.start : sample.rows.stop])
         return Batch(
-            tokens=self.tokens[index],
-            positions=self.positions[index],
-            position_of=self.position_of[tokens],
+            tokens=self.tokens[tokens],
+            positions=self.positions[tokens],
             choice_of=np.searchsorted(choices, self.choice_of[tokens]),
             block_tables=[self.block_tables[choice] for choice in choices],
-            block_of=self.block_of[index],
-            offset_of=self.offset_of[index],
-            logits_index=torch.from_numpy(rows).to(index.device),
+            block_of=self.block_of[tokens],
+            offset_of=self.offset_of[tokens],
+            logits_index=np.searchsorted(tokens, np.concatenate(wanted)),
             samples=samples,
             prompt_rows=[],
             paths=None if self.paths is None else self.paths.only(tokens),

@@ -158,9 +158,9 @@ class ContrastiveSearch:
             if searching is None:
                 continue
             first, end = bounds[index], bounds[index + 1] - (len(sample.tree) if sample else 0)
-            searching.states.put(int(batch.position_of[first]), hidden[first:end])
+            searching.states.put(int(batch.positions[first]), hidden[first:end])
             if sample is not None:
-                places.append(_Place(slot, searching, sample, end - 1, int(batch.position_of[end - 1])))
+                places.append(_Place(slot, searching, sample, end - 1, int(batch.positions[end - 1])))
         return places
 
     def _choose(

@@ -40,7 +40,6 @@ class RunnerState:
         sampling: SamplingState,
         speculator: Speculator,
         search: ContrastiveSearch,
-        device: torch.device,
     ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._choices: dict[str, Choice] = {}
@@ -48,7 +47,6 @@ class RunnerState:
         self._sampling = sampling
         self._speculator = speculator
         self._search = search
-        self._device = device
 
     def apply(self, plan: StepPlan) -> list[Choice]:
         """Forget what was released, take up what was admitted, extend block tables; returns the scheduled choices."""
@@ -94,20 +92,19 @@ class RunnerState:
         layout = _Layout(self._block_size, index_of)
         for index, (choice, entry, tree) in enumerate(zip(choices, scheduled, trees, strict=True)):
             layout.add(index, choice, entry.num_tokens, tree)
-        position_of = np.array(layout.positions, dtype=np.int64)
+        positions = np.array(layout.positions, dtype=np.int64)
         return Batch(
-            tokens=self._tensor(layout.tokens),
-            positions=self._tensor(position_of),
-            position_of=position_of,
+            tokens=np.array(layout.tokens, dtype=np.int64),
+            positions=positions,
             choice_of=np.array(layout.choice_of, dtype=np.int64),
             block_tables=[choice.blocks for choice in choices],
-            block_of=self._tensor(layout.block_of),
-            offset_of=self._tensor(np.array(layout.places, dtype=np.int64) % self._block_size),
-            logits_index=self._tensor(layout.logits_index),
+            block_of=np.array(layout.block_of, dtype=np.int64),
+            offset_of=np.array(layout.places, dtype=np.int64) % self._block_size,
+            logits_index=np.array(layout.logits_index, dtype=np.int64),
             samples=layout.samples,
             guides=layout.guides,
             prompt_rows=layout.prompt_rows,
-            paths=_tree_paths(layout, position_of) if any(trees) else None,
+            paths=_tree_paths(layout, positions) if any(trees) else None,
         )
 
     def commit(self, choice: Choice, num_computed: int, tokens: Sequence[int], nodes: Sequence[int]) -> list[Move]:
@@ -132,9 +129,6 @@ class RunnerState:
 
     def _slot_of(self, choice: Choice, place: int) -> tuple[int, int]:
         return choice.blocks[place // self._block_size], place % self._block_size
-
-    def _tensor(self, numbers: list[int] | IntArray) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(numbers, dtype=np.int64)).to(self._device)
 
 
 class _Layout:
@@ -186,8 +180,8 @@ class _Layout:
             self.prompt_rows.append(PromptRows(index, slice(row, row + len(targets)), torch.tensor(targets)))
 
 
-def _tree_paths(layout: _Layout, position_of: IntArray) -> TreePaths:
-    start = position_of + 1
+def _tree_paths(layout: _Layout, positions: IntArray) -> TreePaths:
+    start = positions + 1
     count = np.zeros(len(start) + 1, dtype=np.int64)
     places: list[int] = []
     for sample in sorted((*layout.samples, *layout.guides.values()), key=lambda rows: rows.first):

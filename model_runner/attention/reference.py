@@ -36,12 +36,20 @@ class RowTiles:
     bias: Tensor  # [pairs, 1, 1, block_size] 0 where the row sees the key, -inf elsewhere
     widths: list[int]
 
+    def to(self, device: torch.device) -> "RowTiles":
+        """The same on a device."""
+        offset = None if self.pair_offset is None else self.pair_offset.to(device)
+        rows, pair_row, block, bias = (t.to(device) for t in (self.rows, self.pair_row, self.pair_block, self.bias))
+        return RowTiles(rows, pair_row, block, offset, bias, self.widths)
+
 
 @dataclass(frozen=True, slots=True)
 class ReferenceMetadata:
     """The batch and, for each window that a layer asks for, its tiles."""
 
     batch: Batch
+    block_of: Tensor  # [tokens] see Batch
+    offset_of: Tensor  # [tokens]
     tiles: dict[int | None, list[RowTiles]] = field(default_factory=dict)
 
 
@@ -55,7 +63,9 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
 
     def prepare(self, batch: Batch) -> ReferenceMetadata:
         """Tiles are made when the first layer with their window asks."""
-        return ReferenceMetadata(batch)
+        device = self._cache.keys[0].device
+        block_of, offset_of = (torch.from_numpy(of).to(device) for of in (batch.block_of, batch.offset_of))
+        return ReferenceMetadata(batch, block_of, offset_of)
 
     def forward(
         self,
@@ -68,10 +78,10 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
     ) -> Tensor:
         """See AttentionBackend.forward."""
         batch = metadata.batch
-        self._cache.write(layer, key, value, batch.block_of, batch.offset_of)
+        self._cache.write(layer, key, value, metadata.block_of, metadata.offset_of)
         tiles = metadata.tiles.get(options.window)
         if tiles is None:
-            tiles = _make_tiles(batch, self._cache.block_size, options.window)
+            tiles = _make_tiles(batch, self._cache.block_size, options.window, query.device)
             metadata.tiles[options.window] = tiles
         output = query.new_empty(*query.shape[:2], value.shape[-1])  # [tokens, heads, value_dim]
         for part in tiles:
@@ -129,10 +139,10 @@ def _fold(pairs: Tensor, widths: list[int], combine: Callable[..., Tensor]) -> T
     return result
 
 
-def _make_tiles(batch: Batch, block_size: int, window: int | None) -> list[RowTiles]:
+def _make_tiles(batch: Batch, block_size: int, window: int | None, device: torch.device) -> list[RowTiles]:
     """Pair all rows of the batch with the blocks they see, in parts of bounded size."""
-    last = batch.position_of // block_size
-    first = np.zeros_like(last) if window is None else np.maximum(batch.position_of - window + 1, 0) // block_size
+    last = batch.positions // block_size
+    first = np.zeros_like(last) if window is None else np.maximum(batch.positions - window + 1, 0) // block_size
     counts = last - first + 1
     order = np.argsort(-counts, kind="stable")
     table = batch.block_table()
@@ -140,7 +150,7 @@ def _make_tiles(batch: Batch, block_size: int, window: int | None) -> list[RowTi
     while start < len(order):
         fitting = max(1, _PAIRS_AT_ONCE // int(counts[order[start]]))
         rows = order[start : start + fitting]
-        parts.append(_make_part(batch, table, rows, first[rows], counts[rows], block_size, window))
+        parts.append(_make_part(batch, table, rows, first[rows], counts[rows], block_size, window).to(device))
         start += fitting
     return parts
 
@@ -160,7 +170,7 @@ def _make_part(
     pair_row = np.concatenate([np.arange(width) for width in widths])
     index = first[pair_row] + ordinal  # logical block of each pair
     token = rows[pair_row]
-    position = batch.position_of[token, None]
+    position = batch.positions[token, None]
     key_position = index[:, None] * block_size + np.arange(block_size)
     owner = batch.choice_of[token]
     if batch.paths is None:
@@ -171,14 +181,13 @@ def _make_part(
     seen = key_position <= position
     if window is not None:
         seen &= key_position > position - window
-    device = batch.tokens.device
-    bias = torch.zeros(len(index), 1, 1, block_size, device=device)
-    bias.masked_fill_(torch.from_numpy(~seen).to(device).view_as(bias), -torch.inf)
+    bias = torch.zeros(len(index), 1, 1, block_size)
+    bias.masked_fill_(torch.from_numpy(~seen).view_as(bias), -torch.inf)
     return RowTiles(
-        rows=torch.from_numpy(rows).to(device),
-        pair_row=torch.from_numpy(pair_row).to(device),
-        pair_block=torch.from_numpy(block).to(device),
-        pair_offset=None if offset is None else torch.from_numpy(offset).to(device),
+        rows=torch.from_numpy(rows),
+        pair_row=torch.from_numpy(pair_row),
+        pair_block=torch.from_numpy(block),
+        pair_offset=None if offset is None else torch.from_numpy(offset),
         bias=bias,
         widths=widths.tolist(),
     )

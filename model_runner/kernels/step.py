@@ -22,18 +22,18 @@ def make_step(batch: Batch) -> NativeStep:
     """The step of a batch on the CPU."""
     table = batch.block_table()
     num_choices, width = table.shape
-    arrays = [
+    arrays: list[npt.NDArray[Any]] = [
         np.searchsorted(batch.choice_of, np.arange(num_choices + 1)),  # first_token
-        batch.position_of,
-        batch.block_of.numpy(),
-        batch.offset_of.numpy(),
+        batch.positions,
+        batch.block_of,
+        batch.offset_of,
         table,
     ]
     if batch.paths is not None:
         arrays += [batch.paths.start, batch.paths.first, batch.paths.places]
-    arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in arrays]
-    struct = StepStruct(len(batch.position_of), num_choices, width, *map(_address, arrays))
-    return NativeStep(struct, tuple(arrays))
+    numbers = tuple(np.ascontiguousarray(array, dtype=np.int32) for array in arrays)
+    struct = StepStruct(len(batch.positions), num_choices, width, *map(_address, numbers))
+    return NativeStep(struct, numbers)
 
 
 def _address(array: npt.NDArray[Any]) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from model_runner.batch import Batch
+from model_runner.batch import Batch, IntArray
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention
@@ -43,6 +43,7 @@ class HFTargetModel:
     def __init__(self, model: PreTrainedModel, device: torch.device, needs: Collection[Feature] = ()) -> None:
         """`needs` are the features to take from each forward pass. Raises UnsupportedModelError if it has them not."""
         self._model = model
+        self._device = device
         self._tap = FeatureTap(model, needs)
         self._also: dict[Feature, Tensor] = {}
         self._functions = ExactFunctions() if device.type == "cpu" else None
@@ -70,11 +71,14 @@ class HFTargetModel:
     def _forward(self, batch: Batch, attention: StepAttention) -> Tensor:
         with self._functions or nullcontext():
             output: Any = self._model(
-                input_ids=batch.tokens.unsqueeze(0),
-                position_ids=batch.positions.unsqueeze(0),
+                input_ids=self._tensor(batch.tokens).unsqueeze(0),
+                position_ids=self._tensor(batch.positions).unsqueeze(0),
                 use_cache=False,
-                logits_to_keep=batch.logits_index,
+                logits_to_keep=self._tensor(batch.logits_index),
                 attention=attention,
             )
         logits: Tensor = output.logits[0].float()
         return logits
+
+    def _tensor(self, numbers: IntArray) -> Tensor:
+        return torch.from_numpy(numbers).to(self._device)

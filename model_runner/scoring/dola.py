@@ -50,7 +50,7 @@ class LayerContrast:
     def _scores(self, step: RawStep, of_step: Tensor, candidates: Sequence[Sequence[int]]) -> Tensor:
         """[n, vocab] of these rows of the step, each of which asks its own layers."""
         logits = step.logits.index_select(0, of_step)
-        tokens = step.batch.logits_index.index_select(0, of_step)
+        tokens = torch.from_numpy(step.batch.logits_index).to(of_step.device).index_select(0, of_step)
         mature = torch.log_softmax(logits.double(), -1)
         premature = torch.full_like(mature, torch.nan)  # stays where no distance is a number, and fails the row
         farthest = mature.new_full((len(mature),), -torch.inf)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from model_runner.batch import Batch, IntArray, TreePaths
 from model_runner.speculative.growing import Bud
@@ -159,14 +158,13 @@ class DraftKV:
             [tables[choice][place // self._block_size] for choice, place in zip(choice_of, places, strict=True)]
         )
         return Batch(
-            tokens=torch.from_numpy(tokens),
-            positions=torch.from_numpy(positions),
-            position_of=positions,
+            tokens=tokens,
+            positions=positions,
             choice_of=choice_of,
             block_tables=tables,
-            block_of=torch.from_numpy(block_of),
-            offset_of=torch.from_numpy(places % self._block_size),
-            logits_index=torch.from_numpy(logits_index),
+            block_of=block_of,
+            offset_of=places % self._block_size,
+            logits_index=logits_index,
             samples=[],
             prompt_rows=[],
             paths=paths,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
-from model_runner.batch import Batch
+from model_runner.batch import Batch, IntArray
 from model_runner.draft_tree import DraftTree
 from model_runner.models.features import Feature
 from model_runner.models.heads.layer import Attend
@@ -72,7 +72,7 @@ class RecurrentProposer:
         states = self._run(following, self._heads.first_state(features), batch)
         for choice, span in zip(step.choices, spans, strict=True):
             self._kv.keep(choice, span)
-        last = states[batch.logits_index]
+        last = states[_index(batch, states)]
         if not any(choice.max_nodes for choice in step.choices):
             return [DraftTree()] * len(step.choices)
         first = self._heads.logits(last, self._target_head)
@@ -88,18 +88,23 @@ class RecurrentProposer:
         def extend(buds: Sequence[Bud]) -> Tensor:
             before = torch.stack([states.get((bud.choice, bud.parent), roots[bud.choice]) for bud in buds])
             batch = self._kv.node_batch(buds)
-            order = torch.argsort(batch.logits_index)  # of the buds in the batch
-            after = self._run(batch.tokens.tolist(), before[order], batch)[batch.logits_index]
+            row_of = _index(batch, before)  # of each bud in the batch
+            after = self._run(batch.tokens, before[row_of.argsort()], batch)[row_of]
             states.update({(bud.choice, bud.node): state for bud, state in zip(buds, after, strict=True)})
             return self._heads.logits(after, self._target_head)
 
         return extend
 
-    def _run(self, tokens: Sequence[int], states: Tensor, batch: Batch) -> Tensor:
+    def _run(self, tokens: Sequence[int] | IntArray, states: Tensor, batch: Batch) -> Tensor:
         embedded = self._embed(torch.tensor(tokens, device=states.device)).float()
-        return self._heads.step(embedded, states, batch.positions, self._attend(batch))
+        positions = torch.from_numpy(batch.positions).to(states.device)
+        return self._heads.step(embedded, states, positions, self._attend(batch))
 
     def _attend(self, batch: Batch) -> Attend:
         metadata = self._attention.prepare(batch)
         options = AttentionOptions(self._heads.scale)
         return lambda query, key, value: self._attention.forward(0, query, key, value, options, metadata)
+
+
+def _index(batch: Batch, like: Tensor) -> Tensor:
+    return torch.from_numpy(batch.logits_index).to(like.device)

@@ -62,20 +62,16 @@ class TargetForTraining:
         count = len(tokens)
         positions = np.arange(count, dtype=np.int64)
         return Batch(
-            tokens=self._tensor(np.asarray(tokens, dtype=np.int64)),
-            positions=self._tensor(positions),
-            position_of=positions,
+            tokens=np.asarray(tokens, dtype=np.int64),
+            positions=positions,
             choice_of=np.zeros(count, dtype=np.int64),
             block_tables=[list(range(-(-count // self._block_size)))],
-            block_of=self._tensor(positions // self._block_size),
-            offset_of=self._tensor(positions % self._block_size),
-            logits_index=self._tensor(positions[-1:]),
+            block_of=positions // self._block_size,
+            offset_of=positions % self._block_size,
+            logits_index=positions[-1:],
             samples=[],
             prompt_rows=[],
         )
-
-    def _tensor(self, numbers: np.typing.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(numbers).to(self._device)
 
 
 def _kernels(threads: int) -> Kernels | None:

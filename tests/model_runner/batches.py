@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from model_runner.batch import Batch, TreePaths
 
@@ -43,14 +42,13 @@ def make_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
     places = np.array([p for c in chunks for p in c.places()], dtype=np.int64)
     blocks = [c.blocks[place // block_size] for c in chunks for place in c.places()]
     return Batch(
-        tokens=torch.tensor([token for c in chunks for token in c.tokens]),
-        positions=torch.from_numpy(positions),
-        position_of=positions,
+        tokens=np.array([token for c in chunks for token in c.tokens]),
+        positions=positions,
         choice_of=np.repeat(np.arange(len(chunks)), [len(c.tokens) for c in chunks]),
         block_tables=[c.blocks for c in chunks],
-        block_of=torch.tensor(blocks, dtype=torch.int64),
-        offset_of=torch.from_numpy(places % block_size),
-        logits_index=torch.arange(len(positions)),
+        block_of=np.array(blocks, dtype=np.int64),
+        offset_of=places % block_size,
+        logits_index=np.arange(len(positions)),
         samples=[],
         prompt_rows=[],
         paths=_tree_paths(chunks, positions) if any(c.parents is not None for c in chunks) else None,

@@ -45,7 +45,8 @@ class SummingModel:
 
     def forward(self, batch: Batch, attention: StepAttention, also: Collection[Feature] = ()) -> torch.Tensor:
         self.rows.append(batch.logits_index.tolist())
-        values = torch.where(batch.tokens == POISON, torch.nan, batch.tokens.float()).view(-1, 1, 1)
+        tokens = torch.from_numpy(batch.tokens)
+        values = torch.where(tokens == POISON, torch.nan, tokens.float()).view(-1, 1, 1)
         zeros = torch.zeros_like(values)
         mean = attention(0, zeros, zeros, values, AttentionOptions(1.0))[batch.logits_index, 0, 0]
         return torch.where(mean.isnan(), mean, 0.0)[:, None] - (torch.arange(VOCAB) - mean.round()[:, None] - 1).abs()
@@ -62,7 +63,7 @@ def make_runner() -> tuple[ModelRunner, SummingModel]:
         target=model,
         attention=ReferenceAttention(cache),
         kv_cache=cache,
-        state=RunnerState(4, BLOCK, sampling, speculator, search, CPU),
+        state=RunnerState(4, BLOCK, sampling, speculator, search),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler),

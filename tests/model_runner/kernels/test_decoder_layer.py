@@ -154,7 +154,8 @@ class OneLayer:
     def __call__(self, hidden: Tensor, step: list[tuple[int, int, int]]) -> Tensor:
         """Hidden [tokens, width] of the step's tokens -> the same shape."""
         batch = step_batch(step)
-        angles = batch.positions[:, None] * torch.linspace(1, 0.01, self._rotary_dim)  # [tokens, rotary_dim]
+        positions = torch.from_numpy(batch.positions)
+        angles = positions[:, None] * torch.linspace(1, 0.01, self._rotary_dim)  # [tokens, rotary_dim]
         attention = StepAttention(self._attention, self._attention.prepare(batch))
         embeddings = (angles.cos()[None], angles.sin()[None])
         result: Tensor = self._layer(hidden[None], attention=attention, position_embeddings=embeddings)
