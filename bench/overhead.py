@@ -82,8 +82,8 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
     runner = SleepingRunner(words, float(os.environ[STEP_VARIABLE]))
     limits = SchedulerConfig(
         block_size=config.runner.block_size,
-        max_num_seqs=config.runner.max_num_seqs,
-        max_num_batched_tokens=config.runner.max_num_batched_tokens,
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
         max_model_len=CONTEXT,
     )
     info = EngineInfo(
@@ -92,6 +92,7 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         block_size=limits.block_size,
         num_blocks=NUM_BLOCKS,
         max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         device="none",
         dtype="none",
     )

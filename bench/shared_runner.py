@@ -37,8 +37,8 @@ class Engines:
         self.runner = ModelRunner.load(config)
         self._config = SchedulerConfig(
             block_size=self.runner.info.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=self.runner.info.max_num_seqs,
+            max_num_batched_tokens=self.runner.info.max_num_batched_tokens,
             max_model_len=self.runner.info.max_model_len,
         )
         self._known: set[str] = set()

@@ -6,12 +6,20 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["auto", "int8", "int4", "none"]
-KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
+Quantization = Literal["auto", "int8", "fp8", "int4", "none"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 LogprobsMode = Literal["raw", "processed"]
 SpeculationMethod = Literal[
     "auto", "draft_model", "early_exit", "eagle", "hydra", "lookahead", "medusa", "mtp", "ngram", "prediction", "suffix"
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is computed at a time."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,11 @@ class RunnerConfig:
     dtype: DType = "auto"
     """auto: float32 on CPU, the checkpoint's own on CUDA."""
     quantization: Quantization = "auto"
-    """auto: int8 on CPU if the native kernels can be built, none elsewhere."""
+    """auto: int8 on CPU if the native kernels can be built, none elsewhere. int8 is for CPU, fp8 for CUDA."""
+    exact: bool = True
+    """Whether a row's result is the same, bit for bit, in every batch. Only on CUDA can it be given up, for speed."""
+    cuda_graphs: bool = True
+    """On CUDA: whether small steps are replayed from graphs that were captured at the start."""
     max_model_len: int | None = None
     """None takes the model's own limit."""
     block_size: int = 32
@@ -33,8 +45,10 @@ class RunnerConfig:
     """auto: bfloat16 beside int8 or int4 weights, elsewhere what the model computes in."""
     kv_cache_gib: float | None = None
     """Memory for the KV cache; None takes a share of what is free after the weights."""
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_seqs: int | None = None
+    """None takes the platform's."""
+    max_num_batched_tokens: int | None = None
+    """None takes the platform's."""
     logprobs_mode: LogprobsMode = "raw"
     threads: int | None = None
     """Threads of the CPU kernels; None takes the cores at hand."""

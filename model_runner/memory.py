@@ -1,22 +1,15 @@
 """The memory plan: what weights and KV cache take, made before anything is loaded."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from model_runner.config import RunnerConfig
-from model_runner.kernels.library import WeightKind
+from model_runner.config import RunnerConfig, Sizes
 from model_runner.kv_cache import KVShape
-from model_runner.models.inspection import ModelShape
 
 GIB = 1 << 30
-_CPU_CACHE_LIMIT = 4 * GIB
-"""The cache's default size at most on CPU: there it competes with everything else on the machine."""
-_CPU_SHARE = 0.5
-_CUDA_SHARE = 0.9
-"""Share of what is free after the weights; the rest is for activations and for the others on the machine."""
 
 
 class DoesNotFitError(ValueError):
@@ -29,20 +22,50 @@ class StorageTypes:
 
     compute: torch.dtype
     """What the model computes in; embeddings and norms."""
-    weights: WeightKind | None
+    weights: Literal["int8", "int4", "fp8"] | None
     """Weights of linears, experts and the head; None: as the model computes."""
     kv: torch.dtype
     """Keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsSize:
-    """What draft heads take beside the models."""
+class Needs:
+    """What has to go into the memory."""
 
     weight_bytes: int
-    """Not yet allocated."""
+    """Of all models and heads, as they are kept."""
+    loading_bytes: int
+    """The most that is taken while they are loaded."""
     kv: tuple[KVShape, ...]
-    """Of each token."""
+    """Of each token, in all layers of all models and heads."""
+    max_model_len: int
+    """The model's own limit."""
+    step_bytes: int = 0
+    """See Measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory of a device."""
+
+    device: str
+    """Its name."""
+    free: int
+    """Bytes."""
+    cache_share: float
+    """Of what is free after the weights, so much is for the KV cache; the rest is for others on the machine."""
+    cache_limit: int | None = None
+    """The cache's default size at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The memory of a device on which the models are loaded."""
+
+    free: int
+    """Bytes."""
+    step_bytes: int
+    """What the largest step takes beside weights and cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,44 +98,35 @@ class MemoryPlan:
         ]
 
 
-def plan_memory(
-    shape: ModelShape,
-    config: RunnerConfig,
-    types: StorageTypes,
-    device: torch.device,
-    others: Sequence[ModelShape] = (),
-    heads: Sequence[HeadsSize] = (),
-) -> MemoryPlan:
-    """Size the KV cache from free memory, or from the configuration. Other models and heads live in the same memory.
+def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, types: StorageTypes) -> MemoryPlan:
+    """Size the KV cache from free memory, or from the configuration.
 
     Raises:
         DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
         ValueError: if the asked-for length is beyond the model's own.
     """
-    free = free_memory(device)
-    models = [shape, *others]
-    weights = sum(_weight_bytes(model, types, device) for model in models) + sum(one.weight_bytes for one in heads)
-    kept = [kv for model in models for kv in model.kv] + [kv for one in heads for kv in one.kv]
-    per_token = sum(kv.num_bytes(types.kv) for kv in kept)
+    weights, free = needs.weight_bytes, room.free
+    per_token = sum(kv.num_bytes(types.kv) for kv in needs.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:
-        raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {device}")
-    unpacked = sum(model.num_parameters for model in models)  # weights are packed one by one, after all were read
-    loading = unpacked * types.compute.itemsize
-    if loading > free:
-        raise DoesNotFitError(f"loading the weights takes {_size(loading)} and {_size(free)} are free on {device}")
+        raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {room.device}")
+    if needs.loading_bytes > free:
+        raise DoesNotFitError(
+            f"loading the weights takes {_size(needs.loading_bytes)} and {_size(free)} are free on {room.device}"
+        )
 
-    wanted = config.max_model_len or shape.max_model_len
-    if wanted > shape.max_model_len:
-        raise ValueError(f"max_model_len {wanted:,} is more than the model's own limit of {shape.max_model_len:,}")
-    useful = -(-wanted // config.block_size) * per_block * config.max_num_seqs
-    cache = _cache_bytes(free - weights, useful, config, device)
+    wanted = config.max_model_len or needs.max_model_len
+    if wanted > needs.max_model_len:
+        raise ValueError(f"max_model_len {wanted:,} is more than the model's own limit of {needs.max_model_len:,}")
+    left = max(free - weights - needs.step_bytes, 0)
+    useful = -(-wanted // config.block_size) * per_block * sizes.max_num_seqs
+    cache = _cache_bytes(left, useful, config, room)
     num_blocks = cache // per_block
     fitting = num_blocks * config.block_size
     if fitting < 1 or (config.max_model_len is not None and fitting < config.max_model_len):
         raise DoesNotFitError(
             f"a KV cache of {_size(cache)} holds {fitting:,} tokens at {_size(per_token)} each, fewer than one request "
-            f"of {wanted:,} tokens; lower max_model_len or raise kv_cache_gib ({_size(free - weights)} are free)"
+            f"of {wanted:,} tokens; lower max_model_len or raise kv_cache_gib ({_size(left)} are free)"
         )
     return MemoryPlan(
         weight_bytes=weights,
@@ -120,38 +134,25 @@ def plan_memory(
         block_size=config.block_size,
         num_blocks=num_blocks,
         max_model_len=min(wanted, fitting),
-        device=str(device),
+        device=room.device,
         dtype=types.weights or _name(types.compute),
         kv_dtype=_name(types.kv),
     )
 
 
-def _weight_bytes(shape: ModelShape, types: StorageTypes, device: torch.device) -> int:
-    """On CPU a head that is shared with the embedding is packed for its products beside it."""
-    if device.type != "cpu":
-        return shape.num_parameters * types.compute.itemsize
-    num_all = shape.num_parameters + shape.num_shared
-    if types.weights is None:
-        return num_all * types.compute.itemsize
-    return (num_all - shape.num_multiplied) * types.compute.itemsize + shape.packed_bytes(types.weights)
-
-
-def _cache_bytes(free: int, useful: int, config: RunnerConfig, device: torch.device) -> int:
-    """Bytes for the KV cache: as configured, else a share of what is free, never more than `useful`."""
+def _cache_bytes(left: int, useful: int, config: RunnerConfig, room: Room) -> int:
+    """Bytes for the KV cache: as configured, else a share of what is left, never more than `useful`."""
     if config.kv_cache_gib is not None:
         asked = int(config.kv_cache_gib * GIB)
-        if asked > free:
-            raise DoesNotFitError(f"kv_cache_gib asks for {_size(asked)}; {_size(free)} are free after the weights")
+        if asked > left:
+            raise DoesNotFitError(f"kv_cache_gib asks for {_size(asked)}; {_size(left)} are free after the weights")
         return asked
-    if device.type == "cuda":
-        return min(useful, int(free * _CUDA_SHARE))
-    return min(useful, int(free * _CPU_SHARE), _CPU_CACHE_LIMIT)
+    shared = min(useful, int(left * room.cache_share))
+    return shared if room.cache_limit is None else min(shared, room.cache_limit)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that can be allocated now; on CPU within the limits of the control group."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+def free_memory() -> int:
+    """Bytes of the host that can be allocated now, within the limits of the control group."""
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(meminfo["MemAvailable"].split()[0]) * 1024
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")

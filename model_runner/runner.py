@@ -20,7 +20,6 @@ from model_runner.contract import (
 )
 from model_runner.draft_tree import chain
 from model_runner.kv_cache import Move
-from model_runner.models.hf_attention import StepAttention
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.sampling.logprobs import prompt_logprobs
 from model_runner.scoring.transform import RawStep
@@ -41,7 +40,7 @@ class ModelRunner:
     def __init__(self, parts: RunnerParts, info: RunnerInfo) -> None:
         self.info = info
         self._target = parts.target
-        self._attention = parts.attention
+        self._needs_clean_blocks = parts.needs_clean_blocks
         self._kv_cache = parts.kv_cache
         self._state = parts.state
         self._speculator = parts.speculator
@@ -57,7 +56,6 @@ class ModelRunner:
         runner = cls(parts, info)
         start = time.perf_counter()
         runner.warm_up()
-        parts.target.settle()
         runner.info = replace(info, first_step_s=time.perf_counter() - start)
         return runner
 
@@ -68,7 +66,7 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass over all scheduled tokens and drafts, and commit what the target says to them."""
-        if self._attention.needs_clean_blocks:
+        if self._needs_clean_blocks:
             self._kv_cache.clear(_new_blocks(plan, self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
@@ -99,7 +97,7 @@ class ModelRunner:
         """What the model says, and what of its hidden states these choices need."""
         sampling = [choice.sampling for choice in choices]
         needs = self._scoring.needs(sampling) | self._search.needs([choice.slot for choice in choices])
-        logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)), needs)
+        logits = self._target.forward(batch, needs)
         return RawStep(batch, sampling, logits, self._target.features())
 
     def _decide(self, step: RawStep, slots: Sequence[int], load: StepLoad, forward_s: float) -> dict[int, Verdict]:
@@ -184,6 +182,7 @@ class ModelRunner:
             self._scoring.warm_up(self._first_batch(1))
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
+        self._target.settle()
         room = min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
         rows = [count for count in _WARM_UP_ROWS if count <= room]
         seconds = np.array([min(self._step_seconds(count) for _ in range(_WARM_UP_TIMES)) for count in rows])
@@ -195,7 +194,7 @@ class ModelRunner:
         """What a forward pass takes over so many rows after so many positions. Writes to blocks, so only at first."""
         batch = self._first_batch(rows, context)
         start = time.perf_counter()
-        self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
+        self._target.forward(batch)[0, 0].item()  # which waits for the device
         return time.perf_counter() - start
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:

@@ -111,7 +111,7 @@ async def capabilities(services: ServicesDep) -> Capabilities:
     return Capabilities(
         model=services.model.name,
         max_model_len=info.max_model_len,
-        max_choices=services.settings.max_num_seqs + services.settings.max_waiting,
+        max_choices=info.max_num_seqs + services.settings.max_waiting,
         vocab_size=info.vocab_size,
         device=info.device,
         dtype=info.dtype,

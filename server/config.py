@@ -39,16 +39,25 @@ class Settings(BaseSettings):
     device: Device = Field("auto", description="Where the model runs.")
     dtype: DType = Field("auto", description="Type that the model computes in; auto is float32 on CPU.")
     quantization: Quantization = Field(
-        "auto", description="Type of the weights in products; auto is int8 on CPU, int4 is smaller and less exact."
+        "auto",
+        description="Type of the weights in products: int8 (CPU, and there by default), fp8 (CUDA), int4 or none.",
     )
+    exact: bool = Field(
+        True, description="The same answer in every batch, bit for bit; --no-exact is faster on CUDA and promises less."
+    )
+    cuda_graphs: bool = Field(True, description="On CUDA, replay small steps from graphs captured at the start.")
     max_model_len: int | None = Field(None, ge=1, description="Prompt and output together; by default the model's.")
-    max_num_seqs: int = Field(64, ge=1, description="Choices that run at the same time.")
-    max_num_batched_tokens: int = Field(512, ge=1, description="Tokens computed in one step.")
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="Choices that run at the same time; by default 64 on CPU, 256 on CUDA."
+    )
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Tokens computed in one step; by default 512 on CPU, 8192 on CUDA."
+    )
     block_size: Annotated[Literal[16, 32, 64], BeforeValidator(_parse_integer)] = Field(
         32, description="Tokens in a KV block."
     )
     kv_cache_dtype: KVCacheDType = Field(
-        "auto", description="Type of the KV cache; auto is bfloat16 beside int8 or int4 weights, else dtype."
+        "auto", description="Type of the KV cache; auto is bfloat16 on CPU beside int8 or int4 weights, else dtype."
     )
     kv_cache_gib: float | None = Field(None, gt=0, description="Memory for the KV cache; by default from what is free.")
     prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")

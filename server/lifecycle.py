@@ -173,6 +173,8 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         device=settings.device,
         dtype=settings.dtype,
         quantization=settings.quantization,
+        exact=settings.exact,
+        cuda_graphs=settings.cuda_graphs,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,

@@ -240,7 +240,7 @@ class Planner:
         return InvalidRequestError(message, param=noun, code="context_length_exceeded")
 
     def _check_queue(self, n: int, num_prompts: int, fields: SamplingFields, wanted: Wanted) -> None:
-        most = self._settings.max_num_seqs + self._settings.max_waiting
+        most = self._info.max_num_seqs + self._settings.max_waiting
         if n * num_prompts > most:
             message = f"The request asks for {n * num_prompts} choices in all, and this server holds at most {most}."
             several = "best_of" if wanted.best_of else "beam_search.num_return" if fields.beam_search else "n"
@@ -250,7 +250,7 @@ class Planner:
     def _check_beams(self, beams: BeamSearch | None, fields: SamplingFields, wanted: Wanted) -> None:
         if beams is None:
             return
-        most = min(self._info.max_num_seqs, self._settings.max_num_batched_tokens)
+        most = min(self._info.max_num_seqs, self._info.max_num_batched_tokens)
         if beams.width > most:
             message = f"The request asks for {beams.width} beams, and this server runs at most {most} at a time."
             raise InvalidRequestError(message, param=fields.width_field, code="integer_above_max_value")
@@ -261,10 +261,10 @@ class Planner:
 
     def _check_step(self, sampling: SamplingParams) -> None:
         """A step must have room for all that one choice computes in it."""
-        if sampling.guidance is not None and min(self._info.max_num_seqs, self._settings.max_num_batched_tokens) < 2:
+        if sampling.guidance is not None and min(self._info.max_num_seqs, self._info.max_num_batched_tokens) < 2:
             message = "Unsupported parameter: 'guidance' is not supported by a server that runs one choice at a time."
             raise InvalidRequestError(message, param="guidance", code="unsupported_parameter")
-        most = self._settings.max_num_batched_tokens - 1
+        most = self._info.max_num_batched_tokens - 1
         if sampling.num_candidates > most:
             message = (
                 f"Invalid 'top_k': integer above maximum value. Expected a value <= {most}, one less than this "

@@ -17,7 +17,7 @@ class NativeAttention(AttentionBackend[NativeStep]):
 
     def __init__(self, kernels: Kernels, cache: KVCache) -> None:
         self._kernels = kernels
-        self._cache = cache  # the structs point into it
+        self.cache = cache
         self._structs = cache_structs(cache)
 
     def prepare(self, batch: Batch) -> NativeStep:

@@ -2,22 +2,39 @@
 
 from collections.abc import Collection, Mapping
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from model_runner.batch import Batch, IntArray
+from model_runner.attention.backend import AttentionBackend
+from model_runner.batch import Batch
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """What a model is given of a step, on its device."""
+
+    tokens: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    logits_index: Tensor  # [R] int64
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> "TokenRows":
+        """Of a batch."""
+        arrays = (batch.tokens, batch.positions, batch.logits_index)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
 class TargetModel(Protocol):
     """One forward pass over a step's tokens."""
 
-    def forward(self, batch: Batch, attention: StepAttention, also: Collection[Feature] = ()) -> Tensor:
+    def forward(self, batch: Batch, also: Collection[Feature] = ()) -> Tensor:
         """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`.
 
         `also` are features to take from this pass beside those that are taken from every one.
@@ -40,13 +57,21 @@ class HFTargetModel:
     scaled logits) is done.
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device, needs: Collection[Feature] = ()) -> None:
-        """`needs` are the features to take from each forward pass. Raises UnsupportedModelError if it has them not."""
+    def __init__(
+        self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
+    ) -> None:
+        """Takes features from the model; raises UnsupportedModelError if it has them not.
+
+        Args:
+            model: on its device.
+            attention: to the model's own cache.
+            needs: the features to take from each forward pass.
+        """
         self._model = model
-        self._device = device
+        self._attention = attention
         self._tap = FeatureTap(model, needs)
         self._also: dict[Feature, Tensor] = {}
-        self._functions = ExactFunctions() if device.type == "cpu" else None
+        self._functions = ExactFunctions() if model.device.type == "cpu" else None
 
     def settle(self) -> None:
         """No longer watch for activation functions, if the model called none: it costs time at every operation."""
@@ -59,26 +84,26 @@ class HFTargetModel:
         return self._tap.take() | also
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, attention: StepAttention, also: Collection[Feature] = ()) -> Tensor:
+    def forward(self, batch: Batch, also: Collection[Feature] = ()) -> Tensor:
         """See TargetModel.forward."""
+        rows = TokenRows.of(batch, self._model.device)
+        metadata = self._attention.prepare(batch)
         if not also:
-            return self._forward(batch, attention)
+            return self.run(rows, metadata)
         with closing(FeatureTap(self._model, also)) as tap:
-            logits = self._forward(batch, attention)
+            logits = self.run(rows, metadata)
             self._also = tap.take()
         return logits
 
-    def _forward(self, batch: Batch, attention: StepAttention) -> Tensor:
+    def run(self, rows: TokenRows, metadata: Any) -> Tensor:
+        """The same from tensors, with the metadata of the model's attention for these tokens."""
         with self._functions or nullcontext():
             output: Any = self._model(
-                input_ids=self._tensor(batch.tokens).unsqueeze(0),
-                position_ids=self._tensor(batch.positions).unsqueeze(0),
+                input_ids=rows.tokens.unsqueeze(0),
+                position_ids=rows.positions.unsqueeze(0),
                 use_cache=False,
-                logits_to_keep=self._tensor(batch.logits_index),
-                attention=attention,
+                logits_to_keep=rows.logits_index,
+                attention=StepAttention(self._attention, metadata),
             )
         logits: Tensor = output.logits[0].float()
         return logits
-
-    def _tensor(self, numbers: IntArray) -> Tensor:
-        return torch.from_numpy(numbers).to(self._device)

@@ -1,17 +1,14 @@
 """Contrastive decoding: what a larger model says, less what a smaller one says as well."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionBackend
 from model_runner.batch import Batch
 from model_runner.contract import Contrastive, SamplingParams
 from model_runner.models.features import Feature
-from model_runner.models.hf_attention import StepAttention
-from model_runner.models.target import HFTargetModel
+from model_runner.models.target import TargetModel
 from model_runner.scoring.transform import RawStep, Share
 
 
@@ -23,10 +20,9 @@ class ContrastiveDecoding:
     scheduler does not share them.
     """
 
-    def __init__(self, amateur: HFTargetModel, attention: AttentionBackend[Any]) -> None:
-        """The attention reads and writes the amateur's own cache."""
+    def __init__(self, amateur: TargetModel) -> None:
+        """The amateur has a cache of its own."""
         self._amateur = amateur
-        self._attention = attention
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
         """See ScoreTransform.is_asked_by."""
@@ -38,17 +34,14 @@ class ContrastiveDecoding:
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
         """See ScoreTransform. The amateur runs for prompts as well, where no scores are wanted yet."""
-        amateur = self._forward(step.batch.only(share.choices))
+        amateur = self._amateur.forward(step.batch.only(share.choices))
         settings = [sampling.contrastive for sampling in share.sampling if sampling.contrastive is not None]
         return contrast(step.logits.index_select(0, share.rows), amateur, settings)
 
     def warm_up(self, batch: Batch) -> None:
         """See ScoreTransform.warm_up."""
-        self._forward(batch)
+        self._amateur.forward(batch)
         self._amateur.settle()
-
-    def _forward(self, batch: Batch) -> Tensor:
-        return self._amateur.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
 
 
 def contrast(expert: Tensor, amateur: Tensor, settings: Sequence[Contrastive]) -> Tensor:

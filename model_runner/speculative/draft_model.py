@@ -1,16 +1,12 @@
 """Drafts by a model: a smaller one with the same tokenizer, or the target's own first layers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionBackend
-from model_runner.batch import Batch
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.models.features import Feature
-from model_runner.models.hf_attention import StepAttention
 from model_runner.models.target import TargetModel
 from model_runner.speculative.draft_kv import DraftKV
 from model_runner.speculative.growing import Bud, GrowthLimits, grow
@@ -25,10 +21,9 @@ class DraftModelProposer:
 
     needs: frozenset[Feature] = frozenset()
 
-    def __init__(self, model: TargetModel, attention: AttentionBackend[Any], kv: DraftKV, limits: GrowthLimits) -> None:
-        """The attention reads and writes the cache that `kv` keeps the books of."""
+    def __init__(self, model: TargetModel, kv: DraftKV, limits: GrowthLimits) -> None:
+        """The model reads and writes the cache that `kv` keeps the books of."""
         self._model = model
-        self._attention = attention
         self._kv = kv
         self._limits = limits
 
@@ -43,7 +38,7 @@ class DraftModelProposer:
         if not wanted:
             return [NO_DRAFT] * len(step.choices)
         spans = [self._kv.missing(choice, len(choice.tokens)) for choice in wanted]
-        first = self._forward(self._kv.known_batch(wanted, spans))
+        first = self._model.forward(self._kv.known_batch(wanted, spans))
         for choice, span in zip(wanted, spans, strict=True):
             self._kv.keep(choice, span)
         trees = iter(grow(wanted, first, self._extend, None, self._limits))
@@ -54,7 +49,4 @@ class DraftModelProposer:
         self._kv.end(slot)
 
     def _extend(self, buds: Sequence[Bud]) -> Tensor:
-        return self._forward(self._kv.node_batch(buds))
-
-    def _forward(self, batch: Batch) -> Tensor:
-        return self._model.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)))
+        return self._model.forward(self._kv.node_batch(buds))

@@ -23,14 +23,6 @@ _EXIT_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A smaller model, and the attention to its own cache."""
-
-    model: TargetModel
-    attention: AttentionBackend[Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Blocks:
     """Sizes of the target's cache."""
 
@@ -49,7 +41,7 @@ class Blocks:
 
 
 def make_proposers(
-    model: PreTrainedModel, attention: AttentionBackend[Any], blocks: Blocks, draft: DraftModel | None
+    model: PreTrainedModel, attention: AttentionBackend[Any], blocks: Blocks, draft: TargetModel | None
 ) -> dict[str, Proposer]:
     """A proposer for each method that can be had, by its name. `auto` chooses among them (auto.py).
 
@@ -57,7 +49,7 @@ def make_proposers(
         model: the target.
         attention: to the target's cache.
         blocks: of that cache.
-        draft: for `draft_model`.
+        draft: a smaller model with a cache of its own, for `draft_model`.
     """
     proposers: dict[str, Proposer] = {
         "lookahead": LookaheadProposer(),
@@ -67,12 +59,12 @@ def make_proposers(
         "early_exit": _early_exit(model, attention, blocks),
     }
     if draft is not None:
-        proposers["draft_model"] = DraftModelProposer(draft.model, draft.attention, blocks.draft_kv(), _MODEL_LIMITS)
+        proposers["draft_model"] = DraftModelProposer(draft, blocks.draft_kv(), _MODEL_LIMITS)
     return proposers
 
 
 def _early_exit(model: PreTrainedModel, attention: AttentionBackend[Any], blocks: Blocks) -> DraftModelProposer:
     """The target's first layers as its draft, on the target's own cache (LayerSkip, arXiv:2404.16710)."""
     num_layers = -(-model.config.get_text_config().num_hidden_layers // _EXIT_SHARE)
-    draft = HFTargetModel(first_layers(model, num_layers), model.device)
-    return DraftModelProposer(draft, attention, blocks.draft_kv(is_targets=True), _MODEL_LIMITS)
+    draft = HFTargetModel(first_layers(model, num_layers), attention)
+    return DraftModelProposer(draft, blocks.draft_kv(is_targets=True), _MODEL_LIMITS)

@@ -21,7 +21,8 @@ from model_runner.models.heads.eagle3 import Eagle3Heads, default_features, eagl
 from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, hydra_feature
 from model_runner.models.heads.medusa import MedusaHeads, medusa_checkpoint
 from model_runner.models.heads.saving import save_heads
-from model_runner.models.loading import load_config, resolve_device
+from model_runner.models.loading import load_config
+from model_runner.platforms.choose import resolve_device
 from model_runner.training.answers import Answerer, AnswerStore, Question, held_out_questions, training_questions
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config
 from model_runner.training.examples import Example, ExampleStore

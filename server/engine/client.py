@@ -28,12 +28,13 @@ class EngineInfo:
     block_size: int
     num_blocks: int
     max_num_seqs: int
+    max_num_batched_tokens: int
     device: str
     dtype: str
     """Of the weights in products."""
     kv_dtype: str = "float32"
     kernels: str = "none"
-    """The instruction set of the native kernels."""
+    """What runs the model: an instruction set, or a compiler."""
     started_in: tuple[tuple[str, float], ...] = ()
     """What took time at the start, with the seconds that it took."""
     speculation_methods: tuple[str, ...] = ()

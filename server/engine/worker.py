@@ -50,8 +50,8 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
     check_speculation(config.runner, runner.info.speculation_methods)
     scheduler_config = SchedulerConfig(
         block_size=runner.info.block_size,
-        max_num_seqs=config.runner.max_num_seqs,
-        max_num_batched_tokens=config.runner.max_num_batched_tokens,
+        max_num_seqs=runner.info.max_num_seqs,
+        max_num_batched_tokens=runner.info.max_num_batched_tokens,
         max_model_len=runner.info.max_model_len,
         policy=config.policy,
         prefix_caching=config.prefix_caching,
@@ -61,7 +61,8 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_model_len=runner.info.max_model_len,
         block_size=runner.info.block_size,
         num_blocks=runner.info.num_blocks,
-        max_num_seqs=config.runner.max_num_seqs,
+        max_num_seqs=runner.info.max_num_seqs,
+        max_num_batched_tokens=runner.info.max_num_batched_tokens,
         device=runner.info.device,
         dtype=runner.info.dtype,
         kv_dtype=runner.info.kv_dtype,

@@ -70,6 +70,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "block_size": ("16", 16),
     "kv_cache_dtype": ("int8", "int8"),
     "quantization": ("none", "none"),
+    "exact": ("false", False),
+    "cuda_graphs": ("false", False),
     "kv_cache_gib": ("0.5", 0.5),
     "prefix_caching": ("false", False),
     "policy": ("priority", "priority"),

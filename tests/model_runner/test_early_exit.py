@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.models.early_exit import EarlyExit, find_early_exit
 from model_runner.models.features import LAST, FeatureTap
-from model_runner.models.hf_attention import StepAttention
 from model_runner.runner import ModelRunner
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"]
@@ -48,8 +47,7 @@ def test_with_the_model_as_served_to_the_last_bit(
     runner = ModelRunner.load(RunnerConfig(tiny_model(family), quantization=quantization, kv_cache_gib=0.02))
     target: Any = runner._target
     batch = runner._first_batch(5)
-    attention = StepAttention(runner._attention, runner._attention.prepare(batch))
-    logits, hidden = leaving_the_last_layer(target._model, lambda: target.forward(batch, attention))
+    logits, hidden = leaving_the_last_layer(target._model, lambda: target.forward(batch))
     early_exit = EarlyExit(target._model)
     assert torch.equal(early_exit(hidden), logits)
     assert torch.equal(early_exit(hidden[2:3]), logits[2:3])

@@ -4,24 +4,27 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, PretrainedConfig, T5Config
 
-from model_runner import memory
-from model_runner.config import RunnerConfig
+from model_runner.assemble import assemble
+from model_runner.config import Quantization, RunnerConfig, Sizes
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.memory import GIB, DoesNotFitError, HeadsSize, MemoryPlan, StorageTypes, plan_memory
+from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, Needs, Room, StorageTypes, free_memory, plan_memory
 from model_runner.models.inspection import ModelShape, UnsupportedModelError, inspect_model
-from model_runner.models.loading import load_config, load_model, resolve_device, resolve_dtype, resolve_quantization
+from model_runner.models.loading import load_config, load_model
 from model_runner.models.native import NativePacker
 from model_runner.models.packed import PackedWeight
+from model_runner.platforms.choose import choose_platform, resolve_device
+from model_runner.platforms.cpu import CpuPlatform, prepare, resolve_quantization
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3"]
 
 
@@ -73,10 +76,13 @@ def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
 
 
 def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) -> None:
-    config = load_config(tiny_model("llama"))
-    assert resolve_dtype("auto", config, CPU) == torch.float32
-    with pytest.raises(ValueError, match="bfloat16 is not supported on CPU"):
-        resolve_dtype("bfloat16", config, CPU)
+    for settings, message in (
+        ({"dtype": "bfloat16"}, "bfloat16 is not supported on CPU"),
+        ({"exact": False}, "the CPU always computes exactly"),
+        ({"quantization": "fp8"}, "fp8 is for CUDA"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            choose_platform(RunnerConfig(tiny_model("llama"), device="cpu", **settings))
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="CUDA"):
             resolve_device("cuda")
@@ -84,16 +90,13 @@ def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) 
 
 def test_what_weights_are_packed_as(kernels_library: Path) -> None:
     kernels = Kernels(kernels_library, threads=1)
-    assert resolve_quantization("auto", CPU, kernels) == "int8"
-    assert resolve_quantization("auto", CPU, None) is None
-    assert resolve_quantization("auto", CUDA, None) is None
-    assert resolve_quantization("none", CPU, kernels) is None
+    assert resolve_quantization("auto", kernels) == "int8"
+    assert resolve_quantization("auto", None) is None
+    assert resolve_quantization("none", kernels) is None
     for kind in ("int8", "int4"):
-        assert resolve_quantization(kind, CPU, kernels) == kind
-        with pytest.raises(ValueError, match=f"quantization {kind} is for the CPU; use none or auto on cuda"):
-            resolve_quantization(kind, CUDA, None)
+        assert resolve_quantization(kind, kernels) == kind
         with pytest.raises(ValueError, match=f"quantization {kind} needs the native kernels"):
-            resolve_quantization(kind, CPU, None)
+            resolve_quantization(kind, None)
 
 
 def test_int4_is_for_whole_groups_and_not_for_the_head() -> None:
@@ -117,7 +120,8 @@ def test_what_is_counted_for_int4_is_what_loading_packs_in_int4(
 
     monkeypatch.setattr(kernels, "pack", noting)
     config = load_config(tiny_model("llama"))
-    model = load_model(tiny_model("llama"), config, torch.float32, CPU, NativePacker(kernels, "int4"))
+    model = load_model(tiny_model("llama"), torch.float32)
+    prepare(model, NativePacker(kernels, "int4"))
     assert isinstance(model.lm_head.weight, PackedWeight)
     num_int4 = sum(outputs * inputs for kind, outputs, inputs in packed if kind == "int4")
     assert num_int4 == inspect_model(config).num_groupable
@@ -134,65 +138,82 @@ SHAPE = ModelShape(
     vocab_size=9,
     max_model_len=1024,
 )
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ("none", 4 * 1_100_000),  # the shared head is packed beside the embedding
+        ("int8", 900_000 + 4 * 200_000),
+        ("int4", 640_000 * 5 // 8 + 260_000 + 4 * 200_000),
+    ],
+)
+def test_weights_are_counted_as_they_are_stored(quantization: Quantization, expected: int) -> None:
+    platform = CpuPlatform(RunnerConfig(model=Path(), quantization=quantization))
+    assert platform.weight_bytes(SHAPE) == expected
+
+
 FLOAT32 = StorageTypes(torch.float32, None, torch.float32)
 PER_TOKEN = 3 * 2 * 32 * 4
+NEEDS = Needs(4_400_000, 4_000_000, SHAPE.kv, 1024)
 
 
-def plan(
-    monkeypatch: pytest.MonkeyPatch, free: int, types: StorageTypes = FLOAT32, **settings: float | None
-) -> MemoryPlan:
-    monkeypatch.setattr(memory, "free_memory", lambda device: free)
-    return plan_memory(SHAPE, RunnerConfig(model=Path(), **settings), types, CPU)
+def plan(free: int, needs: Needs = NEEDS, types: StorageTypes = FLOAT32, **settings: float | None) -> MemoryPlan:
+    sizes = Sizes(int(settings.pop("max_num_seqs", None) or 64), 512)
+    return plan_memory(needs, Room("cpu", free, 0.5, 4 * GIB), RunnerConfig(model=Path(), **settings), sizes, types)
 
 
-def test_plan_counts_weights_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = plan(monkeypatch, 64 * GIB, max_num_seqs=3)
-    assert made.weight_bytes == 4 * 1_100_000  # the shared head is packed beside the embedding
+def test_plan_counts_weights_and_cache() -> None:
+    made = plan(64 * GIB, max_num_seqs=3)
+    assert made.weight_bytes == NEEDS.weight_bytes
     assert made.kv_bytes_per_token == PER_TOKEN
     assert made.num_tokens == 3 * 1024  # no more than three full requests can use
     assert "3,072 tokens = 3.0 full requests of 1,024 tokens" in made.lines()[-1]
 
 
-@pytest.mark.parametrize(("kind", "packed"), [("int8", 900_000), ("int4", 640_000 * 5 // 8 + 260_000)])
-def test_plan_counts_what_is_stored_in_fewer_bits(
-    kind: WeightKind, packed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = plan(monkeypatch, 64 * GIB, StorageTypes(torch.float32, kind, torch.bfloat16))
-    assert made.weight_bytes == packed + 4 * 200_000
+def test_plan_says_what_is_stored_in_fewer_bits() -> None:
+    made = plan(64 * GIB, types=StorageTypes(torch.float32, "int4", torch.bfloat16))
     assert made.kv_bytes_per_token == PER_TOKEN // 2
-    assert made.lines()[0].endswith(f"as {kind} on cpu")
+    assert made.lines()[0].endswith("as int4 on cpu")
 
 
-def test_plan_counts_draft_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 64 * GIB)
-    heads = [HeadsSize(5000, (KVShape(2, 16, 16),)), HeadsSize(70, ())]
-    made = plan_memory(SHAPE, RunnerConfig(model=Path()), FLOAT32, CPU, heads=heads)
-    assert made.weight_bytes == 4 * 1_100_000 + 5070
-    assert made.kv_bytes_per_token == PER_TOKEN // 3 * 4
+def test_plan_counts_all_models(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Needs] = []
+
+    def noting(needs: Needs, *others: Any) -> MemoryPlan:
+        planned.append(needs)
+        return plan_memory(needs, *others)
+
+    monkeypatch.setattr("model_runner.assemble.plan_memory", noting)
+    folder = tiny_model("llama")
+    config = RunnerConfig(folder, device="cpu", quantization="none", kv_cache_gib=0.02)
+    for beside in (None, folder):
+        assemble(replace(config, draft_model=beside, aux_model=beside))
+    one, three = planned
+    assert one.weight_bytes == 4 * inspect_model(load_config(folder)).num_parameters
+    assert (three.weight_bytes, three.loading_bytes) == (3 * one.weight_bytes, 3 * one.loading_bytes)
+    assert three.kv == one.kv * 3
 
 
-def test_plan_counts_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 64 * GIB)
-    small = replace(SHAPE, kv=SHAPE.kv[:1], num_parameters=600_000)
-    made = plan_memory(SHAPE, RunnerConfig(model=Path()), FLOAT32, CPU, [small, small])
-    assert made.weight_bytes == 4 * (1_100_000 + 2 * 700_000)
-    assert made.kv_bytes_per_token == PER_TOKEN // 3 * 5
-
-
-def test_plan_counts_what_loading_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_counts_what_loading_takes() -> None:
     with pytest.raises(DoesNotFitError, match=r"loading the weights takes 3\.8 MiB and 2\.9 MiB are free"):
-        plan(monkeypatch, 3_000_000, StorageTypes(torch.float32, "int8", torch.int8))
+        plan(3_000_000, replace(NEEDS, weight_bytes=1_700_000))
 
 
-def test_plan_leaves_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_leaves_memory_to_a_step() -> None:
     free = 4_400_000 + 2 * PER_TOKEN * 640
-    made = plan(monkeypatch, free)
+    assert plan(free + 9_000_000, replace(NEEDS, step_bytes=9_000_000)).num_tokens == 640
+
+
+def test_plan_leaves_memory_to_others() -> None:
+    free = 4_400_000 + 2 * PER_TOKEN * 640
+    made = plan(free)
     assert made.num_tokens == 640
     assert made.max_model_len == 640
 
 
-def test_plan_keeps_the_size_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = plan(monkeypatch, 64 * GIB, kv_cache_gib=0.01)
+def test_plan_keeps_the_size_asked_for() -> None:
+    made = plan(64 * GIB, kv_cache_gib=0.01)
     assert made.num_blocks == int(0.01 * GIB) // (PER_TOKEN * 32)
 
 
@@ -204,24 +225,22 @@ def test_plan_keeps_the_size_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         (GIB, {"kv_cache_gib": 0.0001, "max_model_len": 1000}, "fewer than one request of 1,000 tokens"),
     ],
 )
-def test_plan_refuses_with_the_numbers(
-    monkeypatch: pytest.MonkeyPatch, free: int, settings: dict[str, float], message: str
-) -> None:
+def test_plan_refuses_with_the_numbers(free: int, settings: dict[str, float], message: str) -> None:
     with pytest.raises(DoesNotFitError, match=message):
-        plan(monkeypatch, free, **settings)
+        plan(free, **settings)
 
 
-def test_plan_has_whole_blocks_for_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plan(monkeypatch, 64 * GIB, max_model_len=100, max_num_seqs=2).num_blocks == 2 * 4
+def test_plan_has_whole_blocks_for_every_request() -> None:
+    assert plan(64 * GIB, max_model_len=100, max_num_seqs=2).num_blocks == 2 * 4
 
 
-def test_length_beyond_the_models_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_length_beyond_the_models_own_is_refused() -> None:
     with pytest.raises(ValueError, match="2,000 is more than the model's own limit of 1,024"):
-        plan(monkeypatch, 64 * GIB, max_model_len=2000)
+        plan(64 * GIB, max_model_len=2000)
 
 
 def test_free_memory_is_some_of_this_machine() -> None:
-    assert 0 < memory.free_memory(CPU) < 1 << 50
+    assert 0 < free_memory() < 1 << 50
 
 
 def test_cache_copies_whole_blocks_in_all_layers() -> None:

@@ -14,7 +14,6 @@ from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequ
 from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import Feature
-from model_runner.models.hf_attention import StepAttention
 from model_runner.runner import ModelRunner
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
@@ -34,8 +33,9 @@ GREEDY = SamplingParams(temperature=0.0)
 class SummingModel:
     """Answers with (the mean of all tokens so far) + 1, found through the paged cache. POISON makes its values NaN."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: KVCache) -> None:
         self.rows: list[list[int]] = []
+        self._attention = ReferenceAttention(cache)
 
     def features(self) -> dict[str, torch.Tensor]:
         return {}
@@ -43,17 +43,20 @@ class SummingModel:
     def settle(self) -> None:
         pass
 
-    def forward(self, batch: Batch, attention: StepAttention, also: Collection[Feature] = ()) -> torch.Tensor:
+    def forward(self, batch: Batch, also: Collection[Feature] = ()) -> torch.Tensor:
         self.rows.append(batch.logits_index.tolist())
         tokens = torch.from_numpy(batch.tokens)
         values = torch.where(tokens == POISON, torch.nan, tokens.float()).view(-1, 1, 1)
         zeros = torch.zeros_like(values)
-        mean = attention(0, zeros, zeros, values, AttentionOptions(1.0))[batch.logits_index, 0, 0]
+        metadata = self._attention.prepare(batch)
+        means = self._attention.forward(0, zeros, zeros, values, AttentionOptions(1.0), metadata)
+        mean = means[batch.logits_index, 0, 0]
         return torch.where(mean.isnan(), mean, 0.0)[:, None] - (torch.arange(VOCAB) - mean.round()[:, None] - 1).abs()
 
 
 def make_runner() -> tuple[ModelRunner, SummingModel]:
-    model, cache = SummingModel(), KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
+    cache = KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
+    model = SummingModel(cache)
     sampling = SamplingState(4, VOCAB, CPU)
     sampler = Sampler(VOCAB, CPU)
     search = ContrastiveSearch(sampling, sampler, 64)
@@ -61,15 +64,15 @@ def make_runner() -> tuple[ModelRunner, SummingModel]:
     speculator = Speculator({"ngram": NgramProposer()}, budget, max_nodes=8)
     parts = RunnerParts(
         target=model,
-        attention=ReferenceAttention(cache),
         kv_cache=cache,
         state=RunnerState(4, BLOCK, sampling, speculator, search),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler),
         search=search,
+        needs_clean_blocks=True,
     )
-    return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, "cpu", "float32", "float32", "none")), model
+    return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, 4, 64, "cpu", "float32", "float32", "none")), model
 
 
 def admit(

@@ -54,6 +54,7 @@ class FakeEngine:
             block_size=16,
             num_blocks=64,
             max_num_seqs=8,
+            max_num_batched_tokens=512,
             device="cpu",
             dtype="fake",
             speculation_methods=("auto", "ngram", "prediction", "suffix"),

@@ -87,12 +87,12 @@ async def test_what_it_cannot_go_together_with(
     assert all(f"'{name}'" in message for name in fields) or len(fields) == 1
 
 
-async def test_more_candidates_than_a_step_holds(make_app: Callable[..., FastAPI], engine: FakeEngine):
-    async with client_of(make_app(max_num_batched_tokens=8)) as client:
-        assert (await asked(client, engine, penalty_alpha=0.5, top_k=7)).num_candidates == 7
-        body = completion(penalty_alpha=0.5, top_k=8)
-        message = await refused(client, COMPLETIONS, body, "top_k", "integer_above_max_value")
-        assert "<= 7" in message
+async def test_more_candidates_than_a_step_holds(client: httpx.AsyncClient, engine: FakeEngine):
+    engine.info_ = replace(engine.info_, max_num_batched_tokens=8)
+    assert (await asked(client, engine, penalty_alpha=0.5, top_k=7)).num_candidates == 7
+    body = completion(penalty_alpha=0.5, top_k=8)
+    message = await refused(client, COMPLETIONS, body, "top_k", "integer_above_max_value")
+    assert "<= 7" in message
 
 
 async def test_candidates_need_room_in_memory_but_not_in_the_context(client: httpx.AsyncClient, engine: FakeEngine):

@@ -275,7 +275,7 @@ async def test_fingerprint(make_app: Callable[..., FastAPI], folder: Path, tmp_p
 
 def test_the_fingerprint_tells_how_the_model_runs(folder: Path):
     model = ServedModel.from_folder(folder, Tokenizer.from_folder(folder), "m")
-    info = EngineInfo(9, 64, 16, 8, 4, "cpu", "int8", kv_dtype="bfloat16", kernels="avx2")
+    info = EngineInfo(9, 64, 16, 8, 4, 512, "cpu", "int8", kv_dtype="bfloat16", kernels="avx2")
     others = [{"dtype": "float32"}, {"kv_dtype": "int8"}, {"kernels": "portable"}, {"block_size": 32}]
     infos = [info, *(replace(info, **other) for other in others)]
     assert len({model.fingerprint(each, Settings()) for each in infos}) == len(infos)

@@ -15,12 +15,12 @@ from model_runner.kv_cache import KVCache, KVShape, cache_structs
 from model_runner.models.activations import replace_activations
 from model_runner.models.decoder_form import DecoderForm, recognise
 from model_runner.models.fused import FusedDecoderLayer, bind_layers
-from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.loading import prepare
+from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.native import NativePacker
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.packed import pack_weights
 from model_runner.models.target import HFTargetModel
+from model_runner.platforms.cpu import prepare
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.decoder_models import tiny_model
 
@@ -102,7 +102,7 @@ def layer_errors(
         layer.register_forward_hook(compare, with_kwargs=True)
     attention = NativeAttention(packer.kernels, cache)
     batch = step_batch([(sequence, 0, length) for sequence, length in enumerate(LENGTHS)])
-    HFTargetModel(model, CPU).forward(batch, StepAttention(attention, attention.prepare(batch)))
+    HFTargetModel(model, attention).forward(batch)
     return torch.stack(errors)
 
 
@@ -113,7 +113,7 @@ class FusedModel:
         self.model = served_model(case, **sizes)
         self._kernels = kernels
         self._forms = forms_of(self.model)
-        prepare(self.model, CPU, NativePacker(kernels, kind))
+        prepare(self.model, NativePacker(kernels, kind))
         assert all(isinstance(layer, FusedDecoderLayer) for layer in self.model.model.layers)
 
     def logits(self, steps: Sequence[Step], seed: int = 0) -> list[Tensor]:
@@ -121,13 +121,13 @@ class FusedModel:
         cache = make_cache(self._forms)
         bind_layers(self.model, cache_structs(cache))
         attention = NativeAttention(self._kernels, cache)
-        target = HFTargetModel(self.model, CPU)
+        target = HFTargetModel(self.model, attention)
         outputs = [
             torch.full((length, self.model.config.get_text_config().vocab_size), torch.nan) for length in LENGTHS
         ]
         for step in steps:
             batch = step_batch(step, seed)
-            rows = target.forward(batch, StepAttention(attention, attention.prepare(batch)))
+            rows = target.forward(batch)
             for (s, start, end), part in zip(step, rows.split([end - start for _, start, end in step]), strict=True):
                 outputs[s][start:end] = part
         return outputs

@@ -1,0 +1,29 @@
+"""Which platform a configuration asks for."""
+
+import torch
+
+from model_runner.config import RunnerConfig
+from model_runner.platforms.cpu import CpuPlatform
+from model_runner.platforms.platform import Platform
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device for "auto", "cpu" or "cuda".
+
+    Raises:
+        ValueError: if CUDA is asked for and not there.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda was asked for, but torch finds no CUDA device")
+    return torch.device(device)
+
+
+def choose_platform(config: RunnerConfig) -> Platform:
+    """The platform for the configuration's device. Raises ValueError if it cannot follow another setting."""
+    if resolve_device(config.device).type == "cpu":
+        return CpuPlatform(config)
+    from model_runner.platforms.cuda import CudaPlatform  # noqa: PLC0415  (brings Triton, which a CPU has no use for)
+
+    return CudaPlatform(config)

@@ -1,0 +1,164 @@
+"""The CPU: native kernels where they can be built, plain torch elsewhere."""
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from model_runner.attention.backend import AttentionBackend
+from model_runner.attention.cpu import NativeAttention
+from model_runner.attention.reference import ReferenceAttention
+from model_runner.config import LogprobsMode, RunnerConfig, Sizes
+from model_runner.cores import available_cores
+from model_runner.kernels.build import NoKernelsError, build_kernels
+from model_runner.kernels.library import Kernels, WeightKind
+from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
+from model_runner.memory import GIB, Room, StorageTypes, free_memory
+from model_runner.models.activations import replace_activations
+from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
+from model_runner.models.features import Feature
+from model_runner.models.fused import bind_layers, fuse_layers
+from model_runner.models.inspection import ModelShape, UnsupportedModelError
+from model_runner.models.loading import load_model
+from model_runner.models.native import NativePacker
+from model_runner.models.onednn import OneDNNPacker
+from model_runner.models.packed import Packer, pack_weights
+from model_runner.models.repository import cache_folder
+from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.platforms.platform import Platform
+from model_runner.sampling.sampler import Sampler
+
+logger = logging.getLogger("samewise.runner")
+
+_DEVICE = torch.device("cpu")
+_CACHE_LIMIT = 4 * GIB
+"""The KV cache's default size at most: it competes with everything else on the machine."""
+_CACHE_SHARE = 0.5
+
+
+class CpuPlatform(Platform):
+    """Everything in float32 but weights, keys and values."""
+
+    device = _DEVICE
+
+    def __init__(self, config: RunnerConfig) -> None:
+        """Builds the native kernels at the first time. Raises ValueError for settings that the CPU cannot follow."""
+        if config.dtype not in ("auto", "float32"):
+            raise ValueError(f"dtype {config.dtype} is not supported on CPU; use float32 or auto")
+        if not config.exact:
+            raise ValueError("the CPU always computes exactly; leave out exact, or set it to true")
+        threads = config.threads or available_cores()
+        torch.set_num_threads(threads)
+        self._kernels = _load_kernels(threads)
+        weights = resolve_quantization(config.quantization, self._kernels)
+        self._packer = NativePacker(self._kernels, weights) if self._kernels and weights else None
+        kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
+        self.types = StorageTypes(torch.float32, weights, kv)
+        self.kernels = "none" if self._kernels is None else self._kernels.isa
+
+    def sizes(self, config: RunnerConfig) -> Sizes:
+        """See Platform.sizes."""
+        return Sizes(config.max_num_seqs or 64, config.max_num_batched_tokens or 512)
+
+    def room(self) -> Room:
+        """See Platform.room."""
+        return Room("cpu", free_memory(), _CACHE_SHARE, _CACHE_LIMIT)
+
+    def weight_bytes(self, shape: ModelShape) -> int:
+        """See Platform.weight_bytes. A head that is shared with the embedding is packed for its products beside it."""
+        num_all = shape.num_parameters + shape.num_shared
+        if self._packer is None:
+            return num_all * torch.float32.itemsize
+        kept = (num_all - shape.num_multiplied) * torch.float32.itemsize
+        return kept + shape.packed_bytes(self._packer.kind)
+
+    def load(self, folder: Path) -> PreTrainedModel:
+        """See Platform.load."""
+        register_experts()
+        model = load_model(folder, torch.float32, EXPERTS_NAME)
+        prepare(model, self._packer)
+        return model
+
+    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
+        """See Platform.make_cache."""
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels)
+
+    def attention(self, cache: KVCache) -> AttentionBackend[Any]:
+        """See Platform.attention."""
+        return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)
+
+    def make_target(
+        self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
+    ) -> TargetModel:
+        """See Platform.make_target."""
+        if self._packer is not None and isinstance(attention, NativeAttention):
+            bind_layers(model, cache_structs(attention.cache))
+        return HFTargetModel(model, attention, needs)
+
+    def prepare_heads(self, heads: nn.Module) -> None:
+        """See Platform.prepare_heads."""
+        if self._kernels is not None:
+            pack_weights(heads, NativePacker(self._kernels, "int8"), OneDNNPacker())
+
+    def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
+        """See Platform.make_sampler."""
+        return Sampler(vocab_size, _DEVICE, logprobs_mode, self._kernels)
+
+
+def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
+    """Make the results of a model's rows independent of each other.
+
+    The head stays in int8 beside other weights in int4: its error goes into every logit.
+
+    Args:
+        model: changed in place.
+        packer: packs the weights for the native kernels; None leaves them in float32.
+
+    Raises:
+        UnsupportedModelError: if a part of the model has no exact counterpart.
+    """
+    onednn = OneDNNPacker()
+    if packer is not None:
+        logger.info("layers     %d as one native operator each", fuse_layers(model, packer))
+        if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
+            pack_weights(head, replace(packer, kind="int8"), onednn)
+    pack: Packer = packer or onednn
+    try:
+        replace_activations(model)
+        pack_experts(model, pack)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error)) from error
+    pack_weights(model, pack, onednn)
+
+
+def resolve_quantization(quantization: str, kernels: Kernels | None) -> WeightKind | None:
+    """What weights are packed as; None leaves them in float32.
+
+    Raises:
+        ValueError: if a kind is asked for that cannot be had.
+    """
+    if quantization == "none":
+        return None
+    if quantization == "auto":
+        return None if kernels is None else "int8"
+    if quantization == "fp8":
+        raise ValueError("quantization fp8 is for CUDA; use int8 or int4 on CPU")
+    if kernels is None:
+        raise ValueError(
+            f"quantization {quantization} needs the native kernels, which this machine cannot build (see above)"
+        )
+    return "int4" if quantization == "int4" else "int8"
+
+
+def _load_kernels(threads: int) -> Kernels | None:
+    """The native kernels; None, with a warning, where they cannot be built."""
+    try:
+        return Kernels(build_kernels(cache_folder()), threads)
+    except NoKernelsError as error:
+        logger.warning("no native kernels, so the server runs several times slower, in float32: %s", error)
+        return None

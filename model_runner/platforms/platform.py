@@ -1,0 +1,74 @@
+"""What the runner asks of the device that it runs on."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from model_runner.attention.backend import AttentionBackend
+from model_runner.config import LogprobsMode, RunnerConfig, Sizes
+from model_runner.kv_cache import KVCache, KVShape
+from model_runner.memory import Measured, Room, StorageTypes
+from model_runner.models.features import Feature
+from model_runner.models.inspection import ModelShape
+from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.sampling.sampler import Sampler
+
+
+class Platform(ABC):
+    """How models are loaded, kept and run on one device. Everything that it makes computes exactly, and alike."""
+
+    device: torch.device
+    types: StorageTypes
+    kernels: str
+    """What runs the models, for people: an instruction set or a compiler; "none" for plain torch."""
+
+    @abstractmethod
+    def sizes(self, config: RunnerConfig) -> Sizes:
+        """Those of the configuration, or what suits this device where it leaves them open."""
+
+    @abstractmethod
+    def room(self) -> Room:
+        """The memory that is free now."""
+
+    @abstractmethod
+    def weight_bytes(self, shape: ModelShape) -> int:
+        """Memory of a model's weights, as this platform keeps them."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> PreTrainedModel:
+        """A model on the device, its weights in the form that they are multiplied in.
+
+        Raises:
+            UnsupportedModelError: if a part of the model cannot be computed exactly.
+        """
+
+    @abstractmethod
+    def attention(self, cache: KVCache) -> AttentionBackend[Any]:
+        """Attention to a cache."""
+
+    @abstractmethod
+    def prepare_heads(self, heads: nn.Module) -> None:
+        """Bring draft heads to the device and into the form that they are multiplied in."""
+
+    @abstractmethod
+    def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
+        """What draws tokens on the device."""
+
+    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
+        """A cache for layers of these shapes."""
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device)
+
+    def make_target(
+        self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
+    ) -> TargetModel:
+        """The model, ready to run on the cache of the attention. See HFTargetModel."""
+        return HFTargetModel(model, attention, needs)
+
+    def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured | None:
+        """The memory as it is when the models are loaded and the target runs; None where the first plan will do."""
+        return None
