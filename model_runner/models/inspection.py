@@ -32,6 +32,8 @@ class ModelShape:
     """Parameters of the head, if it is shared with the embedding."""
     num_multiplied: int
     """Weights of linears, experts and the head, a shared one included: what every token is multiplied with."""
+    num_inner: int
+    """Those of them that are not the head's."""
     num_groupable: int
     """Those of them that int4 can hold: all but the head that have whole groups of inputs."""
     hidden: int
@@ -127,6 +129,7 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_shared=num_shared,
         num_multiplied=sum(weight.numel() for weight in matrices) + num_shared,
+        num_inner=sum(weight.numel() for weight in inner),
         num_groupable=sum(weight.numel() for weight in inner if weight.shape[-1] % INT4_GROUP == 0),
         hidden=embedding.shape[1],
         vocab_size=output.logits.shape[-1],

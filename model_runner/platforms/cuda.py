@@ -1,7 +1,7 @@
 """CUDA: Triton kernels, and graphs of small steps."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.triton import TritonAttention
+from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
-from model_runner.kv_cache import KVCache, resolve_kv_dtype
-from model_runner.memory import GIB, Measured, Room, StorageTypes
+from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
+from model_runner.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.models.cuda_layer import compile_layers, fuse_layers, replace_norms
-from model_runner.models.cuda_linear import GpuWeightKind, make_product, stored_bytes
+from model_runner.models.cuda_linear import GpuWeightKind, make_product
 from model_runner.models.features import Feature
 from model_runner.models.grouped_experts import GROUPED_EXPERTS_NAME, group_experts, register_grouped_experts
 from model_runner.models.inspection import ModelShape, UnsupportedModelError
@@ -32,6 +33,8 @@ logger = logging.getLogger("samewise.runner")
 
 _CACHE_SHARE = 0.92
 """Of what is left after weights and a largest step; graphs and what memory loses in pieces take the rest."""
+_MOST_GRAPHED = 512
+"""Rows of the largest graph: enough for 256 choices that decode, or for fewer with drafts."""
 _LARGE = 40 * GIB
 """From so much memory on, steps are large."""
 
@@ -58,6 +61,7 @@ class CudaPlatform(Platform):
         self.types = StorageTypes(compute, self._weights, kv)
         self._exact = config.exact
         self._graphs = graphs
+        self._graph_sizes = graph_sizes(_MOST_GRAPHED)
 
     def sizes(self, config: RunnerConfig) -> Sizes:
         """See Platform.sizes."""
@@ -68,3 +72,98 @@ class CudaPlatform(Platform):
     def room(self) -> Room:
         """See Platform.room."""
         return Room(str(self.device), torch.cuda.mem_get_info(self.device)[0], _CACHE_SHARE)
+
+    def weight_bytes(self, shape: ModelShape) -> int:
+        """See Platform.weight_bytes. Embeddings, norms and the head stay as they are."""
+        kept = shape.num_parameters - shape.num_inner
+        return kept * self.types.compute.itemsize + packed_bytes(self._weights, shape, self.types.compute.itemsize)
+
+    def load(self, folder: Path) -> PreTrainedModel:
+        """See Platform.load."""
+        register_grouped_experts()
+        model = load_model(folder, self.types.compute, GROUPED_EXPERTS_NAME, self.device)
+        self._prepare(model)
+        return model
+
+    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
+        """See Platform.make_cache. One block more, in which graphs leave the keys and values of nobody's rows."""
+        return KVCache(shapes, num_blocks + 1, block_size, self.types.kv, self.device)
+
+    def attention(self, cache: KVCache) -> TritonAttention:
+        """See Platform.attention."""
+        return TritonAttention(cache, exact=self._exact)
+
+    def make_target(
+        self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
+    ) -> TargetModel:
+        """See Platform.make_target."""
+        target = HFTargetModel(model, attention, needs)
+        if self._graphs is None:
+            return target
+        assert isinstance(attention, TritonAttention)
+        return GraphedTarget(target, attention, self._graph_sizes, self._graphs)
+
+    def prepare_heads(self, heads: nn.Module) -> None:
+        """See Platform.prepare_heads. They compute in float32: what they guess changes no answer."""
+        heads.to(self.device)
+
+    def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
+        """See Platform.make_sampler."""
+        return Sampler(TritonDraw(vocab_size, self.device), logprobs_mode)
+
+    @torch.inference_mode()
+    def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured:
+        """See Platform.measure: runs prompts that fill a step, with the logits of every token."""
+        block_size = 32
+        length = min(sizes.max_num_batched_tokens, shape.max_model_len)
+        prompts = [[0] * length] * (sizes.max_num_batched_tokens // length)
+        num_blocks = len(prompts) * -(-length // block_size)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            target = HFTargetModel(model, self.attention(self.make_cache(shape.kv, num_blocks, block_size)))
+            before = torch.cuda.memory_allocated(self.device)
+            target.forward(prompt_batch(prompts, block_size))
+        except torch.OutOfMemoryError as error:
+            raise DoesNotFitError(
+                f"a step of {sizes.max_num_batched_tokens:,} tokens does not fit beside the weights; "
+                "lower max_num_batched_tokens"
+            ) from error
+        taken = torch.cuda.max_memory_allocated(self.device) - before
+        del target
+        torch.cuda.empty_cache()
+        return Measured(torch.cuda.mem_get_info(self.device)[0], taken)
+
+    def _prepare(self, model: PreTrainedModel) -> None:
+        """Bring the weights into the form that they are multiplied in.
+
+        The head stays as it is beside quantised weights: its error would go into every logit.
+        """
+        make = partial(make_product, kind=self._weights, exact=self._exact)
+        make_dense = partial(make_product, kind=None, exact=self._exact)
+        logger.info("layers     %d as fused operators", fuse_layers(model, make))
+        try:
+            group_experts(model, self._weights)
+        except ValueError as error:
+            raise UnsupportedModelError(str(error)) from error
+        if self._exact:
+            replace_norms(model)
+            if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
+                pack_weights(head, make_dense, make_dense)
+        if self._exact or self._weights is not None:
+            pack_weights(model, make, make_dense)
+        else:
+            compile_layers(model)
+
+
+def _compute_type(config: RunnerConfig) -> torch.dtype:
+    """What is asked for, or the checkpoint's own."""
+    name = load_config(config.model).dtype or "bfloat16" if config.dtype == "auto" else config.dtype
+    compute: torch.dtype = getattr(torch, str(name).removeprefix("torch."))
+    return compute
+
+
+def _weight_kind(config: RunnerConfig) -> GpuWeightKind | None:
+    if config.quantization == "int8":
+        raise ValueError("quantization int8 is for the CPU; use fp8 or int4 on CUDA")
+    return None if config.quantization in ("auto", "none") else config.quantization

@@ -1,11 +1,11 @@
 """The model that heads are trained for, run as it is served, one sequence at a time."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-import numpy as np
 from torch import Tensor
 
-from model_runner.batch import Batch
+from model_runner.batch import prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.models.features import Feature
 from model_runner.models.inspection import inspect_model
@@ -27,22 +27,7 @@ class TargetForTraining:
 
     def features(self, tokens: Sequence[int]) -> dict[Feature, Tensor]:
         """Each feature [T, hidden] of a sequence of T tokens, on the device."""
-        batch = self._batch(tokens)
+        batch = prompt_batch([tokens], self._block_size)
+        batch = replace(batch, logits_index=batch.logits_index[-1:])  # the model insists on some
         self._target.forward(batch)
         return dict(self._target.features())
-
-    def _batch(self, tokens: Sequence[int]) -> Batch:
-        """One choice that computes all of its tokens; logits only of the last, since the model insists on some."""
-        count = len(tokens)
-        positions = np.arange(count, dtype=np.int64)
-        return Batch(
-            tokens=np.asarray(tokens, dtype=np.int64),
-            positions=positions,
-            choice_of=np.zeros(count, dtype=np.int64),
-            block_tables=[list(range(-(-count // self._block_size)))],
-            block_of=positions // self._block_size,
-            offset_of=positions % self._block_size,
-            logits_index=positions[-1:],
-            samples=[],
-            prompt_rows=[],
-        )

@@ -133,6 +133,7 @@ SHAPE = ModelShape(
     num_parameters=1_000_000,
     num_shared=100_000,
     num_multiplied=900_000,
+    num_inner=740_000,
     num_groupable=640_000,
     hidden=100,
     vocab_size=9,
