@@ -104,7 +104,9 @@ class GraphedTarget:
         sizes = track(self._sizes[::-1], "CUDA graphs", console=Console(stderr=True), disable=not sys.stderr.isatty())
         for size in sizes:
             self._captured[size] = self._capture(size)
-        logger.info("graphs     %d of up to %d rows in %.1f s", len(self._sizes), self._sizes[-1], _since(start))
+        logger.info(
+            "graphs     %d of up to %d rows in %.1f s", len(self._sizes), self._sizes[-1], time.perf_counter() - start
+        )
 
     def features(self) -> Mapping[Feature, Tensor]:
         """See TargetModel.features."""
@@ -150,8 +152,14 @@ class GraphedTarget:
         filled = np.zeros(rows.shape, dtype=np.int64)
         for row, numbers in zip(filled, (batch.tokens, batch.positions, batch.logits_index), strict=True):
             row[: len(numbers)] = numbers
-        copy_from_host(rows, filled)
+        rows.copy_(_pinned(filled, rows.device), non_blocking=True)
         plan = self._attention.plan(batch)
         slots = np.full(size, self._spare_slot, dtype=np.int64)
         slots[: len(plan.slots)] = plan.slots
         self._metadata.load(replace(plan, slots=slots))
+
+
+def _pinned(numbers: IntArray, device: torch.device) -> Tensor:
+    """On CUDA in memory from which they are copied without waiting; torch keeps it until they are."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -22,8 +22,12 @@ def resolve_device(device: str) -> torch.device:
 
 def choose_platform(config: RunnerConfig) -> Platform:
     """The platform for the configuration's device. Raises ValueError if it cannot follow another setting."""
-    if resolve_device(config.device).type == "cpu":
+    device = resolve_device(config.device)
+    if device.type == "cpu":
         return CpuPlatform(config)
-    from model_runner.platforms.cuda import CudaPlatform  # noqa: PLC0415  (brings Triton, which a CPU has no use for)
+    # These bring Triton, which a CPU has no use for.
+    from model_runner.cuda_graphs import CudaGraphs  # noqa: PLC0415
+    from model_runner.platforms.cuda import CudaPlatform  # noqa: PLC0415
 
-    return CudaPlatform(config)
+    device = torch.device("cuda", torch.cuda.current_device())
+    return CudaPlatform(config, device, CudaGraphs(device) if config.cuda_graphs else None)

@@ -1,7 +1,7 @@
 """CUDA: Triton kernels, and graphs of small steps."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ logger = logging.getLogger("samewise.runner")
 
 _CACHE_SHARE = 0.92
 """Of what is left after weights and a largest step; graphs and what memory loses in pieces take the rest."""
+_BYTES: Mapping[GpuWeightKind, float] = {"fp8": 1.0, "int4": 0.53}
+"""Of a weight, with its share of the scales."""
 _MOST_GRAPHED = 512
 """Rows of the largest graph: enough for 256 choices that decode, or for fewer with drafts."""
 _LARGE = 40 * GIB
@@ -75,8 +77,11 @@ class CudaPlatform(Platform):
 
     def weight_bytes(self, shape: ModelShape) -> int:
         """See Platform.weight_bytes. Embeddings, norms and the head stay as they are."""
-        kept = shape.num_parameters - shape.num_inner
-        return kept * self.types.compute.itemsize + packed_bytes(self._weights, shape, self.types.compute.itemsize)
+        itemsize = self.types.compute.itemsize
+        if self._weights is None:
+            return shape.num_parameters * itemsize
+        num_packed = shape.num_groupable if self._weights == "int4" else shape.num_inner
+        return (shape.num_parameters - num_packed) * itemsize + int(num_packed * _BYTES[self._weights])
 
     def load(self, folder: Path) -> PreTrainedModel:
         """See Platform.load."""
