@@ -6,8 +6,9 @@
 # On the CPU by default. Which PyTorch is installed is decided by two build arguments; pip takes the CPU build wherever
 # it is offered (for a small image, point PIP_EXTRA_ARGS at PyTorch's CPU index):
 #
-#   --build-arg PIP_EXTRA_ARGS="--index-url ..."         where pip looks
-#   --build-arg TORCH_SPEC="torch==2.13.0+cu130"         a CUDA build; run with `docker run --gpus all`
+#   --build-arg PIP_EXTRA_ARGS="--index-url ..."             where pip looks
+#   --build-arg TORCH_SPEC="torch==2.13.0+cu130"             a CUDA build; run with `docker run --gpus all`
+#   --build-arg RUNTIME_PACKAGES="gcc libc6-dev"             beside a CUDA build: Triton compiles its launchers with it
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_SPEC="torch>=2.11,<2.14"
 ARG PIP_EXTRA_ARGS=""
@@ -33,6 +34,9 @@ RUN python -c "from model_runner.kernels.build import build_kernels; \
 from model_runner.models.repository import cache_folder; print(build_kernels(cache_folder()))"
 
 FROM python:3.11-slim-bookworm
+ARG RUNTIME_PACKAGES=""
+RUN [ -z "$RUNTIME_PACKAGES" ] || { apt-get update && apt-get install -y --no-install-recommends $RUNTIME_PACKAGES \
+    && rm -rf /var/lib/apt/lists/*; }
 RUN useradd --uid 10001 --create-home samewise
 COPY --from=build /opt/samewise/venv /opt/samewise/venv
 COPY --from=build --chown=10001:10001 /opt/samewise/cache /opt/samewise/cache
