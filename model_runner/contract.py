@@ -344,9 +344,13 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One entry for each scheduled choice, in the plan's order."""
+    """What a step brought."""
 
     choices: tuple[ChoiceResult, ...]
+    """One entry for each scheduled choice, in the plan's order. None if memory ran out."""
+    out_of_memory: str = ""
+    """What the device said if memory ran out. Then the plan's releases, copies, admissions and blocks stand, but
+    nothing was computed for anybody, and what the scheduled choices had offered to verify or to compare is lost."""
 
 
 class Runner(Protocol):

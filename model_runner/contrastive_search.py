@@ -109,6 +109,11 @@ class ContrastiveSearch:
         """A choice has ended, or was preempted."""
         self._searching.pop(slot, None)
 
+    def forget_candidates(self, slot: int) -> None:
+        """The next step that computes the choice's last known token finds them again."""
+        if slot in self._searching:
+            self._searching[slot].candidates = NO_DRAFT
+
     def needs(self, slots: Sequence[int]) -> frozenset[Feature]:
         """The hidden states that a step with these slots has to keep."""
         return frozenset() if self._searching.keys().isdisjoint(slots) else frozenset({LAST})

@@ -1,10 +1,12 @@
 """The model runner: executes the scheduler's plans on one device."""
 
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from model_runner.assemble import RunnerInfo, RunnerParts, assemble
 from model_runner.batch import Batch
@@ -28,6 +30,8 @@ from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
 from model_runner.speculative.step_times import StepTimes
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
+
+logger = logging.getLogger("samewise.runner")
 
 _WARM_UP_ROWS = (1, 2, 4, 8, 16)
 _WARM_UP_CONTEXT = 512
@@ -77,13 +81,15 @@ class ModelRunner:
         drafts = self._speculator.drafts(load, slots, plan.scheduled)
         drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
-        start = time.perf_counter()
-        step = self._forward(self._state.gather(choices, plan.scheduled, trees), choices)
-        verdicts = self._decide(step, slots, load, time.perf_counter() - start)
-        prompts = self._prompt_logprobs(step)
+        computed = self._compute(self._state.gather(choices, plan.scheduled, trees), choices, load)
+        if isinstance(computed, str):
+            self._state.rewind(choices)
+            self._free_memory()
+            return StepResult((), out_of_memory=computed)
+        step, verdicts, prompts = computed.step, computed.verdicts, computed.prompts
         decided = [verdicts.get(guided.get(index, index), Verdict()) for index in range(len(choices))]
         next_step = TargetStep(self._commit(plan, choices, decided, step.batch), step.features, step.logits)
-        offers = self._speculator.propose(_next_load(choices, len(verdicts)), next_step)
+        offers = self._propose(_next_load(choices, len(verdicts)), next_step)
         offers |= self._search.offers()
         parts = zip(plan.scheduled, slots, decided, drafts, strict=True)
         return StepResult(
@@ -92,6 +98,38 @@ class ModelRunner:
                 for index, (entry, slot, verdict, draft) in enumerate(parts)
             )
         )
+
+    def _compute(self, batch: Batch, choices: Sequence[Choice], load: StepLoad) -> "_Computed | str":
+        """All of a step that takes much memory; if that runs out, what the device said of it.
+
+        The error itself does not leave this method: its trace would keep the step's tensors.
+        """
+        start = time.perf_counter()
+        try:
+            step = self._forward(batch, choices)
+            forward_s = time.perf_counter() - start
+            prompts = self._prompt_logprobs(step)
+            verdicts = self._decide(step, [choice.slot for choice in choices], load, forward_s)
+        except torch.OutOfMemoryError as error:
+            return str(error)
+        return _Computed(step, verdicts, prompts)
+
+    def _free_memory(self) -> None:
+        """Give back what a step left behind for which memory ran out."""
+        self._target.features()
+        torch.cuda.empty_cache()  # does nothing where CUDA is not used
+
+    def _propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
+        """See Speculator.propose. If memory runs out, the step's choices go on without speculation: the step stands."""
+        try:
+            return self._speculator.propose(load, step)
+        except torch.OutOfMemoryError as error:
+            reason = str(error)
+        logger.warning("Out of memory while drafting: %d choices stop speculating. %s", len(step.choices), reason)
+        for choice in step.choices:
+            self._speculator.end(choice.slot)
+        self._free_memory()
+        return {}
 
     def _forward(self, batch: Batch, choices: Sequence[Choice]) -> RawStep:
         """What the model says, and what of its hidden states these choices need."""
@@ -202,6 +240,17 @@ class ModelRunner:
         choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
         tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
         return self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What a step's device work brought."""
+
+    step: RawStep
+    verdicts: dict[int, Verdict]
+    """Of the choices that are ready, by their index in the batch."""
+    prompts: dict[int, tuple[TokenLogprobs, ...]]
+    """Of those that asked for them, likewise."""
 
 
 def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:

@@ -28,6 +28,8 @@ class Choice:
     verify: Verification = "match"
     guides: str | None = None
     """See AdmittedRequest.guides."""
+    sampler_state: float | None = None
+    """What the sampler must be told, besides the tokens, to be where it was after the last step."""
 
 
 class RunnerState:
@@ -77,12 +79,27 @@ class RunnerState:
             sampling=admitted.sampling,
             verify=admitted.speculation.verify if admitted.speculation else "match",
             guides=admitted.guides,
+            sampler_state=admitted.sampler_state,
         )
         self._choices[admitted.key] = choice
-        prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
-        self._sampling.admit(choice.slot, choice.sampling, prompt, output, admitted.sampler_state)
+        self._begin_sampling(choice)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
         self._search.begin(choice.slot, choice.sampling)
+
+    def _begin_sampling(self, choice: Choice) -> None:
+        prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
+        self._sampling.admit(choice.slot, choice.sampling, prompt, output, choice.sampler_state)
+
+    def rewind(self, choices: Sequence[Choice]) -> None:
+        """Bring the scheduled choices back to where `apply` left them, after a step that failed before `commit`.
+
+        Their drafts and candidates are forgotten. Keys and values that the step wrote will be written again.
+        """
+        for choice in choices:
+            self._sampling.release(choice.slot)
+            self._begin_sampling(choice)
+            self._speculator.forget_draft(choice.slot)
+            self._search.forget_candidates(choice.slot)
 
     def gather(
         self, choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest], trees: Sequence[DraftTree]
@@ -124,6 +141,7 @@ class RunnerState:
         end = len(choice.tokens)
         choice.tokens.extend(tokens)
         choice.num_computed = min(choice.num_computed + num_computed + len(nodes), len(choice.tokens) - 1)
+        choice.sampler_state = self._sampling.sampler_state(choice.slot)
         places = ((end + node, end + depth) for depth, node in enumerate(nodes))
         return [Move(*self._slot_of(choice, old), *self._slot_of(choice, new)) for old, new in places if old != new]
 

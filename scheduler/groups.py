@@ -37,6 +37,13 @@ def lockstep(members: Sequence[Request], budget: int) -> list[int]:
     return shares
 
 
+def least_share(members: Sequence[Request]) -> int:
+    """The smallest budget with which `lockstep` brings members on."""
+    if any(member.remaining > 1 for member in members):
+        return 1
+    return sum(1 + member.num_candidates for member in members)
+
+
 class Guided:
     """A choice and its guide, which has another prompt and the same output."""
 

@@ -145,6 +145,8 @@ class EngineStats:
     prefix_hits: int = 0
     """Prompt tokens found there."""
     preemptions: int = 0
+    out_of_memory: int = 0
+    """Steps for which the device's memory ran out."""
     steps: int = 0
     scheduled_tokens: int = 0
     """Tokens computed, recomputation included, draft tokens not."""

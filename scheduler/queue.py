@@ -33,8 +33,11 @@ class WaitingQueue(Protocol):
         """Take out a waiting choice, wherever it stands."""
         ...
 
-    def victim(self, running: dict[str, Request]) -> Request:
-        """Which of the running choices, at least one, to preempt: the newest of those that matter least."""
+    def rank(self, request: Request) -> tuple[int, int]:
+        """Which running choice makes room: the one with the highest rank, the newest of those that matter least.
+
+        The one with the lowest always keeps what it has, so that work always completes.
+        """
         ...
 
 
@@ -48,7 +51,7 @@ class ArrivalQueue:
         return len(self._waiting)
 
     def push(self, request: Request) -> None:
-        insort(self._waiting, request, key=self._rank)
+        insort(self._waiting, request, key=self.rank)
 
     def requeue(self, request: Request) -> None:
         self.push(request)  # it kept its place in the order of arrival
@@ -60,25 +63,19 @@ class ArrivalQueue:
         return self._waiting.pop(0)
 
     def remove(self, request: Request) -> None:
-        index = bisect_left(self._waiting, self._rank(request), key=self._rank)
+        index = bisect_left(self._waiting, self.rank(request), key=self.rank)
         if self._waiting[index : index + 1] != [request]:
             raise ValueError(f"{request.key!r} is not waiting")
         del self._waiting[index]
 
-    def victim(self, running: dict[str, Request]) -> Request:
-        return max(running.values(), key=lambda request: request.arrival)
-
-    def _rank(self, request: Request) -> tuple[int, int]:
+    def rank(self, request: Request) -> tuple[int, int]:
         return (0, request.arrival)
 
 
 class PriorityQueue(ArrivalQueue):
     """Lower priority numbers first, then first come, first served. Low priorities wait for as long as others come."""
 
-    def victim(self, running: dict[str, Request]) -> Request:
-        return max(running.values(), key=self._rank)
-
-    def _rank(self, request: Request) -> tuple[int, int]:
+    def rank(self, request: Request) -> tuple[int, int]:
         return (request.priority, request.arrival)
 
 
@@ -113,8 +110,8 @@ class FairQueue:
         if not queue:
             del self._turns[request.cache_salt]
 
-    def victim(self, running: dict[str, Request]) -> Request:
-        return max(running.values(), key=lambda request: request.arrival)
+    def rank(self, request: Request) -> tuple[int, int]:
+        return (0, request.arrival)
 
 
 def make_queue(policy: Policy) -> WaitingQueue:

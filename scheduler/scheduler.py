@@ -17,19 +17,25 @@ Admission reserves blocks for all known tokens, so only growth by decoding can r
 then gives its blocks back and waits with prompt and output. The choice that came first is never preempted for another
 of its priority, so work always completes.
 
+Where the device's memory runs out in a step, nothing of it counts. Its largest choice goes back into the queue, unless
+it came first, and for a while steps are smaller, down to the least that brings on the choice that is served first. If
+memory runs out even then, that choice fails (see out_of_memory.py).
+
 The beams of a search are a group, and so are a choice and its guide: admitted when there is room for all of them,
 preempted together, and in lockstep, which means that the last known tokens of all are computed in the same step.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from model_runner.contract import ChoiceResult, Failure, ScheduledRequest, StepPlan, StepResult
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.checks import check_request
 from scheduler.config import SchedulerConfig
+from scheduler.counters import Counters
 from scheduler.groups import BeamMembers, Guided, lockstep, search_from_start
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
+from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
 from scheduler.output import failure_of, output_of
 from scheduler.prefix_cache import PrefixCache
 from scheduler.queue import WaitingQueue, make_queue
@@ -37,17 +43,6 @@ from scheduler.request import Request, make_choices
 from scheduler.sharing import KVSharing, Start
 from scheduler.step import Step
 from scheduler.stopping import judge
-
-
-@dataclass(slots=True)
-class _Counters:
-    """Totals since the start, by their names in EngineStats."""
-
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    scheduled_tokens: int = 0
 
 
 class Scheduler:
@@ -65,13 +60,14 @@ class Scheduler:
         self._pool = BlockPool(num_blocks, cache)
         self._sharing = KVSharing(cache, config.block_size, config.prefix_caching)
         self._waiting: WaitingQueue = make_queue(config.policy)
+        self._limit = StepLimit(config.max_num_batched_tokens, self._waiting.rank)
         self._running: dict[str, Request] = {}  # by key, in admission order
         self._live: dict[str, dict[int, Request]] = {}  # by request id and choice: the waiting and the running
         self._searches: dict[str, BeamMembers] = {}  # by request id
         self._watch_text = watch_text
         self._released: list[str] = []  # keys that the runner still knows, for the next plan that reaches it
         self._num_arrived = 0
-        self._counters = _Counters()
+        self._counters = Counters()
 
     @property
     def num_blocks(self) -> int:
@@ -121,7 +117,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
-        step = Step(self._config.max_num_batched_tokens)
+        step = Step(self._limit.budget(self._running, self._waiting))
         for request in list(self._running.values()):
             if request.key in self._running and request is request.members[0]:  # not preempted for one before it
                 self._continue(request, step)
@@ -138,6 +134,9 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the plan brought; results of choices that were aborted meanwhile are dropped."""
+        if result.out_of_memory:
+            return self._retreat(plan, result.out_of_memory)
+        self._limit.note_success()
         results: dict[str, ChoiceResult] = {}
         for share, choice in zip(plan.scheduled, result.choices, strict=True):
             if share.key != choice.key:
@@ -202,7 +201,7 @@ class Scheduler:
             for member, start, num_tokens in zip(members, starts, shares, strict=True)
         ]
         while not self._pool.can_allocate(sum(num_new)):
-            victim = self._waiting.victim(self._running)
+            victim = max(self._running.values(), key=self._waiting.rank)
             self._preempt(victim, step)
             if victim in members:
                 return
@@ -244,7 +243,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step) -> None:
         """Admit from the head of the queue for as long as it fits."""
-        while self._waiting and step.budget:
+        while self._waiting and step.budget >= len(self._waiting.peek().members):
             head = self._waiting.peek()
             members = head.members
             if self._num_free_slots < (1 if head.group is None else head.group.width):
@@ -335,15 +334,18 @@ class Scheduler:
         self._forget(request)
         return failure_of(request, error)
 
+    def _fail_search(self, search: BeamMembers, error: Failure) -> list[RequestOutput]:
+        self._sharing.withdraw(search.members)
+        self._end(search.members)
+        del self._searches[search.request_id]
+        return search.fail(error)
+
     def _advance_search(self, search: BeamMembers, results: Mapping[str, ChoiceResult]) -> list[RequestOutput]:
         """Book the shares of a search's members, and have it choose how to go on once all have caught up."""
         of_search = [results[member.key] for member in search.members if member.key in results]
         error = next((result.error for result in of_search if result.error is not None), None)
         if error is not None:
-            self._sharing.withdraw(search.members)
-            self._end(search.members)
-            del self._searches[search.request_id]
-            return search.fail(error)
+            return self._fail_search(search, error)
         self._sharing.publish(search.members)
         if any(member.remaining for member in search.members):
             return []
@@ -353,6 +355,18 @@ class Scheduler:
         if not search.members:
             del self._searches[search.request_id]
         return advance.outputs
+
+    def _retreat(self, plan: StepPlan, reason: str) -> list[RequestOutput]:
+        """Go on after a step for which memory ran out: it brought nobody anything."""
+        self._counters.out_of_memory += 1
+        retreat = self._limit.retreat(plan, self._running, reason)
+        if retreat.preempted is not None:
+            self._preempt(retreat.preempted, Step(budget=0))
+        if retreat.failed is None:
+            return []
+        if (search := self._searches.get(retreat.failed.request_id)) is not None:
+            return self._fail_search(search, OUT_OF_MEMORY)
+        return [self._fail(retreat.failed, OUT_OF_MEMORY)]
 
     def _end(self, members: Sequence[Request]) -> None:
         """Of a group, or of a single choice, that runs or waits."""

@@ -50,6 +50,7 @@ class EngineCollector(Collector):
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
         yield self._counter("num_preemptions", "Choices put back into the queue for want of memory.", stats.preemptions)
+        yield self._counter("out_of_memory_steps", "Steps for which memory ran out, done again.", stats.out_of_memory)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
         yield self._counter("scheduled_tokens", "Tokens computed, recomputation included.", stats.scheduled_tokens)
         yield self._counter("engine_restarts", "Times the engine was started again.", self._engine.num_restarts)

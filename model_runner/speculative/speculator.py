@@ -118,6 +118,11 @@ class Speculator:
             for method in choice.methods:
                 self._proposers[method].end(slot)
 
+    def forget_draft(self, slot: int) -> None:
+        """The choice's next step verifies nothing."""
+        if slot in self._choices:
+            self._choices[slot].start_over()
+
     # -- before the forward pass ---------------------------------------------------------------------------------------
 
     def drafts(self, load: StepLoad, slots: Sequence[int], scheduled: Sequence[ScheduledRequest]) -> list[DraftTree]:

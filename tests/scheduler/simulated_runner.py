@@ -63,6 +63,8 @@ class SimulatedRunner:
 
     def __init__(self, num_blocks, block_size, num_draft=0):
         self.num_draft = num_draft
+        self.most_tokens = None
+        """In a step; memory runs out in larger ones."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.kv = [[None] * block_size for _ in range(num_blocks)]
@@ -86,6 +88,9 @@ class SimulatedRunner:
             if share.chosen is not None:
                 self.live[share.key].tokens.append(share.chosen)
         self._check_writes(plan)
+        num_tokens = sum(share.num_tokens + share.num_draft for share in plan.scheduled)
+        if self.most_tokens is not None and num_tokens > self.most_tokens:
+            return self._run_out_of_memory(plan)
         for share in plan.scheduled:
             self._write(share)
         for share in plan.scheduled:
@@ -98,6 +103,16 @@ class SimulatedRunner:
                 self._result(share) if guided is None else self._follow(share, results.get(guided), drafts)
             )
         return StepResult(tuple(results.values()))
+
+    def _run_out_of_memory(self, plan):
+        """Nothing is computed, but anything may have been written where the step would have written."""
+        for share in plan.scheduled:
+            live = self.live[share.key]
+            for position in range(live.num_computed, live.num_computed + share.num_tokens + share.num_draft):
+                block, offset = divmod(position, self.block_size)
+                self.kv[live.blocks[block]][offset] = "what a failed step wrote"
+            live.num_offered = 0
+        return StepResult((), out_of_memory="tried to allocate more than there is")
 
     def _follow(self, share, result, drafts):
         """What a guide gets: the tokens of the choice that it guides, whose last known token goes with its own."""

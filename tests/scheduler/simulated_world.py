@@ -173,6 +173,7 @@ class World:
             return
         result = self.runner.execute(plan)
         self._check_plan(plan)
+        self._check_order(plan)
         if self.random.random() < 0.02:
             self._abort()
         for output in self.scheduler.update(plan, result):
@@ -190,14 +191,21 @@ class World:
         assert len(running) <= self.config.max_num_seqs
         scheduled = [share.key for share in plan.scheduled]
         assert scheduled == [key for key in running if key in scheduled], "not in admission order"
+        self.tally["forked"] += len(plan.copies)
+        self.tally["reused"] += sum(admitted.num_computed > 0 for admitted in plan.admitted)
+
+    def _check_order(self, plan):
+        """Nobody is left out or overtaken who need not be."""
+        running = [key for key in self.runner.live if key in self.live]
+        scheduled = [share.key for share in plan.scheduled]
+        num_tokens = sum(share.num_tokens for share in plan.scheduled)
+        num_draft = sum(share.num_draft for share in plan.scheduled)
         spare = self.config.max_num_batched_tokens - num_tokens - num_draft
         for key in set(running) - set(scheduled):
             live = self.runner.live[key]
             assert self.most_candidates, "a running choice was left out"
             assert spare < 1 + (live.num_offered if live.sampling.num_candidates else 0), "it had room"
             self.tally["left out"] += 1
-        self.tally["forked"] += len(plan.copies)
-        self.tally["reused"] += sum(admitted.num_computed > 0 for admitted in plan.admitted)
         if self.config.policy == "fcfs":
             arrived = list(self.live)
             assert running == arrived[: len(running)], "a later choice overtook"

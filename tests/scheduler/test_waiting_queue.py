@@ -104,7 +104,6 @@ def test_an_aborted_choice_costs_its_salt_no_turn():
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("fcfs", 4), ("fair", 4), ("priority", 3)])
-def test_victim(policy, expected):
-    admitted = [make(1, priority=9), make(0, priority=2), make(2, priority=9), make(3, priority=9), make(4)]
-    running = {request.key: request for request in admitted}
-    assert make_queue(policy).victim(running).arrival == expected
+def test_who_makes_room(policy, expected):
+    running = [make(1, priority=9), make(0, priority=2), make(2, priority=9), make(3, priority=9), make(4)]
+    assert max(running, key=make_queue(policy).rank).arrival == expected

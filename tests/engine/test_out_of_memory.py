@@ -1,0 +1,169 @@
+"""Memory that runs out in a step changes no answer, wherever in the step it does."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from model_runner.batch import Batch
+from model_runner.contract import Contrastive, DoLa, Mirostat, SamplingParams, Speculation
+from model_runner.runner import ModelRunner
+from model_runner.state import RunnerState
+from scheduler import out_of_memory
+from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason
+from scheduler.out_of_memory import OUT_OF_MEMORY
+from tests.engine.conftest import GREEDY, SMALL_VOCAB, Answer, Harness
+from tests.engine.tiny_heads import write_eagle3
+
+PLACES = {
+    "the forward pass": ("_target", "forward"),
+    "the scores": ("_scoring", "__call__"),
+    "contrastive search": ("_search", "decide"),
+    "verification": ("_verify", "__call__"),
+    "drafting": ("_speculator", "propose"),
+}
+"""Attributes of the runner, and their methods."""
+SETTINGS = [
+    GREEDY,
+    replace(GREEDY, prompt_logprobs=1),
+    SamplingParams(seed=1, logprobs=1, frequency_penalty=0.4, no_repeat_ngram_size=3),
+    SamplingParams(seed=2, logprobs=1, temperature=1.2, mirostat=Mirostat(tau=3.0)),
+    SamplingParams(seed=3, logprobs=1, top_p=0.9, contrastive=Contrastive()),
+    SamplingParams(seed=4, logprobs=1, dola=DoLa("low")),
+    SamplingParams(seed=5, logprobs=1, top_p=0.9, guidance=2.0),
+]
+SMALL_STEP = 8
+"""Rows that every one of the requests gets on with."""
+METHODS = ["auto", "draft_model", "early_exit", "eagle", "hydra", "lookahead", "ngram"]
+
+
+def make_requests() -> list[EngineRequest]:
+    """Every setting alone, with two choices, and with drafts; a contrastive search; a search for beams."""
+    pick = random.Random(1)
+    part = [pick.randrange(3, SMALL_VOCAB) for _ in range(12)]
+
+    def make(name: str, sampling: SamplingParams, **changes: Any) -> EngineRequest:
+        prompt = tuple((part * 4)[: pick.randint(5, 40)])
+        guide = tuple(part[:7]) if sampling.guidance is not None else ()
+        return EngineRequest(name, prompt, sampling, 20, guide=guide, **changes)
+
+    two = (ChoiceState(0), ChoiceState(1))
+    plain = [make(f"plain-{index}", sampling, choices=two) for index, sampling in enumerate(SETTINGS)]
+    drafting = [
+        make(f"{method}-{index}", replace(sampling, prompt_logprobs=None), speculation=Speculation(method, 4))
+        for index, (sampling, method) in enumerate(zip(SETTINGS, METHODS, strict=True))
+    ]
+    search = make("contrastive search", replace(GREEDY, top_k=4, penalty_alpha=0.6))
+    beams = make("beams", replace(GREEDY, stop_token_ids=()), beam_search=BeamSearch(3), choices=two)
+    return [*plain, *drafting, search, beams]
+
+
+class Case:
+    """A model with all its drafters, requests, and their answers in steps that all go well."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.requests = make_requests()
+        self.expected = self.run().answers
+
+    def run(self) -> "Outcome":
+        engine = self.harness.engine(chunk=64)
+        return Outcome(self.harness.run(engine, self.requests), engine.stats().out_of_memory)
+
+
+class Outcome:
+    """What came of the requests."""
+
+    def __init__(self, answers: dict[tuple[str, int], Answer], num_failed: int) -> None:
+        self.num_failed = num_failed
+        self.num_accepted = sum(answer.num_accepted for answer in answers.values())
+        self.answers = {
+            key: (answer.tokens, answer.logprobs, answer.prompt_logprobs, answer.finish_reason)
+            for key, answer in answers.items()
+        }
+
+
+class Fails:
+    """Stands in for a part of the runner: does all its work, and then runs out of memory in one large step of `every`."""
+
+    def __init__(self, runner: ModelRunner, place: str, every: int, least: int) -> None:
+        """`least` is how many rows a large step has."""
+        attribute, self._method = PLACES[place]
+        self._part = getattr(runner, attribute)
+        self._state = runner._state
+        self._every = every
+        self._least = least
+        self.num_calls = 0
+
+    def gather(self, *arguments: Any) -> Batch:
+        """Stands in for RunnerState.gather."""
+        batch = RunnerState.gather(self._state, *arguments)
+        self._is_large = len(batch.tokens) >= self._least
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._part, name)
+        return self._call if name == self._method else found
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._call(*arguments, **keywords)
+
+    def _call(self, *arguments: Any, **keywords: Any) -> Any:
+        result = getattr(self._part, self._method)(*arguments, **keywords)
+        self.num_calls += self._is_large
+        if self._is_large and self.num_calls % self._every == 0:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+        return result
+
+
+def break_runner(
+    runner: ModelRunner, place: str, every: int, patch: pytest.MonkeyPatch, least: int = SMALL_STEP + 1
+) -> Fails:
+    part = Fails(runner, place, every, least)
+    patch.setattr(runner, PLACES[place][0], part)
+    patch.setattr(runner._state, "gather", part.gather)
+    return part
+
+
+@pytest.fixture(scope="module")
+def case(load_drafting: Callable[..., Harness]) -> Iterator[Case]:
+    harness = load_drafting(write_eagle3)
+    yield Case(harness)
+    harness.forget()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_answers_are_those_of_steps_that_go_well(case: Case, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out_of_memory, "_PATIENCE", 2)  # so that there are large steps again
+    part = break_runner(case.harness.runner, place, 4, monkeypatch)
+    outcome = case.run()
+    assert outcome.answers == case.expected
+    assert part.num_calls > 8
+    assert (outcome.num_failed > 0) == (place != "drafting")
+    assert outcome.num_accepted > 0
+
+
+def test_a_history_that_is_not_rewound_would_be_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = case.harness.runner
+    break_runner(runner, "verification", 5, monkeypatch)
+    monkeypatch.setattr(runner._state, "rewind", lambda choices: None)
+    assert case.run().answers != case.expected
+
+
+def test_a_model_that_never_fits_fails_its_requests_and_not_the_engine(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, engine = case.harness.runner, case.harness.engine()
+    with monkeypatch.context() as patch:
+        break_runner(runner, "the forward pass", 1, patch, least=1)
+        for request in case.requests:
+            engine.add(request)
+        ends = []
+        while engine.has_work:
+            ends += [(output.finish_reason, output.error) for output in engine.step()]
+            engine.check_integrity()
+    assert ends == [(FinishReason.ERROR, OUT_OF_MEMORY)] * sum(len(request.choices) for request in case.requests)
+    assert case.run().answers == case.expected
