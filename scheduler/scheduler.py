@@ -29,11 +29,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from model_runner.contract import ChoiceResult, Failure, ScheduledRequest, StepPlan, StepResult
+from scheduler.ahead import goes_on_alone, plan_ahead
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.checks import check_request
 from scheduler.config import SchedulerConfig
 from scheduler.counters import Counters
 from scheduler.groups import BeamMembers, Guided, lockstep, search_from_start
+from scheduler.integrity import check_books
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
 from scheduler.output import failure_of, output_of
@@ -132,6 +134,22 @@ class Scheduler:
         self._counters.scheduled_tokens += sum(share.num_tokens for share in scheduled)
         return StepPlan(released, tuple(step.copies), tuple(step.admitted), scheduled)
 
+    def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
+        """Plan the step after one whose results are still to come, if these cannot matter to it; see ahead.py.
+
+        It goes between that one's execution and its `update`, and is executed and updated after it.
+        """
+        if self._waiting and self._num_free_slots > 0:
+            return None
+        going = goes_on_alone(plan, self._running.values())
+        if not going or len(going) > self._limit.budget(self._running, self._waiting):
+            return None
+        ahead = plan_ahead(going, self._pool, self._config.block_size)
+        if ahead is not None:
+            self._counters.steps += 1
+            self._counters.scheduled_tokens += len(going)
+        return ahead
+
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the plan brought; results of choices that were aborted meanwhile are dropped."""
         if result.out_of_memory:
@@ -166,24 +184,10 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and every choice is accounted for."""
-        self._pool.check_integrity([request.blocks for request in self._running.values()])
         choices = [choice.members for siblings in self._live.values() for choice in siblings.values()]
-        searches = [search.members for search in self._searches.values()]
-        num_live = sum(map(self._num_placed, [*choices, *searches]))
-        if num_live != len(self._running) + len(self._waiting):
-            raise IntegrityError(f"{num_live} live != {len(self._running)} running + {len(self._waiting)} waiting")
-        for request in self._running.values():
-            covered = len(request.blocks) * self._config.block_size
-            if not request.num_computed <= covered or request.remaining < 1:
-                raise IntegrityError(
-                    f"{request.key!r} has {request.num_computed} of {len(request.tokens)} tokens computed, "
-                    f"its blocks cover {covered}"
-                )
-
-    def _num_placed(self, members: Sequence[Request]) -> int:
-        """How many members run or wait: the first one stands for all in the queue, and forks are still to be made."""
-        first, *others = members
-        return 1 + sum(other.forked_from is None for other in others if first.key in self._running)
+        groups = [*choices, *(search.members for search in self._searches.values())]
+        self._pool.check_integrity([request.blocks for request in self._running.values()])
+        check_books(groups, self._running, len(self._waiting), self._config.block_size)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 

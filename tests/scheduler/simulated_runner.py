@@ -69,10 +69,13 @@ class SimulatedRunner:
         self.block_size = block_size
         self.kv = [[None] * block_size for _ in range(num_blocks)]
         self.live = {}
+        self.ended = set()
+        """Keys of choices whose release has not got here yet: a step that was planned ahead may use their blocks."""
 
     def execute(self, plan):
         for key in plan.released:
             del self.live[key]
+            self.ended.discard(key)
         sources = [list(self.kv[source]) for source, _ in plan.copies]
         for (_, destination), content in zip(plan.copies, sources, strict=True):
             self.kv[destination] = content
@@ -127,7 +130,7 @@ class SimulatedRunner:
         return ChoiceResult(share.key, result.tokens)
 
     def _check_writes(self, plan):
-        holders = Counter(block for live in self.live.values() for block in live.blocks)
+        holders = Counter(block for key, live in self.live.items() if key not in self.ended for block in live.blocks)
         for share in plan.scheduled:
             live = self.live[share.key]
             start, stop = live.num_computed, live.num_computed + share.num_tokens
@@ -193,6 +196,7 @@ class SimulatedRunner:
             logprobs.append(token_logprobs(history, token))
             history = extend_hash(history, token)
         if not tokens:
+            live.tokens.append(POISON)  # what a step that is planned already goes on with
             return ChoiceResult(share.key, (), error=Failure("the logits are not finite"))
         live.tokens += tokens
         self._keep_drafts(live, share.key, tokens)

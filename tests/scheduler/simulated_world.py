@@ -65,12 +65,13 @@ class Watched:
 class World:
     """Adds, aborts, restarts and steps at random. Every broken promise is an AssertionError or KVMismatchError."""
 
-    def __init__(self, seed, config, num_blocks, num_draft=0, most_candidates=0):
+    def __init__(self, seed, config, num_blocks, num_draft=0, most_candidates=0, runs_ahead=False):
         self.random = random.Random(seed)
         self.config = config
         self.num_blocks = num_blocks
         self.num_draft = num_draft
         self.most_candidates = most_candidates
+        self.runs_ahead = runs_ahead
         self.live = {}  # key -> Watched, in the order of arrival
         self.num_steps = 0
         self.num_added = 0
@@ -174,11 +175,22 @@ class World:
         result = self.runner.execute(plan)
         self._check_plan(plan)
         self._check_order(plan)
-        if self.random.random() < 0.02:
-            self._abort()
-        for output in self.scheduler.update(plan, result):
-            self._receive(output)
-        self.scheduler.check_integrity()
+        while plan is not None:
+            if self.random.random() < 0.02:
+                self._abort()
+            ahead = None if result.out_of_memory or not self.runs_ahead else self.scheduler.schedule_ahead(plan)
+            for output in self.scheduler.update(plan, result):
+                self._receive(output)
+            self.scheduler.check_integrity()
+            if ahead is not None:
+                self.runner.ended = {key for key in self.runner.live if key not in self.live}
+                result = self.runner.execute(ahead)
+                self.num_scheduled += len(ahead.scheduled)
+                self.num_steps += 1
+                self.tally["ahead"] += 1
+                if self.random.random() < 0.1:
+                    self._add()
+            plan = ahead
 
     def _check_plan(self, plan):
         num_tokens = sum(share.num_tokens for share in plan.scheduled)

@@ -50,6 +50,16 @@ def test_drafts_change_nothing(config, num_blocks):
     assert all(world.tally[reason] > 0 for reason in FinishReason)
 
 
+@pytest.mark.parametrize("num_draft", [0, 1])
+@pytest.mark.parametrize(("seed", "config", "num_blocks"), [(i, *world) for i, world in enumerate(WORLDS)])
+def test_steps_that_are_planned_ahead_change_nothing(seed, config, num_blocks, num_draft):
+    world = World(seed, config, num_blocks, num_draft, runs_ahead=True).run(num_steps=1000)
+    assert world.preemptions > 0
+    assert world.tally["ahead"] > 20
+    assert world.tally["aborted"] > 0
+    assert all(world.tally[reason] > 0 for reason in FinishReason)
+
+
 @pytest.mark.parametrize(("seed", "config", "num_blocks"), [(i, *world) for i, world in enumerate(WORLDS)])
 def test_candidates_have_room_or_wait(seed, config, num_blocks):
     most = min(6, config.max_num_batched_tokens - 1)
