@@ -55,7 +55,7 @@ def test_drafts_change_nothing(config, num_blocks):
 def test_steps_that_are_planned_ahead_change_nothing(seed, config, num_blocks, num_draft):
     world = World(seed, config, num_blocks, num_draft, runs_ahead=True).run(num_steps=1000)
     assert world.preemptions > 0
-    assert world.tally["ahead"] > 20
+    assert world.tally["ahead"] > (20 if config.max_num_batched_tokens > 12 else 0)
     assert world.tally["aborted"] > 0
     assert all(world.tally[reason] > 0 for reason in FinishReason)
 
