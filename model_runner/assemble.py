@@ -20,6 +20,7 @@ from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, KVCaches, cache_structs, resolve_kv_dtype
 from model_runner.memory import MemoryPlan, StorageTypes, plan_memory
+from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers
@@ -135,6 +136,7 @@ class _Layout:
     """What is known before any weights of models are read."""
 
     device: torch.device
+    exact: bool
     kernels: Kernels | None
     types: StorageTypes
     shape: ModelShape
@@ -150,7 +152,7 @@ def _lay_out(config: RunnerConfig) -> _Layout:
     threads = config.threads or available_cores()
     torch.set_num_threads(threads)
     kernels = _load_kernels(threads) if device.type == "cpu" else None
-    hf_config = load_config(config.model)
+    hf_config = as_served(config.model, load_config(config.model), device, exact=config.exact)
     types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
     shape = inspect_model(hf_config)
     draft = _inspect_beside(config, config.draft_model, "draft")
@@ -162,7 +164,7 @@ def _lay_out(config: RunnerConfig) -> _Layout:
         logger.info(line)
     if aux is not None:
         _check_length(plan, aux)
-    return _Layout(device, kernels, types, shape, draft, aux, heads, plan)
+    return _Layout(device, config.exact, kernels, types, shape, draft, aux, heads, plan)
 
 
 def _inspect_beside(config: RunnerConfig, folder: Path | None, role: str) -> ModelShape | None:
@@ -236,7 +238,8 @@ def _load_models(config: RunnerConfig, layout: _Layout) -> _Models:
 def _load(folder: Path, shape: ModelShape, layout: _Layout, blocks: Blocks) -> _Loaded:
     kernels, types = layout.kernels, layout.types
     packer = NativePacker(kernels, types.weights) if kernels and types.weights else None
-    model = load_model(folder, load_config(folder), types.compute, layout.device, packer)
+    hf_config = as_served(folder, load_config(folder), layout.device, exact=layout.exact)
+    model = load_model(folder, hf_config, types.compute, layout.device, packer)
     kv_cache = KVCache(shape.kv, blocks.with_scratch, blocks.block_size, types.kv, layout.device, kernels)
     if kernels is None:
         return _Loaded(model, kv_cache, ReferenceAttention(kv_cache))

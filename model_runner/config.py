@@ -25,6 +25,8 @@ class RunnerConfig:
     """auto: float32 on CPU, the checkpoint's own on CUDA."""
     quantization: Quantization = "auto"
     """auto: int8 on CPU if the native kernels can be built, none elsewhere."""
+    exact: bool = True
+    """Whether an answer must not depend on what else is computed. Can be False only on CUDA, where that is quicker."""
     max_model_len: int | None = None
     """None takes the model's own limit."""
     block_size: int = 32

@@ -15,6 +15,7 @@ from transformers.utils import logging as hf_logging
 from model_runner.config import Quantization
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.activations import replace_activations
+from model_runner.models.checkpoint_quantization import is_quantized
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.fused import fuse_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
@@ -106,7 +107,7 @@ def load_model(
 
     Args:
         folder: of the model.
-        config: its configuration.
+        config: its configuration, as `checkpoint_quantization.as_served` has it.
         dtype: what the weights are loaded as.
         device: where they go.
         packer: packs the weights for the native kernels; None leaves them in dtype.
@@ -123,6 +124,7 @@ def load_model(
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             experts_implementation=EXPERTS_NAME if device.type == "cpu" else None,
+            device_map={"": device} if is_quantized(config) else None,
         )
     prepare(model, device, packer)
     result: PreTrainedModel = model

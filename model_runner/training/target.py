@@ -16,6 +16,7 @@ from model_runner.cores import available_cores
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, cache_structs, resolve_kv_dtype
+from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers
 from model_runner.models.hf_attention import StepAttention
@@ -34,7 +35,7 @@ class TargetForTraining:
         self._device = resolve_device(config.device)
         threads = config.threads or available_cores()
         torch.set_num_threads(threads)
-        hf_config = load_config(config.model)
+        hf_config = as_served(config.model, load_config(config.model), self._device, exact=True)
         kernels = _kernels(threads) if self._device.type == "cpu" else None
         kind = resolve_quantization(config.quantization, self._device, kernels)
         packer = NativePacker(kernels, kind) if kernels and kind else None

@@ -87,7 +87,7 @@ class Outcome:
 
 
 class Fails:
-    """Stands in for a part of the runner: does all its work, and then runs out of memory in one large step of `every`."""
+    """Stands in for a part of the runner: does its work, and then runs out of memory in one large step of `every`."""
 
     def __init__(self, runner: ModelRunner, place: str, every: int, least: int) -> None:
         """`least` is how many rows a large step has."""
