@@ -155,8 +155,8 @@ def _lay_out(config: RunnerConfig) -> _Layout:
     hf_config = as_served(config.model, load_config(config.model), device, exact=config.exact)
     types = _resolve_types(config, resolve_dtype(config.dtype, hf_config, device), device, kernels)
     shape = inspect_model(hf_config)
-    draft = _inspect_beside(config, config.draft_model, "draft")
-    aux = _inspect_beside(config, config.aux_model, "auxiliary")
+    draft = _inspect_beside(config, device, config.draft_model, "draft")
+    aux = _inspect_beside(config, device, config.aux_model, "auxiliary")
     heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
     others = [other for other in (draft, aux) if other is not None]
     plan = plan_memory(shape, config, types, device, others, [heads_size(one, device) for one in heads])
@@ -167,12 +167,12 @@ def _lay_out(config: RunnerConfig) -> _Layout:
     return _Layout(device, config.exact, kernels, types, shape, draft, aux, heads, plan)
 
 
-def _inspect_beside(config: RunnerConfig, folder: Path | None, role: str) -> ModelShape | None:
+def _inspect_beside(config: RunnerConfig, device: torch.device, folder: Path | None, role: str) -> ModelShape | None:
     """The shape of a model that goes with the target, which must have the same tokens."""
     if folder is None:
         return None
     check_tokenizers(config.model, folder, role)
-    return inspect_model(load_config(folder))
+    return inspect_model(as_served(folder, load_config(folder), device, exact=config.exact))
 
 
 def _check_length(plan: MemoryPlan, aux: ModelShape) -> None:
