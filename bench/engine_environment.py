@@ -3,10 +3,11 @@
 import os
 import sys
 
-from server.engine.process import ENVIRONMENT
+from server.engine.process import engine_environment
 
 
 def use_engine_environment() -> None:
     """Start this program over with the engine process's environment, which libraries read as they are loaded."""
-    if ENVIRONMENT.keys() - os.environ.keys():
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], ENVIRONMENT | os.environ)
+    environment = engine_environment()
+    if environment.keys() - os.environ.keys():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

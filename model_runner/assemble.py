@@ -19,7 +19,7 @@ from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.inspection import ModelShape, inspect_model
-from model_runner.models.loading import check_tokenizers, load_config
+from model_runner.models.loading import check_tokenizers
 from model_runner.models.target import TargetModel
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.platform import Platform
@@ -89,7 +89,7 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
         ValueError: if a setting cannot be followed here, or a draft or auxiliary model does not go with the model.
     """
     platform = choose_platform(config)
-    shapes = _inspect(config)
+    shapes = _inspect(config, platform)
     sizes = platform.sizes(config)
     plan = plan_memory(_needs(shapes, platform), platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
@@ -133,22 +133,22 @@ class _Weights:
     aux: PreTrainedModel | None
 
 
-def _inspect(config: RunnerConfig) -> _Shapes:
-    hf_config = load_config(config.model)
+def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
+    hf_config = platform.read_config(config.model)
     return _Shapes(
         target=inspect_model(hf_config),
-        draft=_inspect_beside(config, config.draft_model, "draft"),
-        aux=_inspect_beside(config, config.aux_model, "auxiliary"),
+        draft=_inspect_beside(config, platform, config.draft_model, "draft"),
+        aux=_inspect_beside(config, platform, config.aux_model, "auxiliary"),
         heads=[load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads],
     )
 
 
-def _inspect_beside(config: RunnerConfig, folder: Path | None, role: str) -> ModelShape | None:
+def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | None, role: str) -> ModelShape | None:
     """The shape of a model that goes with the target, which must have the same tokens."""
     if folder is None:
         return None
     check_tokenizers(config.model, folder, role)
-    return inspect_model(load_config(folder))
+    return inspect_model(platform.read_config(folder))
 
 
 def _needs(shapes: _Shapes, platform: Platform) -> Needs:

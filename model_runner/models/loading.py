@@ -39,12 +39,17 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype, experts: str | None = None, device: torch.device | None = None
+    folder: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    experts: str | None = None,
+    device: torch.device | None = None,
 ) -> PreTrainedModel:
     """Load a model whose attention is ours, in evaluation mode.
 
     Args:
         folder: of the model.
+        config: its configuration, as `checkpoint_quantization.as_served` has it.
         dtype: what the weights are loaded as.
         experts: how transformers runs experts; None for its own choice.
         device: where the weights are read to; the CPU if it is None.
@@ -53,7 +58,7 @@ def load_model(
     with quiet():
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
-            config=load_config(folder),
+            config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             experts_implementation=experts,

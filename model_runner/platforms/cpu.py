@@ -45,6 +45,7 @@ class CpuPlatform(Platform):
     """Everything in float32 but weights, keys and values."""
 
     device = _DEVICE
+    exact = True
 
     def __init__(self, config: RunnerConfig) -> None:
         """Builds the native kernels at the first time. Raises ValueError for settings that the CPU cannot follow."""
@@ -80,7 +81,7 @@ class CpuPlatform(Platform):
     def load(self, folder: Path) -> PreTrainedModel:
         """See Platform.load."""
         register_experts()
-        model = load_model(folder, torch.float32, EXPERTS_NAME)
+        model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
         prepare(model, self._packer)
         return model
 

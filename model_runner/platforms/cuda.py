@@ -61,7 +61,7 @@ class CudaPlatform(Platform):
         self._weights = _weight_kind(config)
         kv = resolve_kv_dtype(config.kv_cache_dtype, compute, torch.device("cuda"), quantized_weights=False)
         self.types = StorageTypes(compute, self._weights, kv)
-        self._exact = config.exact
+        self.exact = config.exact
         self._graphs = graphs
         self._graph_sizes = graph_sizes(_MOST_GRAPHED)
 
@@ -86,7 +86,7 @@ class CudaPlatform(Platform):
     def load(self, folder: Path) -> PreTrainedModel:
         """See Platform.load."""
         register_grouped_experts()
-        model = load_model(folder, self.types.compute, GROUPED_EXPERTS_NAME, self.device)
+        model = load_model(folder, self.read_config(folder), self.types.compute, GROUPED_EXPERTS_NAME, self.device)
         self._prepare(model)
         return model
 
@@ -96,7 +96,7 @@ class CudaPlatform(Platform):
 
     def attention(self, cache: KVCache) -> TritonAttention:
         """See Platform.attention."""
-        return TritonAttention(cache, exact=self._exact)
+        return TritonAttention(cache, exact=self.exact)
 
     def make_target(
         self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
@@ -144,18 +144,18 @@ class CudaPlatform(Platform):
 
         The head stays as it is beside quantised weights: its error would go into every logit.
         """
-        make = partial(make_product, kind=self._weights, exact=self._exact)
-        make_dense = partial(make_product, kind=None, exact=self._exact)
+        make = partial(make_product, kind=self._weights, exact=self.exact)
+        make_dense = partial(make_product, kind=None, exact=self.exact)
         logger.info("layers     %d as fused operators", fuse_layers(model, make))
         try:
             group_experts(model, self._weights)
         except ValueError as error:
             raise UnsupportedModelError(str(error)) from error
-        if self._exact:
+        if self.exact:
             replace_norms(model)
             if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
                 pack_weights(head, make_dense, make_dense)
-        if self._exact or self._weights is not None:
+        if self.exact or self._weights is not None:
             pack_weights(model, make, make_dense)
         else:
             compile_layers(model)

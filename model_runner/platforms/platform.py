@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.memory import Measured, Room, StorageTypes
+from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.features import Feature
 from model_runner.models.inspection import ModelShape
+from model_runner.models.loading import load_config
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.sampling.sampler import Sampler
 
@@ -24,6 +26,8 @@ class Platform(ABC):
 
     device: torch.device
     types: StorageTypes
+    exact: bool
+    """See RunnerConfig."""
     kernels: str
     """What runs the models, for people: an instruction set or a compiler; "none" for plain torch."""
 
@@ -38,6 +42,14 @@ class Platform(ABC):
     @abstractmethod
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights, as this platform keeps them."""
+
+    def read_config(self, folder: Path) -> PretrainedConfig:
+        """A model's configuration, with what is to become of quantised weights.
+
+        Raises:
+            UnsupportedModelError: if transformers does not know the model, or it cannot be served here.
+        """
+        return as_served(folder, load_config(folder), self.device, exact=self.exact)
 
     @abstractmethod
     def load(self, folder: Path) -> PreTrainedModel:

@@ -9,7 +9,6 @@ from model_runner.batch import prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.models.features import Feature
 from model_runner.models.inspection import inspect_model
-from model_runner.models.loading import load_config
 from model_runner.platforms.choose import choose_platform
 
 
@@ -20,7 +19,7 @@ class TargetForTraining:
         """Loads the model; no sequence is longer than `max_tokens`. Raises as ModelRunner.load does."""
         platform = choose_platform(config)
         self._block_size = config.block_size
-        shape = inspect_model(load_config(config.model))
+        shape = inspect_model(platform.read_config(config.model))
         model = platform.load(config.model)
         cache = platform.make_cache(shape.kv, -(-max_tokens // config.block_size), config.block_size)
         self._target = platform.make_target(model, platform.attention(cache), needs)

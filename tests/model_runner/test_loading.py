@@ -120,7 +120,7 @@ def test_what_is_counted_for_int4_is_what_loading_packs_in_int4(
 
     monkeypatch.setattr(kernels, "pack", noting)
     config = load_config(tiny_model("llama"))
-    model = load_model(tiny_model("llama"), torch.float32)
+    model = load_model(tiny_model("llama"), config, torch.float32)
     prepare(model, NativePacker(kernels, "int4"))
     assert isinstance(model.lm_head.weight, PackedWeight)
     num_int4 = sum(outputs * inputs for kind, outputs, inputs in packed if kind == "int4")

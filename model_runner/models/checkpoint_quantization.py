@@ -1,0 +1,142 @@
+"""Checkpoints whose weights are quantised: which can be served, and how.
+
+They are turned into plain weights as they are loaded, wherever transformers can do that, and are then packed like those
+of any other checkpoint, for products in which a row does not depend on the other rows. Weights stay as they are stored
+only where nobody asks for that.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import PretrainedConfig
+
+from model_runner.models.inspection import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """What transformers can do with weights of one kind. Packages are named as they are imported."""
+
+    name: str
+    dequantizes: bool
+    """Whether it can turn them into plain weights."""
+    needs: tuple[str, ...] = ()
+    """Packages without which it cannot read them."""
+    kernels: tuple[str, ...] | None = None
+    """Packages with which it can multiply them as they are; None if it cannot."""
+
+
+_METHODS: Mapping[str, _Method] = {
+    "fp8": _Method("FP8", dequantizes=True, kernels=("kernels",)),
+    "mxfp4": _Method("MXFP4", dequantizes=True, kernels=("kernels",)),
+    "compressed-tensors": _Method("compressed-tensors", dequantizes=True, needs=("compressed_tensors",)),
+    "gptq": _Method("GPTQ", dequantizes=False, kernels=("optimum", "gptqmodel")),
+    "awq": _Method("AWQ", dequantizes=False, kernels=("gptqmodel",)),
+}
+_ANOTHER = "name another checkpoint of the model, such as the unquantised one"
+
+
+def is_quantized(config: PretrainedConfig) -> bool:
+    """Whether the weights stay quantised when a model is loaded with this configuration."""
+    stored = _stored(config)
+    return stored is not None and not stored.get("dequantize", False)
+
+
+def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, exact: bool) -> PretrainedConfig:
+    """The configuration to load a checkpoint with: it says what becomes of quantised weights.
+
+    Args:
+        folder: of the checkpoint.
+        config: as it is there.
+        device: where the model will run.
+        exact: whether a row must not depend on the other rows. Only where it may, weights are multiplied as they are.
+
+    Raises:
+        UnsupportedModelError: if the weights cannot be served so; the message says what can be done.
+    """
+    stored = _stored(config)
+    if stored is None:
+        return config
+    key = str(stored.get("quant_method"))
+    method = _METHODS.get(key)
+    if method is None:
+        known = ", ".join(sorted(other.name for other in _METHODS.values()))
+        raise UnsupportedModelError(f"{folder} has weights quantised by {key}; served are {known}; {_ANOTHER}")
+    _require(folder, method, method.needs)
+    if device.type != "cpu" and not exact and method.kernels is not None:
+        if not _missing(method.kernels):
+            return config
+        if not method.dequantizes:
+            _require(folder, method, method.kernels)
+    if not method.dequantizes:
+        raise UnsupportedModelError(_refusal(folder, method, device))
+    if key == "fp8":
+        _check_scales(folder, stored.get("weight_block_size"))
+    served = deepcopy(config)
+    served.quantization_config = {**stored, "dequantize": True}
+    return served
+
+
+def _stored(config: PretrainedConfig) -> dict[str, Any] | None:
+    text: Any = config.get_text_config()
+    stored = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    return None if stored is None else dict(stored)
+
+
+def _missing(packages: Sequence[str]) -> list[str]:
+    return [package for package in packages if importlib.util.find_spec(package) is None]
+
+
+def _require(folder: Path, method: _Method, packages: Sequence[str]) -> None:
+    names = [package.replace("_", "-") for package in _missing(packages)]
+    if names:
+        raise UnsupportedModelError(
+            f"{folder} has weights quantised by {method.name}, for which {' and '.join(names)} "
+            f"{'is' if len(names) == 1 else 'are'} needed: pip install {' '.join(names)}"
+        )
+
+
+def _refusal(folder: Path, method: _Method, device: torch.device) -> str:
+    there = f"{folder} has weights quantised by {method.name}, which cannot be turned into plain ones here"
+    if device.type == "cpu":
+        return f"{there}, and there are no kernels for them on the CPU; {_ANOTHER} (--quantization int4 packs it)"
+    depend = "and the kernels for them give answers that depend on the batch"
+    return f"{there}, {depend}; allow that with --no-exact, or {_ANOTHER}"
+
+
+def _check_scales(folder: Path, block: Sequence[int] | None) -> None:
+    """Raise UnsupportedModelError for FP8 weights whose scales transformers would not find or would misplace.
+
+    It looks for scales by certain names, and takes weights without any as they are. The size of the blocks it concludes
+    from the number of scales, which goes wrong where the last block of a weight is not a whole one.
+    """
+    weights: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                part = tensors.get_slice(name)
+                shapes[name] = tuple(part.get_shape())
+                if part.get_dtype().startswith("F8_E4M3") or part.get_dtype().startswith("F8_E5M2"):
+                    weights[name] = shapes[name]
+    for name, shape in weights.items():
+        stem = name.removesuffix(".weight")
+        names = (f"{name}_scale_inv", f"{stem}.scale", f"{stem}.qscale_weight")
+        scales = next((shapes[candidate] for candidate in names if candidate in shapes), None)
+        if scales is None:
+            raise UnsupportedModelError(f"{folder} has FP8 weights without scales that are known: {name}; {_ANOTHER}")
+        if block is not None and not all(map(_is_even, shape[-2:], scales[-2:], block)):
+            raise UnsupportedModelError(
+                f"{folder} has FP8 weights that are no multiple of their blocks of {block[0]} x {block[1]}: {name}, "
+                f"{shape[-2]} x {shape[-1]}; {_ANOTHER}"
+            )
+
+
+def _is_even(size: int, num_blocks: int, block: int) -> bool:
+    return num_blocks == 1 or size == num_blocks * block
