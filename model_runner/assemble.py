@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
@@ -37,6 +38,8 @@ from model_runner.models.loading import (
 from model_runner.models.native import NativePacker
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.sampling.draw import Draw, NativeDraw, TorchDraw
+from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.scoring.contrastive import ContrastiveDecoding
@@ -91,6 +94,8 @@ class RunnerParts:
     verifier: Verifier
     search: ContrastiveSearch
     scoring: Scoring = field(default_factory=Scoring)
+    pick: Callable[[Tensor, PickPlan], Prepicks] | None = None
+    """Finds tokens in a step's logits, all at once, where the device can."""
 
 
 def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
@@ -107,7 +112,8 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
     weights_s = time.perf_counter() - start
     target, device, vocab_size = models.target, layout.device, layout.shape.vocab_size
     sampling = SamplingState(config.max_num_seqs, vocab_size, device)
-    sampler = Sampler(vocab_size, device, config.logprobs_mode, layout.kernels)
+    draw, pick = _make_draw(config, layout)
+    sampler = Sampler(draw, config.logprobs_mode)
     budget = Budget()
     proposers = _make_proposers(config, layout, models)
     trained = next((method for method in BY_WORTH if method in proposers), None)
@@ -125,6 +131,7 @@ def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
         verifier=Verifier(sampling, sampler),
         search=search,
         scoring=_make_scoring(layout, models.aux, early_exit),
+        pick=pick,
     )
     num_early_exits = 0 if early_exit is None else early_exit.num_layers
     return parts, _describe(layout, speculator.methods, num_early_exits, weights_s)
@@ -189,6 +196,18 @@ def _make_proposers(config: RunnerConfig, layout: _Layout, models: "_Models") ->
     sizes = layout.plan.num_blocks, config.block_size, config.max_num_seqs
     room = HeadsRoom(layout.kernels, layout.types.kv, *sizes)
     return proposers | dict(make_heads_proposer(one, target.model, room) for one in layout.heads)
+
+
+def _make_draw(config: RunnerConfig, layout: _Layout) -> tuple[Draw, Callable[[Tensor, PickPlan], Prepicks] | None]:
+    """What draws tokens, and what finds them beforehand, if the device has it."""
+    divides = config.logprobs_mode == "raw"  # processed logprobs need what is divided
+    if layout.device.type == "cuda":
+        from model_runner.sampling.triton_draw import TritonDraw, picks_of  # noqa: PLC0415  (brings triton)
+
+        return TritonDraw(divides), picks_of
+    if layout.kernels is not None:
+        return NativeDraw(layout.kernels, divides), None
+    return TorchDraw(layout.shape.vocab_size, layout.device), None
 
 
 def _make_scoring(layout: _Layout, aux: "_Loaded | None", early_exit: EarlyExit | None) -> Scoring:

@@ -23,6 +23,7 @@ from model_runner.kv_cache import Move
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.sampling.logprobs import prompt_logprobs
+from model_runner.sampling.picks import NO_PICKS
 from model_runner.scoring.transform import RawStep
 from model_runner.speculative.budget import StepLoad
 from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
@@ -49,6 +50,7 @@ class ModelRunner:
         self._verify = parts.verifier
         self._search = parts.search
         self._scoring = parts.scoring
+        self._pick = parts.pick
 
     @classmethod
     def load(cls, config: RunnerConfig) -> "ModelRunner":
@@ -100,7 +102,8 @@ class ModelRunner:
         sampling = [choice.sampling for choice in choices]
         needs = self._scoring.needs(sampling) | self._search.needs([choice.slot for choice in choices])
         logits = self._target.forward(batch, StepAttention(self._attention, self._attention.prepare(batch)), needs)
-        return RawStep(batch, sampling, logits, self._target.features())
+        picks = self._pick(logits, self._state.plan_picks(batch, choices)) if self._pick else NO_PICKS
+        return RawStep(batch, sampling, logits, self._target.features(), picks)
 
     def _decide(self, step: RawStep, slots: Sequence[int], load: StepLoad, forward_s: float) -> dict[int, Verdict]:
         """A verdict for each choice that is ready, by its index in the batch.
@@ -116,7 +119,7 @@ class ModelRunner:
         walking = [slots[sample.choice] for sample in walks]
         scores = self._scoring(step)
         start = time.perf_counter()
-        walked = self._verify(scores, walks, walking, raw=step.logits)
+        walked = self._verify(scores, walks, walking, step.logits, step.picks)
         seconds = forward_s + time.perf_counter() - start
         of_guides = sum(len(rows.tree) for rows in step.batch.guides.values())
         self._speculator.observe(load.plus(of_guides), walks, walking, walked, seconds)

@@ -16,6 +16,7 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import StepAttention
 from model_runner.runner import ModelRunner
+from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
@@ -55,7 +56,7 @@ class SummingModel:
 def make_runner() -> tuple[ModelRunner, SummingModel]:
     model, cache = SummingModel(), KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
     sampling = SamplingState(4, VOCAB, CPU)
-    sampler = Sampler(VOCAB, CPU)
+    sampler = Sampler(TorchDraw(VOCAB, CPU))
     search = ContrastiveSearch(sampling, sampler, 64)
     budget = Budget()
     speculator = Speculator({"ngram": NgramProposer()}, budget, max_nodes=8)

@@ -10,6 +10,7 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import Failure, SamplingParams, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree
+from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import Stream, gumbel, noise_key
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
@@ -130,7 +131,7 @@ class Speakers:
         self._sampling = SamplingState(len(said), VOCAB, CPU)
         for slot, one in enumerate(said):
             self._sampling.admit(slot, one.params, PROMPT)
-        self._verify = Verifier(self._sampling, Sampler(VOCAB, CPU))
+        self._verify = Verifier(self._sampling, Sampler(TorchDraw(VOCAB, CPU)))
 
     def speak(self, length: int, draft: Drafter) -> None:
         """Go on until every choice has so many tokens, or an error."""
