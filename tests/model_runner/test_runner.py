@@ -1,6 +1,6 @@
 """The runner with a fake model: what it asks of the model, and how one choice's failure stays its own."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -17,6 +17,8 @@ from model_runner.models.features import Feature
 from model_runner.models.hf_attention import StepAttention
 from model_runner.runner import ModelRunner
 from model_runner.sampling.draw import TorchDraw
+from model_runner.sampling.noise import Stream, noise_key
+from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
@@ -53,7 +55,7 @@ class SummingModel:
         return torch.where(mean.isnan(), mean, 0.0)[:, None] - (torch.arange(VOCAB) - mean.round()[:, None] - 1).abs()
 
 
-def make_runner() -> tuple[ModelRunner, SummingModel]:
+def make_runner(pick: Callable[[torch.Tensor, PickPlan], Prepicks] | None = None) -> tuple[ModelRunner, SummingModel]:
     model, cache = SummingModel(), KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
     sampling = SamplingState(4, VOCAB, CPU)
     sampler = Sampler(TorchDraw(VOCAB, CPU))
@@ -69,6 +71,7 @@ def make_runner() -> tuple[ModelRunner, SummingModel]:
         budget=budget,
         verifier=Verifier(sampling, sampler),
         search=search,
+        pick=pick,
     )
     return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, "cpu", "float32", "float32", "none")), model
 
@@ -156,3 +159,23 @@ def test_a_key_that_is_not_known_is_an_error() -> None:
     runner, _ = make_runner()
     with pytest.raises(KeyError):
         step(runner, ("nobody", 1))
+
+
+def test_tokens_that_were_found_beforehand_are_taken() -> None:
+    plans: list[PickPlan] = []
+
+    def pick(logits: torch.Tensor, plan: PickPlan) -> Prepicks:
+        plans.append(plan)
+        return Prepicks(list(range(20, 20 + len(logits))), plan.choices)
+
+    runner, _ = make_runner(pick)
+    asked = replace(GREEDY, prompt_logprobs=0)
+    drawn, penalised = SamplingParams(temperature=0.5, seed=3), replace(GREEDY, presence_penalty=0.1)
+    admitted = admit("a", [4, 6], 0, asked), admit("b", [4, 6], 1, penalised), admit("c", [4, 6], 2, drawn)
+    results = step(runner, ("a", 2), ("b", 2), ("c", 2), admitted=admitted).choices
+    assert [result.tokens for result in results] == [(21,), (6,), (23,)]
+    assert results[0].prompt_logprobs[0].token_id == 6
+    step(runner, ("c", 1))
+    assert [plan.choices for plan in plans] == [{0, 2}, {0}]
+    assert [plan.temperatures.tolist() for plan in plans] == [[0, 0, 0, 0.5], [0.5]]
+    assert [int(plan.keys[-1]) for plan in plans] == [noise_key(3, 0, Stream.TARGET, output) for output in (0, 1)]

@@ -6,7 +6,7 @@ from model_runner.kernels.triton.pick import pick
 
 from .hopper import report
 
-VOCABULARIES = (320, 50_257, 128_256, 262_144)
+VOCABULARIES = (320, 50_257, 262_144)
 
 
 def launch() -> None:
