@@ -78,6 +78,8 @@ class RunnerParts:
     scoring: Scoring = field(default_factory=Scoring)
     needs_clean_blocks: bool = False
     """See AttentionBackend."""
+    picks_ahead: bool = False
+    """See Platform."""
 
 
 def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
@@ -218,6 +220,7 @@ def _put_together(
         search=search,
         scoring=_make_scoring(amateur, early_exit, ties_embeddings=shapes.target.num_shared > 0),
         needs_clean_blocks=target.attention.needs_clean_blocks,
+        picks_ahead=platform.picks_ahead,
     )
     return parts, 0 if early_exit is None else early_exit.num_layers
 

@@ -52,6 +52,7 @@ class ModelRunner:
         self._verify = parts.verifier
         self._search = parts.search
         self._scoring = parts.scoring
+        self._picks_ahead = parts.picks_ahead
 
     @classmethod
     def load(cls, config: RunnerConfig) -> "ModelRunner":
@@ -135,8 +136,9 @@ class ModelRunner:
         """What the model says, and what of its hidden states these choices need."""
         sampling = [choice.sampling for choice in choices]
         needs = self._scoring.needs(sampling) | self._search.needs([choice.slot for choice in choices])
-        logits = self._target.forward(batch, needs)
-        return RawStep(batch, sampling, logits, self._target.features())
+        plan = self._state.plan_picks(batch, choices) if self._picks_ahead else None
+        logits = self._target.forward(batch, needs, plan)
+        return RawStep(batch, sampling, logits, self._target.features(), self._target.picks())
 
     def _decide(self, step: RawStep, slots: Sequence[int], load: StepLoad, forward_s: float) -> dict[int, Verdict]:
         """A verdict for each choice that is ready, by its index in the batch.
@@ -152,7 +154,7 @@ class ModelRunner:
         walking = [slots[sample.choice] for sample in walks]
         scores = self._scoring(step)
         start = time.perf_counter()
-        walked = self._verify(scores, walks, walking, raw=step.logits)
+        walked = self._verify(scores, walks, walking, step.logits, step.picks)
         seconds = forward_s + time.perf_counter() - start
         of_guides = sum(len(rows.tree) for rows in step.batch.guides.values())
         self._speculator.observe(load.plus(of_guides), walks, walking, walked, seconds)

@@ -11,6 +11,7 @@ from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequ
 from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.draft_tree import DraftTree
 from model_runner.kv_cache import Move
+from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.speculative.speculator import Speculator
 
@@ -123,6 +124,11 @@ class RunnerState:
             prompt_rows=layout.prompt_rows,
             paths=_tree_paths(layout, positions) if any(trees) else None,
         )
+
+    def plan_picks(self, batch: Batch, choices: Sequence[Choice]) -> PickPlan:
+        """How a kernel can find tokens in the logits of a batch of these choices."""
+        slots = [choices[sample.choice].slot for sample in batch.samples]
+        return self._sampling.plan_picks(batch.samples, slots, batch.positions[batch.logits_index])
 
     def commit(self, choice: Choice, num_computed: int, tokens: Sequence[int], nodes: Sequence[int]) -> list[Move]:
         """Record that tokens were computed and, after the last known one, new ones found.

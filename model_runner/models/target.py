@@ -1,6 +1,6 @@
 """The model that answers: flat tokens in, logits out."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from model_runner.batch import Batch
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention
+from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,29 @@ class TokenRows:
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
+Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From logits [R, vocab], and the keys and temperatures of a PickPlan, to tokens [R] int64; NO_TOKEN for none."""
+
+
 class TargetModel(Protocol):
     """One forward pass over a step's tokens."""
 
-    def forward(self, batch: Batch, also: Collection[Feature] = ()) -> Tensor:
-        """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`.
+    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> Tensor:
+        """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`. They hold until the next pass.
 
-        `also` are features to take from this pass beside those that are taken from every one.
+        Args:
+            batch: the step's tokens.
+            also: features to take from this pass beside those that are taken from every one.
+            picks: how to find tokens in these logits; only for models that can.
         """
         ...
 
     def features(self) -> Mapping[Feature, Tensor]:
         """Those of all tokens of the last forward pass, [T, width] each; once."""
+        ...
+
+    def picks(self) -> Prepicks:
+        """Those of the last forward pass, if it was given a plan; waits for them."""
         ...
 
     def settle(self) -> None:
@@ -58,7 +70,11 @@ class HFTargetModel:
     """
 
     def __init__(
-        self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
+        self,
+        model: PreTrainedModel,
+        attention: AttentionBackend[Any],
+        needs: Collection[Feature] = (),
+        pick: Pick | None = None,
     ) -> None:
         """Takes features from the model; raises UnsupportedModelError if it has them not.
 
@@ -66,9 +82,12 @@ class HFTargetModel:
             model: on its device.
             attention: to the model's own cache.
             needs: the features to take from each forward pass.
+            pick: finds tokens in logits.
         """
         self._model = model
         self._attention = attention
+        self._pick = pick
+        self._picked: tuple[Tensor, PickPlan] | None = None
         self._tap = FeatureTap(model, needs)
         self._also: dict[Feature, Tensor] = {}
         self._functions = ExactFunctions() if model.device.type == "cpu" else None
@@ -83,17 +102,33 @@ class HFTargetModel:
         also, self._also = self._also, {}
         return self._tap.take() | also
 
+    def picks(self) -> Prepicks:
+        """See TargetModel.picks."""
+        if self._picked is None:
+            return NO_PICKS
+        (tokens, plan), self._picked = self._picked, None
+        return Prepicks(tokens.tolist(), plan.choices)
+
     @torch.inference_mode()
-    def forward(self, batch: Batch, also: Collection[Feature] = ()) -> Tensor:
+    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> Tensor:
         """See TargetModel.forward."""
         rows = TokenRows.of(batch, self._model.device)
         metadata = self._attention.prepare(batch)
-        if not also:
-            return self.run(rows, metadata)
-        with closing(FeatureTap(self._model, also)) as tap:
+        if also:
+            with closing(FeatureTap(self._model, also)) as tap:
+                logits = self.run(rows, metadata)
+                self._also = tap.take()
+        else:
             logits = self.run(rows, metadata)
-            self._also = tap.take()
+        if picks is not None:
+            keys, temperatures = (torch.from_numpy(array).to(logits.device) for array in picks.arrays)
+            self._picked = self.pick(logits, keys, temperatures), picks
         return logits
+
+    def pick(self, logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
+        """The token of each row; see Pick."""
+        assert self._pick is not None, "this model finds no tokens"
+        return self._pick(logits, keys, temperatures)
 
     def run(self, rows: TokenRows, metadata: Any) -> Tensor:
         """The same from tensors, with the metadata of the model's attention for these tokens."""

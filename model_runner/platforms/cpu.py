@@ -31,6 +31,7 @@ from model_runner.models.packed import Packer, pack_weights
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.platform import Platform
+from model_runner.sampling.draw import NativeDraw, TorchDraw
 from model_runner.sampling.sampler import Sampler
 
 logger = logging.getLogger("samewise.runner")
@@ -46,6 +47,7 @@ class CpuPlatform(Platform):
 
     device = _DEVICE
     exact = True
+    picks_ahead = False
 
     def __init__(self, config: RunnerConfig) -> None:
         """Builds the native kernels at the first time. Raises ValueError for settings that the CPU cannot follow."""
@@ -108,7 +110,10 @@ class CpuPlatform(Platform):
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         """See Platform.make_sampler."""
-        return Sampler(vocab_size, _DEVICE, logprobs_mode, self._kernels)
+        if self._kernels is None:
+            return Sampler(TorchDraw(vocab_size, _DEVICE), logprobs_mode)
+        divides = logprobs_mode == "raw"  # processed logprobs need what is divided
+        return Sampler(NativeDraw(self._kernels, divides), logprobs_mode)
 
 
 def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:

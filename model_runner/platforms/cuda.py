@@ -15,6 +15,7 @@ from model_runner.attention.triton import TritonAttention
 from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
+from model_runner.kernels.triton.pick import pick
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
 from model_runner.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.models.cuda_layer import compile_layers, fuse_layers, replace_norms
@@ -44,6 +45,7 @@ _LARGE = 40 * GIB
 class CudaPlatform(Platform):
     """Everything in the checkpoint's own type, unless weights, keys and values are to take less."""
 
+    picks_ahead = True
     kernels = "triton"
 
     def __init__(self, config: RunnerConfig, device: torch.device, graphs: GraphMaker | None) -> None:
@@ -102,7 +104,7 @@ class CudaPlatform(Platform):
         self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
     ) -> TargetModel:
         """See Platform.make_target."""
-        target = HFTargetModel(model, attention, needs)
+        target = HFTargetModel(model, attention, needs, pick)
         if self._graphs is None:
             return target
         assert isinstance(attention, TritonAttention)
@@ -114,7 +116,7 @@ class CudaPlatform(Platform):
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         """See Platform.make_sampler."""
-        return Sampler(TritonDraw(vocab_size, self.device), logprobs_mode)
+        return Sampler(TritonDraw(divides=logprobs_mode == "raw"), logprobs_mode)  # processed ones need what is divided
 
     @torch.inference_mode()
     def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured:

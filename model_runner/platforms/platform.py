@@ -28,6 +28,8 @@ class Platform(ABC):
     types: StorageTypes
     exact: bool
     """See RunnerConfig."""
+    picks_ahead: bool
+    """Whether target models find the tokens of plain rows themselves."""
     kernels: str
     """What runs the models, for people: an instruction set or a compiler; "none" for plain torch."""
 

@@ -14,7 +14,7 @@ from model_runner.sampling.truncations import compact
 
 
 class Draw(Protocol):
-    """Draws tokens. Every implementation draws the same, bit for bit: which one runs is a matter of speed only."""
+    """Draws tokens. Which implementation runs is a matter of speed only: on CPU all draw the same, bit for bit."""
 
     divides: bool
     """Whether the rows of `rows.whole` are to come without their temperature: the draw divides by it."""

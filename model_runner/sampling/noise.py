@@ -42,10 +42,20 @@ class Stream(IntEnum):
 
 def noise_key(seed: int, choice: int, stream: Stream, position: int) -> int:
     """The 64-bit key of one row's noise. `position` counts output tokens from 0."""
-    key = 0
-    for word in (seed, choice, stream, position):
-        key = _splitmix(key, word)
-    return key
+    return _splitmix(noise_state(seed, choice, stream), position)
+
+
+def noise_state(seed: int, choice: int, stream: Stream) -> int:
+    """What the keys of a stream have in common; see `noise_keys`."""
+    state = 0
+    for word in (seed, choice, stream):
+        state = _splitmix(state, word)
+    return state
+
+
+def noise_keys(states: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The keys of many rows at once."""
+    return _splitmixes(states, positions)
 
 
 def uniform(key: int, index: int) -> float:
@@ -60,11 +70,8 @@ def gumbel(key: int, token: int) -> float:
 
 def gumbels(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
     """The same for many tokens, to within rounding: for guesses, not for what is drawn."""
-    x = np.uint64(key) + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
-    x ^= x >> np.uint64(31)
-    uniforms = ((x >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
+    hashes = _splitmixes(np.uint64(key), tokens)
+    uniforms = ((hashes >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
     result: NDArray[np.float64] = -np.log(-np.log(uniforms))
     return result
 
@@ -77,13 +84,22 @@ def _splitmix(state: int, index: int) -> int:
     return x ^ (x >> 31)
 
 
+def _splitmixes(states: NDArray[np.uint64] | np.uint64, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The same for many states or indices."""
+    x = states + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
+    return x ^ (x >> np.uint64(31))
+
+
 class GumbelMax:
     """Draws one token for each row of logits.
 
     Every token gets its hash, but only a few get their noise: with v = 1 - u, -log(u) >= v, so log p - log(v) is an
     upper bound of the score log p - log(-log u). It is cheap in float32; only tokens whose bound reaches the score of
     some token can win. These are scored one by one in float64 on the host, where no vector width or device can round
-    differently. kernels/cpu/gumbel_max.h draws the same tokens.
+    differently. kernels/cpu/gumbel_max.h draws the same tokens; kernels/triton/pick.py does so but for
+    the last bit of its logarithms.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_runner.batch import IntArray, SampleRows
 from model_runner.contract import SamplingParams
-from model_runner.sampling.noise import Stream, noise_key
+from model_runner.sampling.noise import Stream, noise_key, noise_keys
+from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.slot import Slot, TokenValues
 
 
@@ -178,6 +180,30 @@ class SamplingState:
             mirostat=tuple(row for row, state in drawn if state.sampling.mirostat is not None),
         )
 
+    def plan_picks(self, samples: Sequence[SampleRows], slots: Sequence[int], positions: IntArray) -> PickPlan:
+        """How a kernel can find the tokens of the choices that ask for nothing but the model's own choice or a draw.
+
+        Args:
+            samples: the choices that are ready.
+            slots: of the same choices.
+            positions: [R] in its sequence, of the token at each row of the step's logits.
+        """
+        states = [self._slot(slot) for slot in slots]
+        served = [
+            (sample, state) for sample, state in zip(samples, states, strict=True) if _can_be_picked(sample, state)
+        ]
+        plan = PickPlan.greedy(len(positions))
+        drawn = [(sample, state) for sample, state in served if state.sampling.temperature > 0]
+        if drawn:
+            first = np.array([sample.first for sample, _ in drawn])
+            counts = np.array([1 + len(sample.tree) for sample, _ in drawn])
+            rows = np.arange(counts.sum()) + (first - counts.cumsum() + counts).repeat(counts)
+            before = positions[first] - [state.num_output for _, state in drawn]  # tokens that are no output
+            noise = np.array([state.noise for _, state in drawn], dtype=np.uint64)
+            plan.keys[rows] = noise_keys(noise.repeat(counts), positions[rows] - before.repeat(counts))
+            plan.temperatures[rows] = np.repeat([state.sampling.temperature for _, state in drawn], counts)
+        return replace(plan, choices=frozenset(sample.choice for sample, _ in served))
+
     def _slot(self, slot: int) -> Slot:
         state = self._slots[slot]
         if state is None:
@@ -209,6 +235,11 @@ class SamplingState:
         rows = torch.tensor([row for row, _ in used], dtype=torch.int64, device=self._device)
         values = torch.tensor([[value] for _, value in used], dtype=torch.float64, device=self._device)
         return Setting(name, rows, values)
+
+
+def _can_be_picked(sample: SampleRows, state: Slot) -> bool:
+    """Modes that test drafts instead of drawing differ only where something is drawn."""
+    return state.is_bare and (sample.verify == "match" or state.sampling.temperature == 0)
 
 
 def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:

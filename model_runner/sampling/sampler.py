@@ -10,15 +10,14 @@ from torch import Tensor
 
 from model_runner.config import LogprobsMode
 from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
-from model_runner.kernels.library import Kernels
-from model_runner.sampling.draw import Draw, NativeDraw, TorchDraw, take
+from model_runner.sampling.draw import Draw, take
 from model_runner.sampling.logprobs import candidates_of, describe
+from model_runner.sampling.picks import NO_TOKEN
 from model_runner.sampling.processors import CONSTRAINTS, keep_plausible, process
 from model_runner.sampling.rows import SamplingRows
 from model_runner.sampling.truncations import truncate
 
-NO_TOKEN = -1
-_NOT_FINITE = Failure("the model's logits are not finite")
+NOT_FINITE = Failure("the model's logits are not finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +39,11 @@ class Picks:
 class Sampler:
     """Every processor in its order, then one token per row. What a row gets does not depend on the other rows."""
 
-    def __init__(
-        self,
-        vocab_size: int,
-        device: torch.device,
-        logprobs_mode: LogprobsMode = "raw",
-        kernels: Kernels | None = None,
-    ) -> None:
-        """Kernels, on CPU, make it faster; the tokens are the same."""
+    def __init__(self, draw: Draw, logprobs_mode: LogprobsMode = "raw") -> None:
+        """Processed logprobs need a draw that does not divide."""
         self._logprobs_mode = logprobs_mode
-        self.draw: Draw
+        self.draw = draw
         """How tokens are drawn; a draw of another kind can make use of it."""
-        if kernels is None:
-            self.draw = TorchDraw(vocab_size, device)
-        else:
-            self.draw = NativeDraw(kernels, divides=logprobs_mode == "raw")  # processed ones need what is divided
 
     def __call__(
         self, logits: Tensor, rows: SamplingRows, draw: Draw | None = None, raw: Tensor | None = None
@@ -125,7 +114,7 @@ def _candidates(
 
 def constrain(raw: Tensor, rows: SamplingRows) -> tuple[Tensor, dict[int, Failure]]:
     """Logits after all that acts before a token is chosen; and the rows that have none to choose, with why."""
-    errors = dict.fromkeys(_unusable(raw), _NOT_FINITE)
+    errors = dict.fromkeys(_unusable(raw), NOT_FINITE)
     scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
     if scores is not raw:
         blamed = [row for row in _unusable(scores) if row not in rows.listed]  # those may have no candidates
@@ -159,7 +148,7 @@ def _surprises(scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> di
 def _pick_highest(logits: Tensor) -> Picks:
     """What plain rows get. That a row's highest logit is finite says the same of what `_unusable` looks for."""
     tokens, values = _highest(logits)
-    errors = tuple(None if math.isfinite(value) else _NOT_FINITE for value in values)
+    errors = tuple(None if math.isfinite(value) else NOT_FINITE for value in values)
     return Picks(
         tokens=tuple(token if error is None else NO_TOKEN for token, error in zip(tokens, errors, strict=True)),
         logprobs=(None,) * len(tokens),

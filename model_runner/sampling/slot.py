@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from model_runner.contract import SamplingParams
 from model_runner.sampling.history import BadWords, NgramTable, Repetitions, TokenCounts
-from model_runner.sampling.noise import Stream, noise_key, uniform
+from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
 
 TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Token ids, and a value for each."""
@@ -30,13 +30,12 @@ class Slot:
         self.mu = 2 * sampling.mirostat.tau if sampling.mirostat is not None else None
         """Mirostat's bound on the surprise of the next token, in bits."""
         self.is_listed = sampling.beam_candidates > 0
-        self.is_plain = not (
-            sampling.temperature
-            or self.constrains
-            or sampling.logprobs is not None
-            or self.is_listed
-            or sampling.least_share
-        )
+        is_simple = not (self.constrains or self.truncates or sampling.logprobs is not None or self.is_listed)
+        self.is_plain = is_simple and sampling.temperature == 0
+        self.is_bare = is_simple and not _transforms(sampling)
+        """Whether the model's logits, temperature and noise decide on its tokens, and nothing else is asked for."""
+        self.noise = noise_state(sampling.seed, sampling.choice, Stream.TARGET)
+        """From which the keys of its positions are made."""
         self.logit_bias = _summed(sampling.logit_bias)
         self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)
         self.num_output = 0
@@ -155,6 +154,11 @@ def _constrains(sampling: SamplingParams) -> bool:
         or sampling.dry is not None
         or sampling.exponential_decay_length_penalty is not None
     )
+
+
+def _transforms(sampling: SamplingParams) -> bool:
+    """Whether its scores are not the model's own logits."""
+    return sampling.contrastive is not None or sampling.dola is not None or sampling.guidance is not None
 
 
 def _power(base: float, exponents: NDArray[np.int64] | int) -> NDArray[np.float64]:

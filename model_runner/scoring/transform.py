@@ -10,6 +10,7 @@ from torch import Tensor
 from model_runner.batch import Batch
 from model_runner.contract import SamplingParams
 from model_runner.models.features import Feature
+from model_runner.sampling.picks import NO_PICKS, Prepicks
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class RawStep:
     logits: Tensor  # [rows, vocab] float32
     features: Mapping[Feature, Tensor]
     """[T, width] each: at least what the transforms need of the step."""
+    picks: Prepicks = NO_PICKS
+    """Tokens that were found in the logits already."""
 
 
 @dataclass(frozen=True, slots=True)

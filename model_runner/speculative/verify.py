@@ -11,8 +11,9 @@ from model_runner.batch import SampleRows
 from model_runner.contract import Candidate, Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT
 from model_runner.sampling.draw import Draw
+from model_runner.sampling.picks import NO_PICKS, NO_TOKEN, Prepicks
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import NOT_FINITE, Sampler
 from model_runner.speculative.rejection import RejectionDraw
 from model_runner.speculative.typical import TypicalDraw
 
@@ -57,7 +58,7 @@ class _Walk:
 
 
 class Verifier:
-    """Finds the next tokens of all choices, one level of all trees at a time.
+    """Finds the next tokens of all choices, one level of all trees at a time; those of some were found beforehand.
 
     Each token comes from the logits after all tokens before it, with penalties, bans and noise for exactly these. A
     choice's mode decides how. In `match` the target draws it as it would without drafts, and a draft only decides
@@ -71,7 +72,12 @@ class Verifier:
         self._sampler = sampler
 
     def __call__(
-        self, scores: Tensor, samples: Sequence[SampleRows], slots: Sequence[int], raw: Tensor | None = None
+        self,
+        scores: Tensor,
+        samples: Sequence[SampleRows],
+        slots: Sequence[int],
+        raw: Tensor | None = None,
+        picks: Prepicks = NO_PICKS,
     ) -> list[Verdict]:
         """One verdict for each of `samples`, whose choices have these slots; tokens go to the slots' histories.
 
@@ -80,17 +86,31 @@ class Verifier:
             samples: the choices that are ready.
             slots: of the same choices.
             raw: the model's own logits, for raw logprobs; None where they are the scores.
+            picks: tokens of some of the choices, found as SamplingState.plan_picks says.
         """
         step = _StepRows(scores, None if raw is scores else raw)
         walks = [
             _Walk(sample, slot, sample.tree.children(), Verdict()) for sample, slot in zip(samples, slots, strict=True)
         ]
-        for mode in dict.fromkeys(sample.verify for sample in samples):
-            going = [walk for walk in walks if walk.sample.verify == mode]
+        for walk in walks:
+            if walk.sample.choice in picks.choices:
+                self._look_up(walk, picks.tokens)
+        others = [walk for walk in walks if walk.sample.choice not in picks.choices]
+        for mode in dict.fromkeys(walk.sample.verify for walk in others):
+            going = [walk for walk in others if walk.sample.verify == mode]
             while going:
                 self._take_step(step, going, mode)
                 going = [walk for walk in going if walk.node is not None]
         return [walk.verdict for walk in walks]
+
+    def _look_up(self, walk: _Walk, tokens: Sequence[int]) -> None:
+        """Go all the way, as every row's token is known."""
+        while walk.node is not None:
+            token = tokens[walk.sample.row_of(walk.node)]
+            if token == NO_TOKEN:
+                _give_up(walk, NOT_FINITE)
+            else:
+                self._follow(walk, token)
 
     def _take_step(self, step: _StepRows, walks: Sequence[_Walk], mode: Verification) -> None:
         nodes = [walk.node for walk in walks if walk.node is not None]
@@ -111,7 +131,9 @@ class Verifier:
             else:
                 self._follow(walk, token, logprobs, surprise)
 
-    def _follow(self, walk: _Walk, token: int, logprobs: TokenLogprobs | None, surprise: float | None) -> None:
+    def _follow(
+        self, walk: _Walk, token: int, logprobs: TokenLogprobs | None = None, surprise: float | None = None
+    ) -> None:
         assert walk.node is not None
         walk.verdict.tokens.append(token)
         if logprobs is not None:

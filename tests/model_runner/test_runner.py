@@ -1,6 +1,6 @@
 """The runner with a fake model: what it asks of the model, and how one choice's failure stays its own."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,9 @@ from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import Feature
 from model_runner.runner import ModelRunner
+from model_runner.sampling.draw import TorchDraw
+from model_runner.sampling.noise import Stream, noise_key
+from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
@@ -33,8 +36,10 @@ GREEDY = SamplingParams(temperature=0.0)
 class SummingModel:
     """Answers with (the mean of all tokens so far) + 1, found through the paged cache. POISON makes its values NaN."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, picked: Sequence[int]) -> None:
         self.rows: list[list[int]] = []
+        self.plans: list[PickPlan] = []
+        self._picked = picked
         self._attention = ReferenceAttention(cache)
 
     def features(self) -> dict[str, torch.Tensor]:
@@ -43,7 +48,13 @@ class SummingModel:
     def settle(self) -> None:
         pass
 
-    def forward(self, batch: Batch, also: Collection[Feature] = ()) -> torch.Tensor:
+    def picks(self) -> Prepicks:
+        return Prepicks(self._picked, self.plans[-1].choices) if self._picked else NO_PICKS
+
+    def forward(
+        self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None
+    ) -> torch.Tensor:
+        self.plans += [] if picks is None else [picks]
         self.rows.append(batch.logits_index.tolist())
         tokens = torch.from_numpy(batch.tokens)
         values = torch.where(tokens == POISON, torch.nan, tokens.float()).view(-1, 1, 1)
@@ -54,11 +65,11 @@ class SummingModel:
         return torch.where(mean.isnan(), mean, 0.0)[:, None] - (torch.arange(VOCAB) - mean.round()[:, None] - 1).abs()
 
 
-def make_runner() -> tuple[ModelRunner, SummingModel]:
+def make_runner(picked: Sequence[int] = ()) -> tuple[ModelRunner, SummingModel]:
     cache = KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
-    model = SummingModel(cache)
+    model = SummingModel(cache, picked)
     sampling = SamplingState(4, VOCAB, CPU)
-    sampler = Sampler(VOCAB, CPU)
+    sampler = Sampler(TorchDraw(VOCAB, CPU))
     search = ContrastiveSearch(sampling, sampler, 64)
     budget = Budget()
     speculator = Speculator({"ngram": NgramProposer()}, budget, max_nodes=8)
@@ -71,6 +82,7 @@ def make_runner() -> tuple[ModelRunner, SummingModel]:
         verifier=Verifier(sampling, sampler),
         search=search,
         needs_clean_blocks=True,
+        picks_ahead=bool(picked),
     )
     return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, 4, 64, "cpu", "float32", "float32", "none")), model
 
@@ -158,3 +170,17 @@ def test_a_key_that_is_not_known_is_an_error() -> None:
     runner, _ = make_runner()
     with pytest.raises(KeyError):
         step(runner, ("nobody", 1))
+
+
+def test_tokens_that_were_found_beforehand_are_taken() -> None:
+    runner, model = make_runner(range(20, 30))
+    asked = replace(GREEDY, prompt_logprobs=0)
+    drawn, penalised = SamplingParams(temperature=0.5, seed=3), replace(GREEDY, presence_penalty=0.1)
+    admitted = admit("a", [4, 6], 0, asked), admit("b", [4, 6], 1, penalised), admit("c", [4, 6], 2, drawn)
+    results = step(runner, ("a", 2), ("b", 2), ("c", 2), admitted=admitted).choices
+    assert [result.tokens for result in results] == [(21,), (6,), (23,)]
+    assert results[0].prompt_logprobs[0].token_id == 6
+    step(runner, ("c", 1))
+    assert [plan.choices for plan in model.plans] == [{0, 2}, {0}]
+    assert [plan.temperatures.tolist() for plan in model.plans] == [[0, 0, 0, 0.5], [0.5]]
+    assert [int(plan.keys[-1]) for plan in model.plans] == [noise_key(3, 0, Stream.TARGET, output) for output in (0, 1)]

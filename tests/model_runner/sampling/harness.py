@@ -10,9 +10,12 @@ from scipy import stats
 from torch import Tensor
 
 from model_runner.contract import SamplingParams
+from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.sampling.processors import CONSTRAINTS, process
 from model_runner.sampling.rows import SamplingRows, SamplingState
 from model_runner.sampling.truncations import truncate
+
+from . import oracle
 
 CPU = torch.device("cpu")
 ALPHA = 1e-4
@@ -25,8 +28,8 @@ class Case:
     output: tuple[int, ...] = ()
 
 
-def rows_of(cases: Sequence[Case], vocab_size: int) -> SamplingRows:
-    state = SamplingState(len(cases), vocab_size, CPU)
+def rows_of(cases: Sequence[Case], vocab_size: int, device: torch.device = CPU) -> SamplingRows:
+    state = SamplingState(len(cases), vocab_size, device)
     for slot, case in enumerate(cases):
         state.admit(slot, case.params, case.prompt, case.output)
     return state.rows(range(len(cases)))
@@ -36,6 +39,12 @@ def processed(logits: Tensor, cases: Sequence[Case]) -> Tensor:
     """The logits after all processors."""
     rows = rows_of(cases, logits.shape[-1])
     return truncate(process(CONSTRAINTS, logits, rows), rows)
+
+
+def picks_of(logits: Tensor, plan: PickPlan) -> Prepicks:
+    """What a kernel finds by this plan."""
+    of_rows = zip(logits.numpy(), plan.keys.tolist(), plan.temperatures.tolist(), strict=True)
+    return Prepicks([oracle.pick(*of_row) for of_row in of_rows], plan.choices)
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int, scale: float = 3.0) -> Tensor:

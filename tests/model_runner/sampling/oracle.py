@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import Dry, SamplingParams
+from model_runner.sampling.noise import gumbel
 
 Vector = NDArray[np.float64]
 
@@ -13,6 +14,19 @@ Vector = NDArray[np.float64]
 def softmax(logits: Vector) -> Vector:
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
+
+
+def pick(logits: NDArray[np.float32], key: int, temperature: float) -> int:
+    """The highest logit's token, or a draw; -1 where the logits are not finite."""
+    highest = logits.max().astype(np.float64)
+    if not np.isfinite(highest):
+        return -1
+    if temperature == 0:
+        return int(logits.argmax())
+    with np.errstate(over="ignore"):
+        relative = ((logits.astype(np.float64) - highest) / temperature).astype(np.float32)
+    noise = np.array([gumbel(key, token) for token in range(len(logits))])
+    return int((relative.astype(np.float64) + noise).argmax())
 
 
 def banned_tokens(params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> set[int]:

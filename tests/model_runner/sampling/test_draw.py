@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model_runner.contract import SamplingParams
 from model_runner.kernels.library import Kernels
+from model_runner.sampling.draw import NativeDraw, TorchDraw
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
 
@@ -30,8 +31,8 @@ def kernels(kernels_library: Path) -> Kernels:
 def both(kernels: Kernels, logits: Tensor, cases: list[Case], mode: str = "raw") -> Picks:
     """What both sampled."""
     size = logits.shape[1]
-    picks = Sampler(size, CPU, mode, kernels)(logits, rows_of(cases, size))
-    assert picks == Sampler(size, CPU, mode)(logits, rows_of(cases, size))
+    picks = Sampler(NativeDraw(kernels, divides=mode == "raw"), mode)(logits, rows_of(cases, size))
+    assert picks == Sampler(TorchDraw(size, CPU), mode)(logits, rows_of(cases, size))
     return picks
 
 
@@ -76,7 +77,7 @@ def test_views_half_precision_and_no_rows(kernels: Kernels) -> None:
     both(kernels, random_logits(VOCAB, 50, seed=5).T, cases)
     both(kernels, random_logits(50, VOCAB, seed=6).bfloat16(), cases)
     nothing = SamplingState(1, VOCAB, CPU).rows([])
-    assert Sampler(VOCAB, CPU, kernels=kernels)(torch.empty(0, VOCAB), nothing) == Picks((), (), (), ())
+    assert Sampler(NativeDraw(kernels, divides=True))(torch.empty(0, VOCAB), nothing) == Picks((), (), (), ())
 
 
 def test_logits_are_left_as_they_are(kernels: Kernels) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from model_runner.sampling.noise import GumbelMax, Stream, gumbel, noise_key
+from model_runner.sampling.noise import GumbelMax, Stream, gumbel, noise_key, noise_keys, noise_state
 
 from .harness import ALPHA, CPU, random_logits
 
@@ -47,6 +47,15 @@ def test_a_key_is_a_chain_of_generators(words):
     key = splitmix_outputs(key, 1)[0]  # the stream TARGET is 0
     key = splitmix_outputs(key, position + 1)[-1]
     assert noise_key(seed, choice, Stream.TARGET, position) == key
+
+
+def test_keys_of_many_rows_are_those_of_each():
+    words = [(seed, choice, stream) for seed in (0, 7, 1 << 63, WORD - 1) for choice in (0, 127) for stream in Stream]
+    states = np.array([noise_state(*of_row) for of_row in words], dtype=np.uint64)
+    positions = np.arange(len(words)) * 5003
+    expected = [noise_key(*of_row, position) for of_row, position in zip(words, positions.tolist(), strict=True)]
+    assert noise_keys(states, positions).tolist() == expected
+    assert len(set(expected)) == len(words)
 
 
 @pytest.mark.parametrize("key", [0, 1, key_of(7), WORD - 1, 1 << 63])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model_runner.contract import Contrastive, DoLa, SamplingParams
+from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
 
 from . import oracle
@@ -20,7 +21,7 @@ GREEDY = SamplingParams(temperature=0, contrastive=Contrastive(alpha=0.1))
 
 
 def sample(cases: list[Case], scores: torch.Tensor, logits: torch.Tensor, mode: str = "raw") -> Picks:
-    return Sampler(VOCAB, CPU, mode)(scores, rows_of(cases, VOCAB), raw=logits)  # type: ignore[arg-type]
+    return Sampler(TorchDraw(VOCAB, CPU), mode)(scores, rows_of(cases, VOCAB), raw=logits)  # type: ignore[arg-type]
 
 
 def plausible(row: int, share: float, banned: tuple[int, ...] = ()) -> np.ndarray:

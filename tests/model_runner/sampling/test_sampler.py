@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model_runner.contract import Failure, Mirostat, SamplingParams, Xtc
+from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import GumbelMax, Stream, noise_key, uniform
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
@@ -21,7 +22,7 @@ DRAWS = 50_000
 
 
 def sample(logits: torch.Tensor, cases: list[Case], mode: str = "raw") -> Picks:
-    return Sampler(logits.shape[-1], CPU, mode)(logits, rows_of(cases, logits.shape[-1]))
+    return Sampler(TorchDraw(logits.shape[-1], CPU), mode)(logits, rows_of(cases, logits.shape[-1]))
 
 
 def draws(logits: torch.Tensor, case: Case, count: int = DRAWS) -> tuple[int, ...]:
@@ -88,7 +89,7 @@ def test_mirostat_holds_the_surprise_at_its_target():
     """Where a flat distribution would surprise by 8 bits."""
     state = SamplingState(1, 256, CPU)
     state.admit(0, SamplingParams(mirostat=Mirostat(tau=4.0, eta=0.1)), PROMPT)
-    sampler = Sampler(256, CPU)
+    sampler = Sampler(TorchDraw(256, CPU))
     surprises = []
     for step in range(600):
         picks = sampler(random_logits(1, 256, seed=step, scale=1.5), state.rows([0]))
@@ -251,4 +252,4 @@ def test_half_precision_logits_are_taken_and_no_rows_is_fine():
     cases = [Case(replace(params, logprobs=2)) for params in list(FREQUENCIES.values())[:6]]
     assert sample(logits, cases) == sample(logits.float(), cases)
     state = SamplingState(1, VOCAB, CPU)
-    assert Sampler(VOCAB, CPU)(torch.empty(0, VOCAB), state.rows([])) == Picks((), (), (), ())
+    assert Sampler(TorchDraw(VOCAB, CPU))(torch.empty(0, VOCAB), state.rows([])) == Picks((), (), (), ())

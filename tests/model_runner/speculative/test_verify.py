@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from model_runner.contract import Breaker, Dry, Failure, Mirostat, SamplingParams, Verification, Xtc
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
+from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.sampling.sampler import Sampler
+from tests.model_runner.sampling.harness import picks_of
 
 from .worlds import CHAIN, TREE, VOCAB, Drawing, Said, Speakers, World, make_world
 
 LENGTH = 24
 SETTINGS = {
     "plain": SamplingParams(),
+    "cool": SamplingParams(temperature=0.6),
     "greedy": SamplingParams(temperature=0.0),
     "greedy, penalties": SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.8),
     "truncated": SamplingParams(temperature=0.9, top_p=0.8, min_p=0.05, presence_penalty=0.5),
@@ -135,6 +139,42 @@ def test_logprobs_are_those_of_the_model_for_each_token(world: World, mode: Veri
             before, last, token = one.tokens[place : place + 3]
             expected = torch.log_softmax(world.target[before, last], -1)[token]
             assert (report.token_id, report.logprob) == (token, pytest.approx(expected.item(), abs=1e-6))
+
+
+def bare(name: str, verify: Verification = "match", count: int = 8) -> list[Said]:
+    """Choices of which every other one asks for nothing but tokens."""
+    return [Said(replace(SETTINGS[name], seed=seed, logprobs=seed % 2 or None), verify) for seed in range(count)]
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "broken"])
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_that_were_found_beforehand_change_nothing(world: World, mode: Verification, is_broken: bool) -> None:
+    world = broken(world) if is_broken else world
+    names = "greedy", "plain", "cool", "greedy, penalties", "truncated", "mirostat", "bans"
+    found, sampled = ([one for name in names for one in bare(name, mode)] for _ in range(2))
+    served: list[int] = []
+
+    def pick(logits: Tensor, plan: PickPlan) -> Prepicks:
+        served.append(len(plan.choices))
+        return picks_of(logits, plan)
+
+    Speakers(world, found, pick).speak(LENGTH, random_tree(4))
+    Speakers(world, sampled).speak(LENGTH, random_tree(4))
+    assert found == sampled
+    assert sum(one.num_accepted for one in found) > 20
+    assert any(one.error for one in found) == is_broken
+    assert served[0] == (12 if mode == "match" else 4)
+
+
+def test_tokens_that_were_found_beforehand_are_not_sampled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*args: object) -> None:
+        raise AssertionError("a row is sampled")
+
+    expected, said = ([Said(replace(SETTINGS["cool"], seed=seed), "match") for seed in range(9)] for _ in range(2))
+    Speakers(world, expected).speak(LENGTH, random_tree(5))
+    monkeypatch.setattr(Sampler, "__call__", forbidden)
+    Speakers(world, said, picks_of).speak(LENGTH, random_tree(5))
+    assert said == expected
 
 
 def test_greedy_rows_without_settings_need_no_processors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import Failure, SamplingParams, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree
+from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import Stream, gumbel, noise_key
+from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.verify import Verifier
@@ -24,6 +26,7 @@ TREE = (ROOT, ROOT, ROOT, 0, 0, 1, 2, 3)
 
 Drafter = Callable[["Said"], DraftTree]
 Pair = tuple[int, int]
+Pick = Callable[[Tensor, PickPlan], Prepicks]
 
 
 @dataclass
@@ -124,13 +127,14 @@ class Drawing:
 class Speakers:
     """Choices that speak step by step, all at once."""
 
-    def __init__(self, world: World, said: Sequence[Said]) -> None:
+    def __init__(self, world: World, said: Sequence[Said], pick: Pick | None = None) -> None:
         self._world = world
+        self._pick = pick
         self.said = said
         self._sampling = SamplingState(len(said), VOCAB, CPU)
         for slot, one in enumerate(said):
             self._sampling.admit(slot, one.params, PROMPT)
-        self._verify = Verifier(self._sampling, Sampler(VOCAB, CPU))
+        self._verify = Verifier(self._sampling, Sampler(TorchDraw(VOCAB, CPU)))
 
     def speak(self, length: int, draft: Drafter) -> None:
         """Go on until every choice has so many tokens, or an error."""
@@ -140,14 +144,19 @@ class Speakers:
     def step(self, going: Sequence[int], trees: Sequence[DraftTree]) -> None:
         """Verify a tree for each of these choices."""
         tails: list[Pair] = []
-        samples = []
+        samples, positions = [], []
         for index, tree in zip(going, trees, strict=True):
             one, first = self.said[index], len(tails)
             samples.append(SampleRows(index, first, tree, one.verify))
             tails.append(one.tail)
+            positions += [len(one.tokens) - 1 + depth for depth in (0, *tree.depths())]
             for parent, token in zip(tree.parents, tree.tokens, strict=True):
                 tails.append((tails[first + 1 + parent][1], token))
-        verdicts = self._verify(self._world.logits(tails), samples, going)
+        logits = self._world.logits(tails)
+        picks = NO_PICKS
+        if self._pick is not None:
+            picks = self._pick(logits, self._sampling.plan_picks(samples, going, np.array(positions)))
+        verdicts = self._verify(logits, samples, going, picks=picks)
         for index, tree, verdict in zip(going, trees, verdicts, strict=True):
             one = self.said[index]
             assert [tree.tokens[node] for node in verdict.nodes] == verdict.tokens[:-1] or verdict.error

@@ -1,0 +1,33 @@
+"""Tokens found on a GPU. Only CUDA servers import this: triton comes with CUDA builds of torch."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runner.kernels.triton.pick import pick
+from model_runner.sampling.picks import PickPlan
+from model_runner.sampling.rows import SamplingRows
+
+
+class TritonDraw:
+    """On CUDA, by the kernel that finds tokens beforehand: so it is of no matter which rows it found.
+
+    Its logarithm is the GPU's: two scores that differ by no more than a rounding can be ranked otherwise than on CPU.
+    """
+
+    def __init__(self, divides: bool) -> None:
+        self.divides = divides
+
+    def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
+        """See Draw. Whatever a truncation has left is drawn from the whole row: to cut it out costs more."""
+        plan = PickPlan.greedy(len(scores))
+        drawn = (*rows.whole, *rows.truncated)
+        for row in drawn:
+            plan.keys[row] = rows.key(row)
+            plan.temperatures[row] = 1.0
+        if self.divides:
+            for row in rows.whole:
+                plan.temperatures[row] = rows.sampling[row].temperature
+        keys, temperatures = (torch.from_numpy(array).to(scores.device) for array in plan.arrays)
+        tokens = pick(scores.contiguous(), keys, temperatures).tolist()
+        return {row: tokens[row] for row in drawn}
