@@ -6,8 +6,8 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["auto", "int8", "int4", "none"]
-KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
+Quantization = Literal["auto", "int8", "int4", "fp8", "none"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 LogprobsMode = Literal["raw", "processed"]
 SpeculationMethod = Literal[
     "auto", "draft_model", "early_exit", "eagle", "hydra", "lookahead", "medusa", "mtp", "ngram", "prediction", "suffix"
@@ -36,6 +36,10 @@ class RunnerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     logprobs_mode: LogprobsMode = "raw"
+    exact: bool = True
+    """Every row's result independent, bit for bit, of the rest of its step. False, on CUDA only, lets shapes decide."""
+    cuda_graphs: bool = True
+    """On CUDA: replay steps that were recorded before."""
     threads: int | None = None
     """Threads of the CPU kernels; None takes the cores at hand."""
     speculation: SpeculationMethod | Literal["off"] = "auto"
