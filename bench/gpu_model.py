@@ -59,7 +59,8 @@ def write_model(folder: Path, config: LlamaConfig, device: torch.device) -> int:
     (folder / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
     _write_tokenizer(folder, config.vocab_size)
     generator = torch.Generator(device).manual_seed(0)
-    weight_map, total = {}, 0
+    weight_map: dict[str, str] = {}
+    total = 0
     for shard, names in _shards(_shapes(config)).items():
         weights = {name: _draw(shape, generator) for name, shape in names.items()}
         save_file(weights, folder / shard, metadata={"format": "pt"})

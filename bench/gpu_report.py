@@ -1,7 +1,10 @@
 """What `bench.gpu` finds: a line for each figure as it comes, one table in the end, and a JSON file of every number."""
 
 import json
-from collections.abc import Mapping
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from rich.table import Table
 
 HEADINGS = ("part", "what", "found", "of the limit", "plain", "faster", "goals")
 WIDTH = 132
+_LONGEST_NOTE = 200
+_OWN = ("bench", "model_runner", "scheduler", "server", "tests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +73,23 @@ class Figure:
 
 
 class Report:
-    """All figures so far. The file is written again with each, so that a run that is ended early leaves what it found."""
+    """All figures so far. The file is written again with each: a run that is ended early leaves what it has found."""
 
-    def __init__(self, machine: Mapping[str, Any], output: Path) -> None:
+    def __init__(self, machine: Mapping[str, Any], output: Path, budget_s: float = math.inf) -> None:
+        """The budget counts from now on; what does not fit into it is left out."""
         self._machine = machine
         self._output = output
+        self._ends_at = time.perf_counter() + budget_s
         self._figures: list[Figure] = []
 
     @property
     def has_failures(self) -> bool:
         return any(figure.is_failure for figure in self._figures)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget."""
+        return self._ends_at - time.perf_counter()
 
     def add(self, figure: Figure) -> None:
         """Print and save it."""
@@ -86,6 +98,23 @@ class Report:
         content = {"machine": dict(self._machine), "figures": [_as_dict(one) for one in self._figures]}
         self._output.parent.mkdir(parents=True, exist_ok=True)
         self._output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def attempt(self, part: str, what: str, measure: Callable[[], Figure], needs_s: float = 5.0) -> None:
+        """Add what it returns; if it raises, add that instead, and go on. The traceback is printed.
+
+        Left out, and no failure: what needs more seconds than are left, or a package that is not installed.
+        """
+        if self.left_s < needs_s:
+            self.add(Figure(part, what, note=f"left out: needs {needs_s:.0f} s"))
+            return
+        try:
+            figure = measure()
+        except ModuleNotFoundError as error:
+            name = (error.name or "").split(".")[0]
+            figure = _failure(part, what, error) if name in _OWN else _left_out(part, what, name)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the other parts are worth their time)
+            figure = _failure(part, what, error)
+        self.add(figure)
 
     def print_table(self, console: Console | None = None) -> None:
         """All figures, and where the file is."""
@@ -98,6 +127,18 @@ class Report:
         console.print(", ".join(f"{name} {value}" for name, value in self._machine.items()))
         console.print(lines)
         console.print(f"Every number is in {self._output}", soft_wrap=True)
+
+
+def _left_out(part: str, what: str, package: str) -> Figure:
+    return Figure(part, what, note=f"left out: needs {package}, which is not installed")
+
+
+def _failure(part: str, what: str, error: Exception) -> Figure:
+    text = "".join(traceback.format_exception(error))
+    print(text, flush=True)
+    last = str(error).strip().splitlines()
+    note = f"FAILED: {type(error).__name__}: {last[0] if last else ''}"
+    return Figure(part, what, note=note[:_LONGEST_NOTE], is_failure=True, details={"traceback": text})
 
 
 def _as_dict(figure: Figure) -> dict[str, Any]:

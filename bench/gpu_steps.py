@@ -1,66 +1,22 @@
-"""Steps of the real runner on the GPU, without a scheduler: decode at several batch sizes, and the prefill of a prompt."""
+"""Single steps of the real runner, without a scheduler: decode of a batch, and the prefill of a prompt."""
 
 import contextlib
-import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from bench.gpu_timing import Spans, synchronize
-from bench.gpu_work import DecoderWork
-from model_runner.config import KVCacheDType, Quantization, RunnerConfig
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
-from model_runner.memory import GIB
 from model_runner.models.target import TargetModel
 from model_runner.runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
-PREFILL = 8192
-CONTEXT = 1024
-"""Of each choice that decodes. So many of them as fit into a prefill get theirs by one, the others a copy."""
 MARGIN = 64
 """Tokens that a choice may get in a measurement."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One way to run the model, and what is measured of it."""
-
-    name: str
-    exact: bool = True
-    cuda_graphs: bool = True
-    quantization: Quantization = "none"
-    kv_cache_dtype: KVCacheDType = "auto"
-    decode_rows: tuple[int, ...] = (1, 64, 256)
-    has_prefill: bool = True
-
-    @property
-    def kv_dtype(self) -> torch.dtype:
-        """What it stores keys and values as."""
-        return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8" else torch.bfloat16
-
-    def config(self, folder: Path, work: DecoderWork) -> RunnerConfig:
-        """With a cache that holds what is measured."""
-        tokens = max(PREFILL + MARGIN, max(self.decode_rows) * (CONTEXT + MARGIN))
-        return RunnerConfig(
-            folder,
-            device="cuda",
-            dtype="bfloat16",
-            quantization=self.quantization,
-            kv_cache_dtype=self.kv_cache_dtype,
-            kv_cache_gib=1.05 * work.kv_bytes(tokens, self.kv_dtype) / GIB,  # scales, and blocks for proposers
-            max_model_len=PREFILL + MARGIN,
-            max_num_seqs=256,
-            max_num_batched_tokens=PREFILL,
-            speculation="off",
-            exact=self.exact,
-            cuda_graphs=self.cuda_graphs,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +103,4 @@ def timed_forward(target: TargetModel, device: torch.device) -> Iterator[Spans]:
     try:
         yield spans
     finally:
-        del target.forward  # type: ignore[misc]  # the class has its own again
-
-
-def free_memory() -> None:
-    """Give back what no longer is in use, so that the next model finds room."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        del target.forward  # the class has its own again

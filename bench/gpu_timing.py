@@ -30,7 +30,7 @@ class Spans:
     def span(self) -> Iterator[None]:
         """Around what is given to the device. Waits for nothing."""
         if self.device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = _event(), _event()
             start.record()
             yield
             end.record()
@@ -43,7 +43,7 @@ class Spans:
     def take_ms(self) -> float:
         """The sum of all since the last call, once the device is done with them."""
         synchronize(self.device)
-        total = sum(start.elapsed_time(end) for start, end in self._events) + 1e3 * sum(self._seconds)
+        total: float = sum(start.elapsed_time(end) for start, end in self._events) + 1e3 * sum(self._seconds)
         self._events.clear()
         self._seconds.clear()
         return total
@@ -67,7 +67,7 @@ def graph_ms(actions: Sequence[Callable[[], object]], device: torch.device) -> f
 
     Together they should touch more memory than the cache holds; each runs before the graph is recorded.
     """
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for action in actions:
@@ -78,3 +78,7 @@ def graph_ms(actions: Sequence[Callable[[], object]], device: torch.device) -> f
         for action in actions:
             action()
     return median_ms(graph.replay, device, REPLAYS) / len(actions)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -66,8 +66,10 @@ def resolve_quantization(
         return None
     if quantization == "auto":
         return None if kernels is None else "int8"
-    if quantization == "fp8" or device.type != "cpu":
-        raise ValueError(f"quantization {quantization} cannot be had on {device.type}; use none or auto there")
+    if device.type != "cpu":
+        raise ValueError(f"quantization {quantization} is for the CPU; use none or auto on {device.type}")
+    if quantization == "fp8":
+        raise ValueError("quantization fp8 is for CUDA; use int8, int4, none or auto on cpu")
     if kernels is None:
         raise ValueError(
             f"quantization {quantization} needs the native kernels, which this machine cannot build (see above)"
