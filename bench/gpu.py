@@ -71,11 +71,17 @@ class Run:
 
     def first_variant(self) -> Figure:
         """In turns with plain transformers."""
-        self.plain.load(self.folder, self.device)
+        self.report.attempt("plain", "transformers", self.load_plain)
         try:
             return self.variant("exact")
         finally:
             self.plain.unload()
+
+    def load_plain(self) -> Figure:
+        """Plain transformers, with the same weights."""
+        start = time.perf_counter()
+        self.plain.load(self.folder, self.device)
+        return Figure("load", "plain transformers", time.perf_counter() - start, "s")
 
     def variant(self, name: str) -> Figure:
         """One way to run the model."""

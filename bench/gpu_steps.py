@@ -35,6 +35,8 @@ class RunnerSteps:
         self._device = device
         self._random = np.random.default_rng(0)
         self._keys: list[str] = []
+        self._released: tuple[str, ...] = ()
+        """Of the next plan: a step needs something to compute."""
 
     def admit(self, rows: int, context: int, *, prefilled: int) -> None:
         """Choices that have `context` tokens each: so many of them computed, the others with copies of their blocks."""
@@ -54,7 +56,7 @@ class RunnerSteps:
             tokens = (*prompts[source], 0)
             others.append(AdmittedRequest(self._keys[row], tokens, len(tokens), context, blocks[row], GREEDY))
         computed = tuple(ScheduledRequest(entry.key, context, ()) for entry in first)
-        self._runner.execute(StepPlan((), (), tuple(first), computed))
+        self._runner.execute(StepPlan(self._take_released(), (), tuple(first), computed))
         self._runner.execute(StepPlan((), tuple(copies), tuple(others), self._one_each()))
 
     def decode(self) -> StepTime:
@@ -62,18 +64,22 @@ class RunnerSteps:
         return self._step(StepPlan((), (), (), self._one_each()))
 
     def release(self) -> None:
-        """Forget them all."""
-        self._runner.execute(StepPlan(tuple(self._keys), (), (), ()))
-        self._keys = []
+        """Have the next measurement's first step forget them all."""
+        self._released, self._keys = (*self._released, *self._keys), []
 
     def prefill(self, tokens: int) -> StepTime:
         """A prompt in one step, and the first token after it."""
         blocks = tuple(range(-(-(tokens + 1) // self._runner.info.block_size)))
         admitted = AdmittedRequest("prompt", self._tokens(tokens), tokens, 0, blocks, GREEDY)
         self._keys = ["prompt"]
-        time_ = self._step(StepPlan((), (), (admitted,), (ScheduledRequest("prompt", tokens, ()),)))
+        released, scheduled = self._take_released(), ScheduledRequest("prompt", tokens, ())
+        time_ = self._step(StepPlan(released, (), (admitted,), (scheduled,)))
         self.release()
         return time_
+
+    def _take_released(self) -> tuple[str, ...]:
+        released, self._released = self._released, ()
+        return released
 
     def _one_each(self) -> tuple[ScheduledRequest, ...]:
         return tuple(ScheduledRequest(key, 1, ()) for key in self._keys)
