@@ -132,7 +132,8 @@ class KernelBench:
     def _attention(self, layers: int, tokens: int, kv_dtype: torch.dtype, *, exact: bool) -> Any:
         shapes = [KVShape(KV_HEADS, DIM, DIM)] * layers
         cache = KVCache(shapes, tokens // BLOCK, BLOCK, kv_dtype, self.device)
-        return importlib.import_module("model_runner.attention.triton").TritonAttention(cache, exact=exact)
+        backend = importlib.import_module("model_runner.attention.triton").TritonAttention
+        return backend(cache, exact=exact, num_heads=HEADS)
 
     def _fill(self, backend: Any, layers: int, choices: int, context: int) -> None:
         """Random keys and values at all positions, as a first step brings them."""
