@@ -5,7 +5,7 @@ What is most important comes first. Whatever fails is shown and the rest goes on
 
 import argparse
 import gc
-import importlib.metadata
+import importlib
 import platform
 import sys
 import tempfile
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -144,7 +145,9 @@ def run_parts(report: Report, chosen: Sequence[Part], *, is_strict: bool) -> Non
 
 def describe_machine() -> dict[str, str]:
     """With the versions that matter."""
-    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
+    versions = {
+        package: str(importlib.import_module(package).__version__) for package in PACKAGES if find_spec(package)
+    }
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(),

@@ -60,7 +60,7 @@ class KernelBench:
         layers = _copies(num_bytes)
         backend = self._attention(layers, DECODING * CONTEXT, kv_dtype, exact=exact)
         self._fill(backend, layers, DECODING, CONTEXT)
-        metadata = backend.prepare(_batch(DECODING, CONTEXT, CONTEXT - 1))
+        metadata = backend.prepare(make_batch(DECODING, CONTEXT, CONTEXT - 1))
         query = self._random(DECODING, HEADS, DIM)
         ours = [partial(backend.attend, layer, query, _options(), metadata) for layer in range(layers)]
         keys, values = ([self._random(DECODING, KV_HEADS, CONTEXT, DIM) for _ in range(layers)] for _ in range(2))
@@ -76,7 +76,7 @@ class KernelBench:
         """A prompt that attends to itself."""
         backend = self._attention(1, PREFILL, BF16, exact=exact)
         self._fill(backend, 1, 1, PREFILL)
-        metadata = backend.prepare(_batch(1, PREFILL, 0))
+        metadata = backend.prepare(make_batch(1, PREFILL, 0))
         query = self._random(PREFILL, HEADS, DIM)
         key, value = (self._random(1, KV_HEADS, PREFILL, DIM) for _ in range(2))
         attention = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
@@ -137,7 +137,7 @@ class KernelBench:
 
     def _fill(self, backend: Any, layers: int, choices: int, context: int) -> None:
         """Random keys and values at all positions, as a first step brings them."""
-        metadata = backend.prepare(_batch(choices, context, 0))
+        metadata = backend.prepare(make_batch(choices, context, 0))
         for layer in range(layers):
             query = self._random(choices * context, HEADS, DIM)
             key, value = (self._random(choices * context, KV_HEADS, DIM) for _ in range(2))
@@ -155,7 +155,7 @@ def _options() -> AttentionOptions:
     return AttentionOptions(DIM**-0.5)
 
 
-def _batch(choices: int, context: int, start: int) -> Batch:
+def make_batch(choices: int, context: int, start: int) -> Batch:
     """The positions from `start` to `context` of each choice, which have all their blocks."""
     positions = np.tile(np.arange(start, context), choices)
     choice_of = np.repeat(np.arange(choices), context - start)

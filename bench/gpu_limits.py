@@ -16,7 +16,7 @@ def measure_limits(device: torch.device, *, copy_bytes: int = COPY_BYTES, matrix
 
 def _copy_bytes_per_s(device: torch.device, size: int) -> float:
     """Read and written."""
-    source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
+    source = torch.randint(1 << 62, (size // 8,), device=device)
     target = torch.empty_like(source)
     return 2 * size / median_ms(lambda: target.copy_(source), device) * 1e3
 

@@ -7,9 +7,11 @@ from typing import NoReturn
 
 import pytest
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from bench.gpu_kernels import make_batch
 from bench.gpu_model import INDEX, llama_8b, write_model
 from bench.gpu_plain import PlainSteps
 from bench.gpu_report import Figure, Goal, Report
@@ -17,7 +19,10 @@ from bench.gpu_steps import RunnerSteps
 from bench.gpu_tests import summary
 from bench.gpu_variants import VARIANTS, Comparison, PlainTimes
 from bench.gpu_work import DecoderWork, Limits
+from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import RunnerConfig
+from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.inspection import inspect_model
 from model_runner.runner import ModelRunner
 from server.tokenization import Tokenizer
@@ -151,6 +156,22 @@ def test_plain_transformers_repeats_what_it_computed(folder: Path) -> None:
     assert keys.shape == (16, 2, 21, 16)
     assert torch.equal(keys[0, :, :20], keys[1, :, :20])
     assert not torch.equal(keys[0, :, :20], keys[2, :, :20])
+
+
+def test_attention_gets_the_batches_that_torch_gets() -> None:
+    generator = torch.Generator().manual_seed(0)
+    choices, context, dim = 3, 64, 8
+    query = torch.randn(choices, 2, context, dim, generator=generator)
+    key, value = (torch.randn(choices, 1, context, dim, generator=generator) for _ in range(2))
+    cache = KVCache([KVShape(1, dim, dim)], choices * context // 32, 32, torch.float32, CPU)
+    backend, options = ReferenceAttention(cache), AttentionOptions(dim**-0.5)
+    flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+    whole = backend.forward(0, *flat, options, backend.prepare(make_batch(choices, context, 0)))
+    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(whole, expected.transpose(1, 2).flatten(0, 1))
+    last = [tensor.view(choices, context, -1, dim)[:, -1] for tensor in flat]
+    decoded = backend.forward(0, *last, options, backend.prepare(make_batch(choices, context, context - 1)))
+    torch.testing.assert_close(decoded, expected[:, :, -1])
 
 
 def test_every_variant_has_room_for_what_it_measures() -> None:

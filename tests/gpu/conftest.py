@@ -66,7 +66,13 @@ def load(device: str, tiny_model: Callable[[str], Path], wide_model: Path) -> Lo
     def make(family: str, dtype: str = "bfloat16", **settings: object) -> Harness:
         folder = wide_model if family == "wide" else tiny_model(family)
         config = RunnerConfig(
-            folder, device, "auto" if device == "cpu" else dtype, "none", kv_cache_gib=0.05, max_num_seqs=72
+            folder,
+            device,
+            "auto" if device == "cpu" else dtype,
+            "none",
+            kv_cache_gib=0.05,
+            max_num_seqs=72,
+            max_num_batched_tokens=8192,
         )
         config = replace(config, **settings)
         if config not in made:
