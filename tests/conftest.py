@@ -46,8 +46,9 @@ _COMMON = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The tests of the native kernels can run on a library that is built in another way."""
+    """The native kernels can be built in another way; tests/gpu can be tried out without a GPU."""
     parser.addoption("--kernels-flags", default="", help="further compiler options for the kernels, as for a sanitizer")
+    parser.addoption("--gpu-tests-on", choices=("cuda", "cpu"), default="cuda", help="the device of tests/gpu")
 
 
 def tiny_config(family: str) -> PretrainedConfig:

@@ -1,6 +1,5 @@
 """Tokens found on a GPU. Only CUDA servers import this: triton comes with CUDA builds of torch."""
 
-import numpy as np
 import torch
 from torch import Tensor
 

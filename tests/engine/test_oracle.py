@@ -22,11 +22,12 @@ def prompts(count: int, vocab_size: int, lengths: tuple[int, int], seed: int) ->
 
 
 def check(harness: Harness, folder: Path, requests: list[EngineRequest]) -> None:
-    """Run the requests together and compare each with generate()."""
+    """Run the requests together and compare each with generate() on the same device."""
     answers = harness.run(harness.engine(chunk=256), requests)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    device = harness.runner.info.device
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     for request in requests:
-        prompt = torch.tensor([list(request.prompt)])
+        prompt = torch.tensor([list(request.prompt)], device=device)
         expected = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request.max_tokens, do_sample=False
         )

@@ -51,9 +51,7 @@ class SummingModel:
     def picks(self) -> Prepicks:
         return Prepicks(self._picked, self.plans[-1].choices) if self._picked else NO_PICKS
 
-    def forward(
-        self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None
-    ) -> torch.Tensor:
+    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> torch.Tensor:
         self.plans += [] if picks is None else [picks]
         self.rows.append(batch.logits_index.tolist())
         tokens = torch.from_numpy(batch.tokens)

@@ -1,0 +1,59 @@
+"""The same steps by plain transformers: the model's own forward, SDPA attention and its cache that grows, no graphs."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from bench.gpu_timing import synchronize
+
+
+class PlainSteps:
+    """The counterpart of gpu_steps.RunnerSteps. Times are of the host's clock, until the device is done."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        self._model = model.eval().to(device)
+        self._device = device
+        self._vocab_size = model.config.vocab_size
+        self._cache = DynamicCache()
+        self._next = torch.zeros(0, 1, dtype=torch.int64, device=device)
+
+    @torch.inference_mode()
+    def admit(self, rows: int, context: int, *, prefilled: int) -> None:
+        """A cache of `rows` sequences, of which so many are computed and the others copies; rows divide evenly."""
+        computed = min(rows, prefilled)
+        self._cache = DynamicCache()
+        self._model(self._tokens(computed, context), past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._cache.batch_repeat_interleave(rows // computed)
+        self._next = self._tokens(rows, 1)
+
+    @torch.inference_mode()
+    def decode(self) -> float:
+        """Milliseconds of a step that gives each of them a token."""
+        synchronize(self._device)
+        start = time.perf_counter()
+        output = self._model(self._next, past_key_values=self._cache, use_cache=True)
+        self._next = output.logits[:, -1:].argmax(-1)
+        synchronize(self._device)
+        return 1e3 * (time.perf_counter() - start)
+
+    @torch.inference_mode()
+    def prefill(self, tokens: int) -> float:
+        """Milliseconds of a prompt and the first token after it."""
+        prompt = self._tokens(1, tokens)
+        synchronize(self._device)
+        start = time.perf_counter()
+        output = self._model(prompt, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+        output.logits[:, -1:].argmax(-1)
+        synchronize(self._device)
+        return 1e3 * (time.perf_counter() - start)
+
+    def release(self) -> None:
+        """Forget them all."""
+        self._cache = DynamicCache()
+
+    def _tokens(self, rows: int, count: int) -> torch.Tensor:
+        return torch.randint(0, self._vocab_size, (rows, count), device=self._device)
