@@ -144,7 +144,7 @@ def test_answers_are_those_of_steps_that_go_well(case: Case, place: str, monkeyp
     assert outcome.answers == case.expected
     assert part.num_calls > 8
     assert (outcome.num_failed > 0) == (place != "drafting")
-    assert outcome.num_accepted > 0
+    assert outcome.num_accepted > 0 or place == "drafting"  # which ends soon
 
 
 def test_a_history_that_is_not_rewound_would_be_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

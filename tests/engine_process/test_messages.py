@@ -101,7 +101,7 @@ def test_messages_to_the_engine(message):
         Ready(EngineInfo(1, 2, 3, 4, 5, 6, "cpu", "float32")),
         LoadFailed("too large"),
         StepDone((), EngineStats()),
-        StepDone((OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, (STATS,))),
+        StepDone((OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, (STATS,))),
         Rejected("x", "too long"),
     ],
 )

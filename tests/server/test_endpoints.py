@@ -198,6 +198,7 @@ async def test_metrics(client: httpx.AsyncClient, engine: FakeEngine):
     assert seen["samewise:prefix_cache_queries_total"] == 10
     assert seen["samewise:prefix_cache_hits_total"] == 4
     assert seen["samewise:num_preemptions_total"] == 0
+    assert seen["samewise:out_of_memory_steps_total"] == 0
     assert seen["samewise:engine_restarts_total"] == 2
     assert seen["samewise:prompt_tokens_total"] == prompts
     assert seen["samewise:generation_tokens_total"] == 20
