@@ -7,7 +7,7 @@ from typing import Literal
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "int4", "none"]
-KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 LogprobsMode = Literal["raw", "processed"]
 SpeculationMethod = Literal[
     "auto", "draft_model", "early_exit", "eagle", "hydra", "lookahead", "medusa", "mtp", "ngram", "prediction", "suffix"
