@@ -41,3 +41,15 @@ def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(self, number(a), number(b), *rest)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture(autouse=True)
+def loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter makes integers of arrays with one number, which numpy no longer does."""
+    plain = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        plain(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
