@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model_runner.batch import Batch, Int32Array, IntArray, TreePaths
-from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, MERGED_ROWS, SPLIT
+from model_runner.kernels.triton.attention import HEADER, ITEM, MERGED_ROWS, SPLIT
 
 _NOWHERE = np.iinfo(np.int32).max
 """From this position on the keys of an ordinary tile stand elsewhere."""
@@ -163,5 +163,5 @@ def _share_out(tiles: _Tiles, cutting: Cutting) -> tuple[Int32Array, Int32Array]
     units = -(-tiles.count[cut] * cutting.group // MERGED_ROWS)
     tile = np.repeat(cut, units)
     row = (np.arange(len(tile)) - np.repeat(units.cumsum() - units, units)) * MERGED_ROWS
-    columns = (tiles.token, tiles.count, tiles.position, num_splits, part)
-    return items, np.stack([*(column[tile] for column in columns), row], axis=1, dtype=np.int32)
+    merged = (tiles.token, tiles.count, tiles.position, num_splits, part)
+    return items, np.stack([*(column[tile] for column in merged), row], axis=1, dtype=np.int32)

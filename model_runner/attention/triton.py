@@ -1,7 +1,5 @@
 """Paged attention on CUDA, by Triton's kernels."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch import Tensor
 from model_runner.attention.attention_plan import AttentionPlan, Cutting, empty_items, longest_run, make_plan
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
-from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, SPLIT, LayerKV, Step, attend, padded
+from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Step, attend, padded
 from model_runner.kv_cache import KVCache
 
 _EXACT_M = 64
@@ -40,7 +38,7 @@ class TritonMetadata:
         on_cuda = device.type == "cuda"
         self._staging = torch.zeros(size, dtype=torch.int64, pin_memory=on_cuda)
         self._device = torch.zeros(size, dtype=torch.int64, device=device)
-        self._copied = torch.cuda.Event() if on_cuda else None
+        self._copied = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
         self.slots = self._device[:max_tokens]
         self.plan = self._device[max_tokens:].view(torch.int32)
         self.has_merges = True
@@ -106,6 +104,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         if num_programs is None:
             num_programs = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_OF_AN_SM
         self._cache, self._exact = cache, exact
+        self._is_narrow = all(max(k.shape[2], v.shape[3]) <= 128 for k, v in zip(cache.keys, cache.values, strict=True))
         self._programs = max(1, num_programs // max(kv_heads))
         width = max(padded(values.shape[3]) for values in cache.values)
         self._part_rows = _PARTIAL_SUMS // (max(kv_heads) * width)
@@ -182,7 +181,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
 
     def _cutting(self, *, is_decoding: bool) -> Cutting:
         block_m = _EXACT_M
-        if not self._exact and not is_decoding:
+        if not self._exact and not is_decoding and self._is_narrow:
             block_m = _PROMPT_M
         elif not self._exact and self._group <= _DECODING_M:
             block_m = _DECODING_M

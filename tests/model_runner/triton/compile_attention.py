@@ -2,8 +2,8 @@
 
 import torch
 
-from model_runner.attention.triton import TritonAttention
 from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.triton import TritonAttention
 from model_runner.kv_cache import KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.triton.hopper import report
