@@ -96,7 +96,6 @@ def attend(
     shape = {"GROUP": heads // kv_heads, "VALUE_DIM": value_dim, "DV": padded(value_dim)}
     scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # a stand-in if none
     window = _EVERYTHING if window is None else window
-    capped = softcap is not None
     grid = (step.programs, kv_heads)
     _attend_kernel[grid](
         query,
@@ -111,15 +110,15 @@ def attend(
         query.stride(0),
         query.stride(1),
         step.part_rows,
-        scale / softcap * 2 * _LOG2_E if capped else scale * _LOG2_E,
-        softcap * _LOG2_E if capped else 0.0,
+        scale * _LOG2_E if softcap is None else scale / softcap * 2 * _LOG2_E,
+        0.0 if softcap is None else softcap * _LOG2_E,
         window,
         **shape,
         KEY_DIM=key_dim,
         DK=padded(key_dim),
         BLOCK_SIZE=block_size,
         BLOCK_M=step.block_m,
-        CAPPED=capped,
+        CAPPED=softcap is not None,
         SCALED=layer.key_scales is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else None,
         **_launch_options(query.dtype, max(key_dim, value_dim), step.block_m),
