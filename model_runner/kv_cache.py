@@ -14,9 +14,11 @@ from model_runner.kernels.arena import huge_pages
 from model_runner.kernels.library import Kernels
 from model_runner.kernels.structs import KVCacheStruct
 
-_SMALLEST = 1e-30
-"""A vector without a larger number is stored as zeros in int8: 127 / x must be finite."""
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Types that are stored with scales, and the number in them that a vector's largest magnitude becomes."""
 
+_SMALLEST = 1e-30
+"""A vector without a larger number is stored as zeros with scales: 448 / x must be finite."""
 
 _NATIVE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
@@ -31,8 +33,8 @@ class KVShape:
     value_dim: int
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Memory for each token, with int8 including one scale for each head's key and value."""
-        scales = 2 * torch.float32.itemsize if dtype == torch.int8 else 0
+        """Memory for each token, including the scales of each head's key and value if the type has them."""
+        scales = 2 * torch.float32.itemsize if dtype in LARGEST else 0
         return self.num_heads * ((self.key_dim + self.value_dim) * dtype.itemsize + scales)
 
 
@@ -55,9 +57,9 @@ def resolve_kv_dtype(
     """
     if asked == "auto":
         return torch.bfloat16 if device.type == "cpu" and quantized_weights else dtype
-    wanted: torch.dtype = getattr(torch, asked)
-    if device.type != "cpu" and wanted != dtype:
-        name = str(dtype).removeprefix("torch.")
+    wanted: torch.dtype = torch.float8_e4m3fn if asked == "fp8" else getattr(torch, asked)
+    if wanted == torch.float8_e4m3fn if device.type == "cpu" else wanted not in (dtype, *LARGEST):
+        name = str(resolve_kv_dtype("auto", dtype, device, quantized_weights=quantized_weights)).removeprefix("torch.")
         raise ValueError(f"kv_cache_dtype {asked} is not supported on {device.type}; use auto, which is {name} here")
     return wanted
 
@@ -67,7 +69,8 @@ class KVCache:
 
     The first position of a block is a multiple of `block_size`. Within a block the heads stand outside, so that a block
     is a matrix for each head; keys are transposed, so that a query meets a row of neighbouring positions at a time.
-    In int8, each head's key and value has a scale of its own: its largest magnitude / 127.
+    On CUDA only their shape is: in memory the numbers of a key stand side by side, as a tensor core reads them.
+    In int8 and fp8, each head's key and value has a scale of its own: its largest magnitude / 127 or 448.
     """
 
     def __init__(
@@ -78,20 +81,39 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         kernels: Kernels | None = None,
+        *,
+        whole_keys: bool | None = None,
     ) -> None:
-        """Kernels, on CPU, make moves faster. Raises ValueError if they cannot read what the cache stores."""
+        """An empty cache.
+
+        Args:
+            shapes: of each layer.
+            num_blocks: of all choices together.
+            block_size: positions in a block.
+            dtype: what keys and values are stored as.
+            device: where.
+            kernels: on CPU, make moves faster.
+            whole_keys: whether the numbers of a key stand side by side in memory; None: on CUDA alone.
+
+        Raises:
+            ValueError: if the kernels cannot read what the cache stores.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.keys: list[Tensor] = []  # each [num_blocks, kv_heads, key_dim, block_size]
         self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim]
-        self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries unless int8
+        self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries without scales
         self.value_scales: list[Tensor] = []
+        whole_keys = device.type == "cuda" if whole_keys is None else whole_keys
         for shape in shapes:
             heads = (num_blocks, shape.num_heads)
-            self.keys.append(_zeros((*heads, shape.key_dim, block_size), dtype, device))
+            if whole_keys:
+                self.keys.append(_zeros((*heads, block_size, shape.key_dim), dtype, device).mT)
+            else:
+                self.keys.append(_zeros((*heads, shape.key_dim, block_size), dtype, device))
             self.values.append(_zeros((*heads, block_size, shape.value_dim), dtype, device))
-            if dtype == torch.int8:
+            if dtype in LARGEST:
                 self.key_scales.append(_zeros((*heads, block_size), torch.float32, device))
                 self.value_scales.append(_zeros((*heads, block_size), torch.float32, device))
         self._move_natively: Callable[[Sequence[Move]], None] | None = None
@@ -101,30 +123,30 @@ class KVCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:
         """Store key and value [tokens, kv_heads, dim] of each token at its block and offset."""
-        if self.dtype == torch.int8:
-            key, self.key_scales[layer][block_of, :, offset_of] = _to_int8(key)
-            value, self.value_scales[layer][block_of, :, offset_of] = _to_int8(value)
-        self.keys[layer][block_of, :, :, offset_of] = key.to(self.dtype)
-        self.values[layer][block_of, :, offset_of] = value.to(self.dtype)
+        if self.dtype in LARGEST:
+            key, self.key_scales[layer][block_of, :, offset_of] = _quantized(key, self.dtype)
+            value, self.value_scales[layer][block_of, :, offset_of] = _quantized(value, self.dtype)
+        _movable(self.keys[layer])[block_of, :, :, offset_of] = _movable(key.to(self.dtype))
+        _movable(self.values[layer])[block_of, :, offset_of] = _movable(value.to(self.dtype))
 
     def read_blocks(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [n, kv_heads, key_dim, block_size] and values [n, kv_heads, block_size, value_dim] of n blocks.
 
-        They are of the stored type, but float32 if that is int8.
+        They are of the stored type, but float32 if that has scales.
         """
-        keys, values = self.keys[layer].index_select(0, blocks), self.values[layer].index_select(0, blocks)
-        if self.dtype == torch.int8:
-            keys = keys * self.key_scales[layer].index_select(0, blocks).unsqueeze(2)
-            values = values * self.value_scales[layer].index_select(0, blocks).unsqueeze(3)
+        keys, values = (_movable(t[layer]).index_select(0, blocks).view(self.dtype) for t in (self.keys, self.values))
+        if self.dtype in LARGEST:
+            keys = keys.float() * self.key_scales[layer].index_select(0, blocks).unsqueeze(2)
+            values = values.float() * self.value_scales[layer].index_select(0, blocks).unsqueeze(3)
         return keys, values
 
     def read_places(self, layer: int, blocks: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """The same where every position [n, block_size] is named by its block and offset."""
-        keys = self.keys[layer][blocks, :, :, offsets]  # [n, block_size, kv_heads, key_dim]
-        values = self.values[layer][blocks, :, offsets]
-        if self.dtype == torch.int8:
-            keys = keys * self.key_scales[layer][blocks, :, offsets].unsqueeze(3)
-            values = values * self.value_scales[layer][blocks, :, offsets].unsqueeze(3)
+        keys = _movable(self.keys[layer])[blocks, :, :, offsets].view(self.dtype)  # [n, block_size, kv_heads, key_dim]
+        values = _movable(self.values[layer])[blocks, :, offsets].view(self.dtype)
+        if self.dtype in LARGEST:
+            keys = keys.float() * self.key_scales[layer][blocks, :, offsets].unsqueeze(3)
+            values = values.float() * self.value_scales[layer][blocks, :, offsets].unsqueeze(3)
         return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -149,9 +171,9 @@ class KVCache:
             return
         places = torch.tensor(moves, dtype=torch.int64, device=self.keys[0].device)
         from_block, from_offset, to_block, to_offset = places.unbind(1)
-        for keys in self.keys:
+        for keys in map(_movable, self.keys):
             keys[to_block, :, :, to_offset] = keys[from_block, :, :, from_offset]
-        for other in (*self.values, *self.key_scales, *self.value_scales):
+        for other in (*map(_movable, self.values), *self.key_scales, *self.value_scales):
             other[to_block, :, to_offset] = other[from_block, :, from_offset]
 
     def clear(self, blocks: Sequence[int]) -> None:
@@ -168,7 +190,7 @@ class KVCache:
             tensor[index] = 0
 
     def _tensors(self) -> list[Tensor]:
-        return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
+        return [*map(_movable, (*self.keys, *self.values)), *self.key_scales, *self.value_scales]
 
 
 class KVCaches:
@@ -199,8 +221,9 @@ def cache_structs(cache: KVCache) -> list[KVCacheStruct]:
     Raises:
         ValueError: if they cannot read what the cache stores.
     """
-    if cache.dtype not in _NATIVE_TYPES or cache.keys[0].device.type != "cpu":
-        raise ValueError(f"the CPU kernels cannot read a cache of {cache.dtype} on {cache.keys[0].device}")
+    device = cache.keys[0].device
+    if cache.dtype not in _NATIVE_TYPES or device.type != "cpu" or not cache.keys[0].is_contiguous():
+        raise ValueError(f"the CPU kernels cannot read a cache of {cache.dtype} on {device} or one of whole keys")
     structs = []
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         _, kv_heads, key_dim, block_size = keys.shape
@@ -210,16 +233,23 @@ def cache_structs(cache: KVCache) -> list[KVCacheStruct]:
     return structs
 
 
-def _to_int8(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors [..., dim] as integers, to nearest and halves to even, and their scales [...].
+def _quantized(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Vectors [..., dim] in a type with scales, rounded to nearest and halves to even, and their scales [...].
 
     A vector with a number that is not finite gets the scale NaN, so that nothing that went wrong is hidden.
     """
+    largest = LARGEST[dtype]
     highest = vectors.float().abs().amax(-1)
     usable = highest.isfinite() & (highest >= _SMALLEST)
-    scales = torch.where(usable, highest / 127, torch.where(highest < _SMALLEST, 0.0, math.nan))
-    factor = torch.where(usable, 127 / highest, 0.0)
-    return (vectors * factor.unsqueeze(-1)).nan_to_num(0.0).round().to(torch.int8), scales
+    scales = torch.where(usable, highest / largest, torch.where(highest < _SMALLEST, 0.0, math.nan))
+    factor = torch.where(usable, largest / highest, 0.0)
+    scaled = (vectors * factor.unsqueeze(-1)).nan_to_num(0.0)
+    return (scaled if dtype.is_floating_point else scaled.round()).to(dtype), scales
+
+
+def _movable(tensor: Tensor) -> Tensor:
+    """The same memory in a type that torch can index: of an 8-bit float it moves hardly anything."""
+    return tensor.view(torch.int8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

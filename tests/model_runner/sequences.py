@@ -1,7 +1,7 @@
 """Random queries, keys and values of a few sequences, and ways to compute their attention."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
-from model_runner.kv_cache import KVCache, KVShape
+from model_runner.kv_cache import LARGEST, KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
 
 BLOCK = 16
@@ -59,11 +59,16 @@ class Storage:
     """Blocks are dealt out in an order that depends on this."""
     background: float = 0.0
     """What the cache is filled with before."""
+    num_blocks: int = NUM_BLOCKS
+    device: torch.device = CPU
+    whole_keys: bool | None = None
+    """See KVCache."""
 
     def cache(self, shape: KVShape) -> KVCache:
         """A cache of one layer."""
-        cache = KVCache([shape], NUM_BLOCKS, self.block_size, self.dtype, CPU)
-        for tensors in (cache.keys, cache.values) if self.dtype != torch.int8 else ():
+        sizes = self.num_blocks, self.block_size
+        cache = KVCache([shape], *sizes, self.dtype, self.device, whole_keys=self.whole_keys)
+        for tensors in (cache.keys, cache.values) if self.dtype not in LARGEST else ():
             tensors[0].fill_(self.background)
         for scales in (*cache.key_scales, *cache.value_scales):
             scales.fill_(self.background)
@@ -71,7 +76,7 @@ class Storage:
 
     def tables(self, lengths: Sequence[int]) -> list[list[int]]:
         """Blocks for sequences of these lengths."""
-        free = np.random.default_rng(self.seed).permutation(NUM_BLOCKS).tolist()
+        free = np.random.default_rng(self.seed).permutation(self.num_blocks).tolist()
         return [[free.pop() for _ in range(-(-n // self.block_size))] for n in lengths]
 
 
@@ -93,6 +98,10 @@ class Sequences:
             [torch.randn(n, sizes.kv_heads, sizes.value_dim, generator=generator) for n in lengths],
         )
 
+    def to(self, dtype: torch.dtype) -> "Sequences":
+        """The same rounded to a type."""
+        return Sequences(*([t.to(dtype) for t in tensors] for tensors in (self.query, self.key, self.value)))
+
     @property
     def shape(self) -> KVShape:
         """Of keys and values."""
@@ -112,18 +121,22 @@ class Sequences:
         """Outputs of all rows when the steps run one after the other; NaN for those that none computes."""
         attention = make(storage.cache(self.shape))
         tables = storage.tables([len(q) for q in self.query])
-        outputs = [torch.full((*q.shape[:2], self.shape.value_dim), torch.nan) for q in self.query]
+        outputs = [q.new_full((*q.shape[:2], self.shape.value_dim), torch.nan) for q in self.query]
         for step in steps:
             chunks = [Chunk(range(a, b), a, tables[s], *parents) for s, a, b, *parents in step]
             rows = attention.forward(
                 0,
-                *(torch.cat([t[s][a:b] for s, a, b, *_ in step]) for t in (self.query, self.key, self.value)),
+                *(self._rows(t, step).to(storage.device) for t in (self.query, self.key, self.value)),
                 options,
                 attention.prepare(make_batch(chunks, storage.block_size)),
             )
-            for (s, a, b, *_), part in zip(step, rows.split([len(c.tokens) for c in chunks]), strict=True):
+            for (s, a, b, *_), part in zip(step, rows.cpu().split([len(c.tokens) for c in chunks]), strict=True):
                 outputs[s][a:b] = part
         return outputs
+
+    @staticmethod
+    def _rows(tensors: Sequence[torch.Tensor], step: Step) -> torch.Tensor:
+        return torch.cat([tensors[s][a:b] for s, a, b, *_ in step])
 
     def alone(self, options: AttentionOptions, make: Make = ReferenceAttention, storage: Storage = Storage()):
         """Outputs of all rows when each sequence runs by itself and whole."""
@@ -147,23 +160,22 @@ class Sequences:
         return result
 
 
-def check_trees(
-    sequences: Sequences, options: AttentionOptions, make: Make, dtype: torch.dtype, background: float = 0.0
-) -> None:
+def check_trees(sequences: Sequences, options: AttentionOptions, make: Make, storage: Storage) -> None:
     """Two trees, after 43 and 3 tokens, give each token what it gets at the end of a plain chain.
 
-    A third sequence without a tree is in the same step.
+    A third sequence without a tree is in the same step, and the chains are in other blocks of a clean cache.
     """
+    clean = replace(storage, background=0.0)
     starts = (43, 3)
     trees = [random_tree(len(sequences.query[s]) - start, seed=s) for s, start in enumerate(starts)]
     verify = [(s, start, len(sequences.query[s]), trees[s]) for s, start in enumerate(starts)]
     steps = [[(0, 0, 43), (1, 0, 3)], [verify[0], (2, 0, len(sequences.query[2])), verify[1]]]
-    outputs = sequences.attend(steps, options, make, Storage(dtype, seed=1, background=background))
-    assert torch.equal(outputs[2], sequences.alone(options, make, Storage(dtype))[2])
+    outputs = sequences.attend(steps, options, make, replace(storage, seed=storage.seed + 1))
+    assert torch.equal(outputs[2], sequences.alone(options, make, clean)[2])
     for s, start in enumerate(starts):
         for path in Chunk(trees[s], start, [], trees[s]).paths():
             chain = sequences.branch(s, [*range(start), *(start + token for token in path)])
-            assert torch.equal(outputs[s][start + path[-1]], chain.alone(options, make, Storage(dtype))[0][-1])
+            assert torch.equal(outputs[s][start + path[-1]], chain.alone(options, make, clean)[0][-1])
 
 
 def random_tree(size: int, seed: int) -> list[int]:
@@ -174,9 +186,10 @@ def random_tree(size: int, seed: int) -> list[int]:
 
 def stored_as(vectors: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
     """What a cache of that type makes of vectors [..., dim], in float64."""
-    if dtype != torch.int8:
+    if dtype not in LARGEST:
         return vectors.to(dtype).double().numpy()
-    single = vectors.numpy()
+    largest, single = np.float32(127 if dtype == torch.int8 else 448), vectors.float().numpy()
     highest = np.abs(single).max(-1, keepdims=True)
-    numbers = np.rint(single * (np.float32(127) / highest))
-    return numbers.astype(np.float64) * (highest / np.float32(127))
+    scaled = torch.from_numpy(single * (largest / highest))
+    numbers = (scaled.round() if dtype == torch.int8 else scaled).to(dtype).double().numpy()
+    return numbers * (highest / largest)

@@ -40,7 +40,7 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_branch_of_a_tree_is_a_chain(options: AttentionOptions, dtype: torch.dtype) -> None:
-    check_trees(Sequences.random([70, 30, 20], Sizes(6, 2)), options, ReferenceAttention, dtype)
+    check_trees(Sequences.random([70, 30, 20], Sizes(6, 2)), options, ReferenceAttention, Storage(dtype))
 
 
 def test_long_rows_are_cut_into_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> None:

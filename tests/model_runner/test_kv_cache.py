@@ -3,15 +3,17 @@
 import pytest
 import torch
 
-from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
+from model_runner.kv_cache import KVCache, KVShape, Move, resolve_kv_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SHAPE = KVShape(2, 4, 6)
+DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
+by_storage = pytest.mark.parametrize(("dtype", "whole_keys"), [(d, w) for d in DTYPES for w in (False, True)])
 
 
-def written(dtype: torch.dtype, key: torch.Tensor, value: torch.Tensor) -> KVCache:
+def written(dtype: torch.dtype, key: torch.Tensor, value: torch.Tensor, whole_keys: bool = False) -> KVCache:
     """A cache of four blocks whose block 1 has the key and value [kv_heads, dim] at place 3."""
-    cache = KVCache([SHAPE], 4, 16, dtype, CPU)
+    cache = KVCache([SHAPE], 4, 16, dtype, CPU, whole_keys=whole_keys)
     cache.write(0, key[None], value[None], torch.tensor([1]), torch.tensor([3]))
     return cache
 
@@ -25,6 +27,8 @@ def written(dtype: torch.dtype, key: torch.Tensor, value: torch.Tensor) -> KVCac
         ("float32", torch.float32, CPU, True, torch.float32),
         ("int8", torch.float32, CPU, False, torch.int8),
         ("bfloat16", torch.bfloat16, CUDA, False, torch.bfloat16),
+        ("int8", torch.bfloat16, CUDA, False, torch.int8),
+        ("fp8", torch.float16, CUDA, False, torch.float8_e4m3fn),
     ],
 )
 def test_type_of_the_cache(
@@ -33,15 +37,30 @@ def test_type_of_the_cache(
     assert resolve_kv_dtype(asked, compute, device, quantized_weights=quantized_weights) == stored
 
 
-@pytest.mark.parametrize("asked", ["float32", "int8"])
-def test_type_that_a_device_cannot_read_is_refused(asked: str) -> None:
-    message = f"kv_cache_dtype {asked} is not supported on cuda; use auto, which is bfloat16 here"
+@pytest.mark.parametrize(
+    ("asked", "compute", "device", "auto"),
+    [
+        ("float32", torch.bfloat16, CUDA, "bfloat16"),
+        ("bfloat16", torch.float16, CUDA, "float16"),
+        ("fp8", torch.float32, CPU, "bfloat16"),
+    ],
+)
+def test_type_that_a_device_cannot_read_is_refused(
+    asked: str, compute: torch.dtype, device: torch.device, auto: str
+) -> None:
+    message = f"kv_cache_dtype {asked} is not supported on {device}; use auto, which is {auto} here"
     with pytest.raises(ValueError, match=message):
-        resolve_kv_dtype(asked, torch.bfloat16, CUDA, quantized_weights=False)
+        resolve_kv_dtype(asked, compute, device, quantized_weights=device == CPU)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "per_token"), [(torch.float32, 2 * 10 * 4), (torch.bfloat16, 2 * 10 * 2), (torch.int8, 2 * (10 + 8))]
+    ("dtype", "per_token"),
+    [
+        (torch.float32, 2 * 10 * 4),
+        (torch.bfloat16, 2 * 10 * 2),
+        (torch.int8, 2 * (10 + 8)),
+        (torch.float8_e4m3fn, 2 * (10 + 8)),
+    ],
 )
 def test_memory_is_counted_with_the_scales(dtype: torch.dtype, per_token: int) -> None:
     cache = KVCache([SHAPE], 4, 16, dtype, CPU)
@@ -58,7 +77,7 @@ def test_int8_keeps_the_largest_magnitude_and_rounds_the_rest() -> None:
     assert cache.value_scales[0][1, :, 3].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_stays_visible(dtype: torch.dtype, bad: float) -> None:
     key, value = torch.ones(2, 4), torch.ones(2, 6)
@@ -70,10 +89,29 @@ def test_what_is_not_finite_stays_visible(dtype: torch.dtype, bad: float) -> Non
     assert values[0, 1, 3].tolist() == [1] * 6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_blocks_are_copied_and_cleared_with_all_that_belongs_to_them(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("bits", range(0x100))
+def test_fp8_keeps_what_it_stores(bits: int) -> None:
+    number = torch.tensor([bits], dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    if number.isfinite():
+        key = torch.cat([number, torch.tensor([448.0, 0.0, -448.0])]).expand(2, -1)
+        keys, _ = written(torch.float8_e4m3fn, key, torch.zeros(2, 6)).read_blocks(0, torch.tensor([1]))
+        assert torch.equal(keys[0, :, :, 3], key)
+
+
+@by_storage
+def test_tokens_are_moved_with_all_that_belongs_to_them(dtype: torch.dtype, whole_keys: bool) -> None:
+    cache = written(dtype, torch.randn(2, 4), torch.randn(2, 6), whole_keys)
+    source = cache.read_places(0, torch.tensor([[1]]), torch.tensor([[3]]))
+    cache.move([Move(1, 3, 2, 5)])
+    assert all(tensor.any() for tensor in source)
+    for one, other in zip(source, cache.read_places(0, torch.tensor([[2]]), torch.tensor([[5]])), strict=True):
+        assert torch.equal(one, other)
+
+
+@by_storage
+def test_blocks_are_copied_and_cleared_with_all_that_belongs_to_them(dtype: torch.dtype, whole_keys: bool) -> None:
     key, value = torch.randn(2, 4), torch.randn(2, 6)
-    cache = written(dtype, key, value)
+    cache = written(dtype, key, value, whole_keys)
     one = torch.tensor([1])
     before = [tensor.clone() for tensor in cache.read_blocks(0, one)]
     cache.copy_blocks([(1, 2)])
@@ -89,13 +127,15 @@ def test_blocks_are_copied_and_cleared_with_all_that_belongs_to_them(dtype: torc
     assert all(not tensor.any() for tensor in cache.read_blocks(0, one))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_places_are_read_as_blocks_are(dtype: torch.dtype) -> None:
-    cache = KVCache([SHAPE], 4, 16, dtype, CPU)
+@by_storage
+def test_places_are_read_as_blocks_are(dtype: torch.dtype, whole_keys: bool) -> None:
+    cache = KVCache([SHAPE], 4, 16, dtype, CPU, whole_keys=whole_keys)
+    assert cache.keys[0].shape == (4, 2, 4, 16)
+    assert cache.keys[0].mT.is_contiguous() == whole_keys
     tokens = torch.arange(64)
     cache.write(0, torch.randn(64, 2, 4), torch.randn(64, 2, 6), tokens // 16, tokens % 16)
     blocks, offsets = torch.tensor([[2] * 16, [0] * 16]), torch.arange(16).expand(2, -1)
     whole = cache.read_blocks(0, torch.tensor([2, 0]))
     for one, other in zip(whole, cache.read_places(0, blocks, offsets), strict=True):
         assert torch.equal(one, other)
-        assert one.stride() == other.stride()
+        assert whole_keys or one.stride() == other.stride()

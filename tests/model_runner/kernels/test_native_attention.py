@@ -86,7 +86,7 @@ def test_rows_do_not_depend_on_threads(
 @by_dtype
 @by_options
 def test_a_branch_of_a_tree_is_a_chain(make: Make, options: AttentionOptions, dtype: torch.dtype) -> None:
-    check_trees(Sequences.random([70, 30, 20], Sizes(6, 2, key_dim=20, value_dim=36)), options, make, dtype)
+    check_trees(Sequences.random([70, 30, 20], Sizes(6, 2, key_dim=20, value_dim=36)), options, make, Storage(dtype))
 
 
 @by_dtype
@@ -97,7 +97,7 @@ def test_what_is_left_in_a_block_does_not_leak(make: Make, options: AttentionOpt
     stale = sequences.attend(CROWD, options, make, Storage(dtype, background=torch.nan))
     for one, other in zip(clean, stale, strict=True):
         assert torch.equal(one, other)
-    check_trees(Sequences.random([70, 30, 20], Sizes(6, 2)), options, make, dtype, background=torch.nan)
+    check_trees(Sequences.random([70, 30, 20], Sizes(6, 2)), options, make, Storage(dtype, background=torch.nan))
 
 
 @by_dtype

@@ -1,0 +1,386 @@
+"""Attention over the paged KV cache: prompts, single tokens and draft trees in one launch.
+
+The rows of a tile are the heads of one group (those that share a key-value head) of some consecutive tokens: row r is
+head r % GROUP of token r // GROUP. Keys are walked in tiles of BLOCK_N consecutive positions, and SPLIT consecutive
+positions are a split. Both start at multiples of their size, whatever the batch. Within a split the softmax is computed
+online (FlashAttention-2, arXiv:2307.08691) from nothing; then the split is merged into the splits before it, in order.
+So it does not matter, bit for bit, whether one program walks all splits of a tile, or several programs walk one each
+(as in Flash-Decoding) and another kernel merges them by the same formula, in the same order: how the work is shared out
+may depend on the batch. What a row does not see is exactly neutral: weights of zero, and a split whose highest score is
+minus infinity.
+
+Scores are in units of log2, since exp2 is what the hardware has. `enable_fp_fusion=False` keeps the compiler from
+contracting the formulas of the two kernels in different ways.
+
+A value that is not finite must not reach a row that does not see it, though zero times NaN is NaN. It could only where
+the rows of a tile do not see the same keys, so such tiles of keys are walked by a variant that takes those values out
+and makes the sums of the rows that do see them NaN. Types with scales need no such care: only scales can be NaN.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_N = 64
+"""Keys in a tile."""
+SPLIT = 256
+"""Keys in a split: a program that walks one of 8 heads of 128 numbers reads 128 KiB, far more than its partial sums."""
+MERGED_ROWS = 4
+"""Rows of a unit of work of the merging kernel."""
+
+HEADER = 8
+"""Numbers that a step's plan begins with: the number of items, that of merges, where merges, paths and tables begin."""
+ITEM = 9
+"""Numbers of a work item: first token, number of tokens, position of the first, start of its choice's table, first
+position that stands elsewhere, entry of that position in the paths, first split, last split (excluded), and the row of
+the first partial sum, or -1 if the item is a whole tile."""
+MERGE = 6
+"""Numbers of a merge: first token, number of tokens, position of the first, number of splits, row of the first partial
+sum, first row of the tile that it is about."""
+
+_BLOCK_N, _SPLIT = tl.constexpr(BLOCK_N), tl.constexpr(SPLIT)
+_HEADER, _ITEM, _MERGE = tl.constexpr(HEADER), tl.constexpr(ITEM), tl.constexpr(MERGE)
+_LOG2_E = 1.4426950408889634
+_EVERYTHING = 2**30
+"""A window that reaches back to the first position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a launch works on: a plan in device memory, see HEADER, and room for partial sums."""
+
+    plan: Tensor  # [...] int32
+    block_m: int
+    """Rows of a tile."""
+    programs: int
+    """For each key-value head."""
+    has_merges: bool
+    """Whether tiles may be walked by several programs."""
+    part_rows: int
+    """Rows of partial sums for each key-value head."""
+    sums: Tensor  # [kv_heads * rows * padded(value_dim)] float32, weighted values of rows in a split
+    peaks: Tensor  # [kv_heads * rows, 2] float32, highest score and sum of the weights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """Keys and values of a layer; see KVCache."""
+
+    keys: Tensor  # [blocks, kv_heads, block_size, key_dim]
+    values: Tensor  # [blocks, kv_heads, block_size, value_dim]
+    key_scales: Tensor | None  # [blocks, kv_heads, block_size] float32
+    value_scales: Tensor | None
+
+
+def attend(
+    query: Tensor, layer: LayerKV, step: Step, scale: float, window: int | None, softcap: float | None, out: Tensor
+) -> None:
+    """Attend.
+
+    Args:
+        query: [tokens, heads, key_dim] in float16, bfloat16 or float32; the numbers of a head stand side by side.
+        layer: keys and values, in the type of the query or one with scales.
+        step: what is to be done. Items of tokens beyond those of the query are left out.
+        scale: factor on the products.
+        window: how many last positions a row sees; None: all.
+        softcap: scores s become softcap * tanh(s / softcap).
+        out: [tokens, heads, value_dim], contiguous, in the type of the query. Rows of no item are left as they are.
+    """
+    num_tokens, heads, key_dim = query.shape
+    _, kv_heads, block_size, value_dim = layer.values.shape
+    if not num_tokens:
+        return
+    shape = {"GROUP": heads // kv_heads, "VALUE_DIM": value_dim, "DV": padded(value_dim)}
+    scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # a stand-in if none
+    window = _EVERYTHING if window is None else window
+    grid = (step.programs, kv_heads)
+    _attend_kernel[grid](
+        query,
+        layer.keys,
+        layer.values,
+        *scales,
+        out,
+        step.sums,
+        step.peaks,
+        step.plan,
+        num_tokens,
+        query.stride(0),
+        query.stride(1),
+        step.part_rows,
+        scale * _LOG2_E if softcap is None else scale / softcap * 2 * _LOG2_E,
+        0.0 if softcap is None else softcap * _LOG2_E,
+        window,
+        **shape,
+        KEY_DIM=key_dim,
+        DK=padded(key_dim),
+        BLOCK_SIZE=block_size,
+        BLOCK_M=step.block_m,
+        CAPPED=softcap is not None,
+        SCALED=layer.key_scales is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else None,
+        **_launch_options(query.dtype, max(key_dim, value_dim), step.block_m),
+    )
+    if step.has_merges:
+        _merge_kernel[grid](
+            out,
+            step.sums,
+            step.peaks,
+            step.plan,
+            num_tokens,
+            step.part_rows,
+            window,
+            **shape,
+            ROWS=MERGED_ROWS,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
+
+
+def padded(dim: int) -> int:
+    """The width that vectors of so many numbers have in a kernel: a power of two, and enough for a tensor core."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def _launch_options(dtype: torch.dtype, dim: int, block_m: int) -> dict[str, int | bool]:
+    """Warps and stages: what fits into the registers and shared memory of an H200's SM, twice where it can."""
+    wide = dtype == torch.float32 or dim > 128
+    return {
+        "num_warps": 8 if wide or block_m > 64 else 4,
+        "num_stages": 2 if wide else 3,
+        "enable_fp_fusion": False,
+    }
+
+
+@triton.jit
+def _nothing(M: tl.constexpr, DV: tl.constexpr):
+    """The state of a softmax over no keys: highest score [M], sum of the weights [M], weighted values [M, DV]."""
+    return tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, DV], tl.float32)
+
+
+@triton.jit
+def _merge(one, other):
+    """Two states as one. A state without keys changes nothing."""
+    top, total, summed = one
+    other_top, other_total, other_summed = other
+    new_top = tl.maximum(top, other_top)
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    factor, other_factor = tl.exp2(top - base), tl.exp2(other_top - base)
+    total = total * factor + other_total * other_factor
+    return new_top, total, summed * factor[:, None] + other_summed * other_factor[:, None]
+
+
+@triton.jit
+def _write_output(out, token, num_tokens, rows, is_row, state, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, DV):
+    """The rows of a tile whose first token is `token`. Those without keys, of no request, become zeros."""
+    _, total, summed = state
+    result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
+    tokens, dims = token + rows // GROUP, tl.arange(0, DV)
+    heads = (tokens.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * GROUP + rows % GROUP
+    mask = (is_row & (tokens < num_tokens))[:, None] & (dims < VALUE_DIM)[None, :]
+    tl.store(out + heads[:, None] * VALUE_DIM + dims[None, :], result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _write_partial(sums, peaks, at, is_row, state, DV: tl.constexpr):
+    """Keep a state in the rows `at`."""
+    top, total, summed = state
+    tl.store(peaks + at * 2, top, mask=is_row)
+    tl.store(peaks + at * 2 + 1, total, mask=is_row)
+    tl.store(sums + at[:, None] * DV + tl.arange(0, DV)[None, :], summed, mask=is_row[:, None])
+
+
+@triton.jit
+def _read_partial(sums, peaks, at, is_row, DV: tl.constexpr):
+    """What _write_partial kept."""
+    top = tl.load(peaks + at * 2, mask=is_row, other=float("-inf"))
+    total = tl.load(peaks + at * 2 + 1, mask=is_row, other=0.0)
+    return top, total, tl.load(sums + at[:, None] * DV + tl.arange(0, DV)[None, :], mask=is_row[:, None], other=0.0)
+
+
+@triton.jit
+def _scores(products, rescale, cap, CAPPED):
+    """Products as scores in units of log2, capped: cap * tanh(x / 2) where rescale has brought x there."""
+    scores = products * rescale
+    if CAPPED:
+        scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
+    return scores
+
+
+@triton.jit
+def _rows_of_keys(where, positions, is_key, head, BLOCK_SIZE: tl.constexpr):
+    """Where the keys at these positions stand: rows [BLOCK_N] of a layer's [blocks, kv_heads, block_size]."""
+    table, path, start = where
+    on_path = positions >= start
+    blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_key & (positions < start), other=0)
+    slots = tl.load(path + positions - start, mask=is_key & on_path, other=0)
+    blocks = tl.where(on_path, slots // BLOCK_SIZE, blocks)
+    offsets = tl.where(on_path, slots, positions) % BLOCK_SIZE
+    return (blocks * tl.num_programs(1) + head) * BLOCK_SIZE + offsets
+
+
+@triton.jit
+def _load_vectors(base, rows, is_key, DIM: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr):
+    """Keys or values [BLOCK_N, PADDED], with zeros after DIM and for what is no key; without MASKED all are."""
+    dims = tl.arange(0, PADDED)
+    at = base + rows.to(tl.int64)[:, None] * DIM + dims[None, :]
+    if MASKED:
+        return tl.load(at, mask=is_key[:, None] & (dims < DIM)[None, :], other=0.0)
+    if PADDED > DIM:
+        return tl.load(at, mask=(dims < DIM)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def _only_finite(value):
+    """Values [BLOCK_N, DV] with zeros for numbers that are not finite, and which rows [BLOCK_N] had such numbers."""
+    is_finite = tl.abs(value.to(tl.float32)) < float("inf")
+    return tl.where(is_finite, value, 0.0), tl.min(is_finite.to(tl.int32), 1) == 0
+
+
+@triton.jit
+def _add_tile(split, scores, value, value_scales, spoils, seen, MASKED: tl.constexpr, SCALED: tl.constexpr, PRECISION):
+    """A step of the online softmax: scores [M, BLOCK_N] and values [BLOCK_N, DV] into the state of a split."""
+    top, total, summed = split
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    factor = tl.exp2(top - base)
+    weights = tl.exp2(scores - base[:, None])
+    if MASKED and not SCALED:
+        weights = tl.where(seen & spoils[None, :], float("nan"), weights)
+    total = total * factor + tl.sum(weights, 1)
+    if SCALED:
+        weights *= value_scales[None, :]
+        if MASKED:
+            weights = tl.where(seen, weights, 0.0)
+    summed = tl.dot(weights.to(value.dtype), value, summed * factor[:, None], input_precision=PRECISION)
+    return new_top, total, summed
+
+
+@triton.jit
+def _walk(
+    state, first, last, queries, row_positions, where, end, head, layer, scoring,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles of keys from `first` to `last` (excluded) into the state: of the splits so far and of this one.
+
+    Positions from `end` on have no keys. Without MASKED all rows see all keys of all these tiles.
+    """
+    whole, split = state
+    keys, values, key_scales, value_scales = layer
+    rescale, cap, window = scoring
+    for tile in tl.range(first, last, disable_licm=True):
+        if tile * _BLOCK_N % _SPLIT == 0:
+            whole = _merge(whole, split)
+            split = _nothing(queries.shape[0], DV)
+        positions = tile * _BLOCK_N + tl.arange(0, _BLOCK_N)
+        is_key = positions < end
+        at = _rows_of_keys(where, positions, is_key, head, BLOCK_SIZE)
+        key = _load_vectors(keys, at, is_key, KEY_DIM, queries.shape[1], MASKED)
+        value = _load_vectors(values, at, is_key, VALUE_DIM, DV, MASKED)
+        scales_of_values, spoils = 1.0, False
+        if SCALED:  # by way of float32: the interpreter has no other way from integers to bfloat16
+            key, value = key.to(tl.float32).to(queries.dtype), value.to(tl.float32).to(queries.dtype)
+            scales_of_values = tl.load(value_scales + at, mask=is_key, other=0.0)
+        elif MASKED:  # here, while few registers are taken
+            value, spoils = _only_finite(value)
+        products = tl.dot(queries, tl.trans(key), input_precision=PRECISION)
+        if SCALED:
+            products *= tl.load(key_scales + at, mask=is_key, other=0.0)[None, :]
+        behind = row_positions[:, None] - positions[None, :]
+        seen = (behind >= 0) & (behind < window)
+        scores = _scores(products, rescale, cap, CAPPED)
+        split = _add_tile(split, scores, value, scales_of_values, spoils, seen, MASKED, SCALED, PRECISION)
+    return whole, split
+
+
+@triton.jit
+def _attend_item(
+    item, paths, tables, query, out, sums, peaks, num_tokens, token_stride, head_stride, part_rows, layer, scoring,
+    GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One work item: the output of a tile, or the partial sums of one of its splits."""
+    head = tl.program_id(1)
+    token, count, position = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    where = tables + tl.load(item + 3), paths + tl.load(item + 5), tl.load(item + 4)
+    first, last, part = tl.load(item + 6), tl.load(item + 7), tl.load(item + 8)
+
+    rows = tl.arange(0, BLOCK_M)
+    is_row = rows < count * GROUP
+    tokens = token + rows // GROUP
+    dims = tl.arange(0, DK)
+    at = tokens.to(tl.int64) * token_stride + (head * GROUP + rows % GROUP) * head_stride
+    mask = (is_row & (tokens < num_tokens))[:, None] & (dims < KEY_DIM)[None, :]
+    queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
+
+    # The tiles of keys that some row sees, and among them those that all rows see in whole.
+    end = position + count
+    lowest = position - scoring[2] + 1  # of the positions that the first row sees
+    last_tile = tl.minimum(last * _SPLIT // _BLOCK_N, tl.cdiv(end, _BLOCK_N))
+    first_tile = tl.maximum(first * _SPLIT // _BLOCK_N, tl.maximum(lowest, 0) // _BLOCK_N)
+    all_from = tl.maximum(first_tile, tl.cdiv(tl.maximum(lowest + count - 1, 0), _BLOCK_N))
+    all_to = tl.minimum(last_tile, (position + 1) // _BLOCK_N)
+    all_from = tl.minimum(all_from, last_tile)
+    all_to = tl.maximum(all_from, all_to)
+
+    state = _nothing(BLOCK_M, DV), _nothing(BLOCK_M, DV)
+    bounds = first_tile, all_from, all_to, last_tile
+    for phase in tl.static_range(3):
+        state = _walk(
+            state, bounds[phase], bounds[phase + 1], queries, position + rows // GROUP, where, end, head, layer,
+            scoring, KEY_DIM, VALUE_DIM, DV, BLOCK_SIZE, CAPPED, SCALED, PRECISION, phase != 1,
+        )  # fmt: skip
+    result = _merge(state[0], state[1])
+    if part < 0:
+        _write_output(out, token, num_tokens, rows, is_row, result, GROUP, VALUE_DIM, DV)
+    elif first_tile < last_tile:
+        at = head.to(tl.int64) * part_rows + part + first * count * GROUP + rows
+        _write_partial(sums, peaks, at, is_row, result, DV)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "window"], do_not_specialize_on_alignment=["plan"])
+def _attend_kernel(
+    query, keys, values, key_scales, value_scales, out, sums, peaks, plan, num_tokens, token_stride,
+    head_stride, part_rows, rescale, cap, window,
+    GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Work through the items; program p of P for a key-value head takes p, p + P and so on."""
+    layer = keys, values, key_scales, value_scales
+    scoring = rescale, cap, window
+    paths, tables = plan + tl.load(plan + 3), plan + tl.load(plan + 4)
+    for index in tl.range(tl.program_id(0), tl.load(plan), tl.num_programs(0), disable_licm=True):
+        _attend_item(
+            plan + _HEADER + index * _ITEM, paths, tables, query, out, sums, peaks, num_tokens, token_stride,
+            head_stride, part_rows, layer, scoring, GROUP, KEY_DIM, VALUE_DIM, DK, DV, BLOCK_SIZE, BLOCK_M, CAPPED,
+            SCALED, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "window"], do_not_specialize_on_alignment=["plan"])
+def _merge_kernel(
+    out, sums, peaks, plan, num_tokens, part_rows, window,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge the partial sums of ROWS rows at a time, in the order of the splits."""
+    head = tl.program_id(1)
+    merges = plan + tl.load(plan + 2)
+    for index in tl.range(tl.program_id(0), tl.load(plan + 1), tl.num_programs(0)):
+        merge = merges + index * _MERGE
+        token, count, position = tl.load(merge), tl.load(merge + 1), tl.load(merge + 2)
+        num_splits, part = tl.load(merge + 3), tl.load(merge + 4)
+        rows = tl.load(merge + 5) + tl.arange(0, ROWS)
+        is_row = rows < count * GROUP
+        result = _nothing(ROWS, DV)
+        for split in tl.range(tl.maximum(position - window + 1, 0) // _SPLIT, num_splits, loop_unroll_factor=8):
+            at = head.to(tl.int64) * part_rows + part + split * count * GROUP + rows
+            result = _merge(result, _read_partial(sums, peaks, at, is_row, DV))
+        _write_output(out, token, num_tokens, rows, is_row, result, GROUP, VALUE_DIM, DV)
