@@ -18,8 +18,8 @@ from model_runner.kernels.triton.tiles import (
     rows_of_tile,
 )
 
-_HALVES = Operands(row_bytes=2, weight_bytes=2, inputs=None)
-_FP8 = Operands(row_bytes=1, weight_bytes=1, inputs=128)
+_HALVES = Operands(row_bytes=2, weight_bytes=2)
+_FP8 = Operands(row_bytes=1, weight_bytes=1, inputs=128, widest=128)  # two accumulators for each element
 _FLOAT32 = TileShape(rows=16, outputs=32, inputs=32, warps=4, stages=3)
 """Without tensor cores an element is a chain of multiplications and additions in the order of the inputs. Only routers
 come here, so one shape does."""
@@ -55,7 +55,10 @@ class Addends:
     bias: Tensor | None = None
     """[out]."""
     residual: Tensor | None = None
-    """[n, out], its rows contiguous."""
+    """[n, out], each row contiguous."""
+
+
+NO_ADDENDS = Addends()
 
 
 @triton.jit
@@ -64,7 +67,9 @@ def finish(acc, out_ptr, bias_ptr, residual_ptr, m, n, inside, residual_stride, 
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     if residual_ptr is not None:
-        residual = tl.load(residual_ptr + m.to(tl.int64)[:, None] * residual_stride + n[None, :], mask=inside, other=0.0)
+        residual = tl.load(
+            residual_ptr + m.to(tl.int64)[:, None] * residual_stride + n[None, :], mask=inside, other=0.0
+        )
         acc += residual.to(tl.float32)
     out = out_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=inside)
@@ -97,10 +102,10 @@ def _linear_kernel(
     PROMOTE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """out = rows @ weight^T (* scales) (+ bias) (+ residual); one tile for each program.
+    """Rows @ weight^T (* scales) (+ bias) (+ residual); one tile for each program.
 
-    WHOLE: K is a multiple of INPUTS. PROMOTE: inputs after which an fp8 sum is added to one in full float32, as Hopper's
-    fp8 products accumulate in 14 bits; 0 for other types.
+    WHOLE: K is a multiple of INPUTS. PROMOTE: inputs after which an fp8 sum is added to one in full float32, because
+    Hopper's fp8 products keep about 14 bits of theirs; 0 for other types.
     """
     row_tile, output_tile = place(num_row_tiles, num_output_tiles, GROUP)
     expert, first, end = rows_of_tile(row_tile, M, starts_ptr, num_experts, EXPERTS, ROWS)
@@ -157,7 +162,7 @@ def linear(
     weight: Tensor,
     out: Tensor,
     *,
-    addends: Addends = Addends(),
+    addends: Addends = NO_ADDENDS,
     scales: Scales | None = None,
     experts: Experts | None = None,
     shape: TileShape | None = None,
@@ -166,7 +171,7 @@ def linear(
 
     Args:
         rows: [n, in] float16, bfloat16, float32, or float8_e4m3fn with scales; each row contiguous.
-        weight: [out, in], of the rows' type or one that is rounded to it; contiguous. With `experts` [experts, out, in].
+        weight: [out, in], contiguous; with `experts` [experts, out, in]. Of the rows' type, or cast to it.
         out: [n, out] contiguous, receives the result.
         addends: bias and residual; the residual may be `out` itself.
         scales: of fp8 rows and weights.

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_runner.kernels.triton.linear import Addends, Experts, finish
+from model_runner.kernels.triton.linear import NO_ADDENDS, Addends, Experts, finish
 from model_runner.kernels.triton.tiles import (
     GROUP_ROWS,
     Operands,
@@ -28,7 +28,7 @@ class Int4Weight:
     """
 
     nibbles: Tensor
-    """Uint8 [groups, out, group / 2], or [experts, groups, ...]: of a group's first half low, of its second half high."""
+    """Uint8 [groups, out, group / 2], or [experts, groups, ...]: a group's first half is low, its second half high."""
     lines: Tensor
     """Int32 [groups, out], or [experts, ...]: two numbers in float16, the scale in the lower half, the minimum above.
 
@@ -82,7 +82,7 @@ def _int4_kernel(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """out = rows @ weight^T (+ bias) (+ residual); a group of inputs in each step, one tile for each program."""
+    """Rows @ weight^T (+ bias) (+ residual); a group of inputs in each step, one tile for each program."""
     row_tile, output_tile = place(num_row_tiles, num_output_tiles, GROUP)
     expert, first, end = rows_of_tile(row_tile, M, starts_ptr, num_experts, EXPERTS, ROWS)
     if first >= end:
@@ -114,7 +114,7 @@ def _int4_kernel(
 
 
 def _operands(group: int) -> Operands:
-    return Operands(row_bytes=2, weight_bytes=0.5, inputs=group)
+    return Operands(row_bytes=2, weight_bytes=0.5, inputs=group, widest=128)  # registers for unpacking
 
 
 def int4_shapes(weight: Int4Weight) -> list[TileShape]:
@@ -132,7 +132,7 @@ def linear_int4(
     weight: Int4Weight,
     out: Tensor,
     *,
-    addends: Addends = Addends(),
+    addends: Addends = NO_ADDENDS,
     experts: Experts | None = None,
     shape: TileShape | None = None,
 ) -> Tensor:
@@ -187,4 +187,5 @@ def dequantize(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
     halves = torch.stack([weight.nibbles & 15, weight.nibbles >> 4], dim=-2).float()  # [..., groups, out, 2, group / 2]
     scale, minimum = weight.lines.view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
     dense = halves * scale[..., None, None] + minimum[..., None, None]
-    return dense.transpose(-4, -3).flatten(-3).to(dtype)
+    result: Tensor = dense.transpose(-4, -3).flatten(-3).to(dtype)
+    return result

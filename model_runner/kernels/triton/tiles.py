@@ -45,14 +45,16 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What decides how large the steps of a program are."""
+    """What decides how large the tiles and the steps of a program are."""
 
     row_bytes: float
     """Of one number of the rows."""
     weight_bytes: float
     """Of one weight, as stored."""
-    inputs: int | None
+    inputs: int | None = None
     """In a step, where the kind of weight fixes them."""
+    widest: int = 256
+    """Outputs of a tile at most, for which registers suffice."""
 
 
 _SHAPES = ((128, 256, 8), (128, 128, 8), (64, 128, 4), (64, 64, 4), (64, 32, 4))
@@ -60,11 +62,11 @@ _SHAPES = ((128, 256, 8), (128, 128, 8), (64, 128, 4), (64, 64, 4), (64, 32, 4))
 
 128 x 256 reads 48 KiB for 4.2 MFLOP, 85 a byte, and wgmma reads 80 bytes of shared memory a cycle of its 128: it stays
 at the matrix rate. 128 accumulators a thread leave no room for a larger one.
-64 x 32 streams: of 24 KiB a step, 8 are weights, so that 8 steps in flight on each of 128 multiprocessors are 7 MiB,
+64 x 32 streams: of 24 KiB a step, 8 are weights, so that 7 steps in flight on each of 128 multiprocessors are 7 MiB,
 twice what 4.3 TB/s and a latency of 0.8 us keep on their way. The arithmetic of 64 rows, of which one may be wanted,
 takes a third of the time that the weights take to arrive.
 """
-_DEEPEST = 12
+_DEEPEST = 16
 
 
 def choose_shape(operands: Operands, num_rows: int, outputs: int, inputs: int, experts: int = 1) -> TileShape:
@@ -78,27 +80,28 @@ def choose_shape(operands: Operands, num_rows: int, outputs: int, inputs: int, e
         experts: that share the rows.
     """
     crowded = num_rows > 64 * experts
-    rows, wide, warps = next(
-        (
-            (rows, wide, warps)
-            for rows, wide, warps in _SHAPES
-            if (crowded or rows == 64) and _programs(num_rows, outputs, experts, rows, wide) >= _ENOUGH_PROGRAMS
-        ),
-        _SHAPES[-1],
-    )
-    # 16-bit inputs go by 128 where tiles are small, so that steps are fewer, but only if that makes the same sums.
-    step = operands.inputs or (128 if wide <= 64 and inputs % 128 == 0 else 64)
-    # Two programs share a multiprocessor, if there are so many and they have registers for that.
-    alone = warps == 8 or _programs(num_rows, outputs, experts, rows, wide) <= MULTIPROCESSORS
-    step_bytes = step * (rows * operands.row_bytes + wide * operands.weight_bytes)
-    stages = int((_SHARED_MEMORY if alone else _SHARED_MEMORY // 2) // step_bytes)
-    return TileShape(rows, wide, step, warps, max(2, min(stages, _DEEPEST)))
+    for rows, wide, warps in _SHAPES:
+        programs = row_tiles(num_rows, experts, rows) * -(-outputs // wide)
+        fits = wide <= operands.widest and (crowded or rows == 64)
+        if (fits and programs >= _ENOUGH_PROGRAMS) or (rows, wide, warps) == _SHAPES[-1]:
+            break
+    return _cut(operands, (rows, wide, warps), inputs, programs)
 
 
 def all_shapes(operands: Operands, inputs: int) -> list[TileShape]:
-    """Every shape that `choose_shape` can choose, up to the number of stages."""
-    chosen = [choose_shape(operands, rows, wide * _ENOUGH_PROGRAMS, inputs) for rows, wide, _ in _SHAPES if rows == 64]
-    return chosen + [choose_shape(operands, 128 * _ENOUGH_PROGRAMS, wide, inputs) for wide in (256, 128)]
+    """Every shape that `choose_shape` can choose, each with the most stages."""
+    return [_cut(operands, shape, inputs, 1) for shape in _SHAPES if shape[1] <= operands.widest]
+
+
+def _cut(operands: Operands, shape: tuple[int, int, int], inputs: int, programs: int) -> TileShape:
+    rows, wide, warps = shape
+    # 16-bit inputs go by 128 where tiles are small, so that steps are fewer, but only if that makes the same sums.
+    step = operands.inputs or (128 if wide <= 64 and inputs % 128 == 0 else 64)
+    step_bytes = step * (rows * operands.row_bytes + wide * operands.weight_bytes)
+    # Two programs share a multiprocessor, if there are so many and they have registers for that.
+    alone = warps == 8 or programs <= MULTIPROCESSORS
+    stages = int((_SHARED_MEMORY if alone else _SHARED_MEMORY // 2) // step_bytes)
+    return TileShape(rows, wide, step, warps, max(2, min(stages, _DEEPEST)))
 
 
 def row_tiles(num_rows: int, experts: int, rows: int) -> int:
@@ -106,13 +109,9 @@ def row_tiles(num_rows: int, experts: int, rows: int) -> int:
     return min(num_rows, (num_rows + experts * (rows - 1)) // rows)
 
 
-def _programs(num_rows: int, outputs: int, experts: int, rows: int, wide: int) -> int:
-    return row_tiles(num_rows, experts, rows) * -(-outputs // wide)
-
-
 @triton.jit
 def place(num_row_tiles, num_output_tiles, GROUP_ROWS: tl.constexpr):
-    """This program's tile of rows and tile of outputs, such that neighbours share what they read."""
+    """The tile of rows and the tile of outputs of this program, such that neighbours share what they read."""
     program = tl.program_id(0)
     in_group = GROUP_ROWS * num_output_tiles
     first = program // in_group * GROUP_ROWS
