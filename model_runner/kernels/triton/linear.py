@@ -62,17 +62,34 @@ NO_ADDENDS = Addends()
 
 
 @triton.jit
-def finish(acc, out_ptr, bias_ptr, residual_ptr, m, n, inside, residual_stride, N):
-    """Add bias and residual to float32 sums [ROWS, OUTPUTS], round once, and store."""
+def finish(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride):
+    """Add bias and residual to float32 sums [ROWS, OUTPUTS], round once, and store those of rows before the end.
+
+    The sums of the widest tiles leave no registers for as many residuals: they are finished one half after the other.
+    """
+    if acc.shape[1] > 128:
+        half: tl.constexpr = acc.shape[1] // 2
+        low, high = tl.split(acc.reshape(acc.shape[0], 2, half).permute(0, 2, 1))
+        _finish_part(low, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride)
+        _finish_part(high, out_ptr, bias_ptr, residual_ptr, first, end, first_output + half, N, residual_stride)
+    else:
+        _finish_part(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride)
+
+
+@triton.jit
+def _finish_part(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride):
+    m = tl.arange(0, acc.shape[0])[:, None]
+    n = tl.arange(0, acc.shape[1])[None, :]
+    is_output = first_output + n < N
+    inside = (first + m < end) & is_output
     if bias_ptr is not None:
-        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias_ptr + first_output + n, mask=is_output, other=0.0).to(tl.float32)
+    # The tile's place in 64 bits, a number's place in the tile in 32, which takes fewer registers.
+    row = tl.cast(first, tl.int64)
     if residual_ptr is not None:
-        residual = tl.load(
-            residual_ptr + m.to(tl.int64)[:, None] * residual_stride + n[None, :], mask=inside, other=0.0
-        )
-        acc += residual.to(tl.float32)
-    out = out_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=inside)
+        residual_tile = residual_ptr + row * residual_stride + first_output
+        acc += tl.load(residual_tile + m * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + first_output + m * N + n, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -111,8 +128,9 @@ def _linear_kernel(
     expert, first, end = rows_of_tile(row_tile, M, starts_ptr, num_experts, EXPERTS, ROWS)
     if first >= end:
         return
+    first_output = output_tile * OUTPUTS
     m = first + tl.arange(0, ROWS)
-    n = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    n = first_output + tl.arange(0, OUTPUTS)
     k = tl.arange(0, INPUTS)
     of_expert = tl.cast(expert, tl.int64) * N
     # Rows beyond the end are not read, which for a single row saves 63 of 64.
@@ -135,12 +153,11 @@ def _linear_kernel(
             acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision="ieee")
         row_ptrs += INPUTS
         weight_ptrs += INPUTS
-    inside = row_mask & (n < N)[None, :]
     if row_scale_ptr is not None:
         row_scale = tl.load(row_scale_ptr + m, mask=m < end, other=0.0)
         weight_scale = tl.load(weight_scale_ptr + of_expert + n, mask=n < N, other=0.0)
         acc *= row_scale[:, None] * weight_scale[None, :]
-    finish(acc, out_ptr, bias_ptr, residual_ptr, m, n, inside, residual_stride, N)
+    finish(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride)
 
 
 def shapes(dtype: torch.dtype, inputs: int) -> list[TileShape]:

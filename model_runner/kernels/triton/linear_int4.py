@@ -88,8 +88,9 @@ def _int4_kernel(
     if first >= end:
         return
     HALF: tl.constexpr = INPUTS // 2
+    first_output = output_tile * OUTPUTS
     m = first + tl.arange(0, ROWS)
-    n = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    n = first_output + tl.arange(0, OUTPUTS)
     k = tl.arange(0, HALF)
     group = tl.cast(expert, tl.int64) * (K // INPUTS)
     row_ptrs = rows_ptr + m.to(tl.int64)[:, None] * row_stride + k[None, :]
@@ -109,8 +110,7 @@ def _int4_kernel(
         row_ptrs += INPUTS
         nibble_ptrs += tl.cast(N, tl.int64) * HALF
         line_ptrs += N
-    inside = row_mask & output_mask[None, :]
-    finish(acc, out_ptr, bias_ptr, residual_ptr, m, n, inside, residual_stride, N)
+    finish(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride)
 
 
 def _operands(group: int) -> Operands:
