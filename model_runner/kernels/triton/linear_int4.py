@@ -52,11 +52,22 @@ class Int4Weight:
 
 
 @triton.jit
-def _dequantize(q, line):
-    """Weights [OUTPUTS, inputs] in float32. A product of 4 and 11 bits is exact, so it matters not if it is fused."""
-    scale = (line & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    minimum = ((line >> 16) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    return q.to(tl.float32) * scale[:, None] + minimum[:, None]
+def _line(word):
+    """Scale and offset [OUTPUTS] in float32, such that a weight is scale * (16 + q) + offset."""
+    scale = (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    minimum = ((word >> 16) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    return scale, minimum - 16.0 * scale
+
+
+@triton.jit
+def _dequantize(shifted, scale, offset):
+    """Weights [OUTPUTS, inputs] in float32, of integers with q in bits 19 to 22.
+
+    There they are the upper mantissa of 16 + q, which saves the conversion: unpacking is all that a program computes
+    beside its products, and takes longer than the bytes take to arrive. A product of 5 and 11 bits is exact.
+    """
+    number = ((shifted & 0x780000) | 0x41800000).to(tl.float32, bitcast=True)
+    return tl.fma(number, scale[:, None], offset[:, None])
 
 
 @triton.jit
@@ -104,9 +115,10 @@ def _int4_kernel(
         low_rows = tl.load(row_ptrs, mask=row_mask, other=0.0)
         high_rows = tl.load(row_ptrs + HALF, mask=row_mask, other=0.0)
         pairs = tl.load(nibble_ptrs, mask=output_mask[:, None], other=0)
-        line = tl.load(line_ptrs, mask=output_mask, other=0)
-        acc = tl.dot(low_rows, tl.trans(_dequantize(pairs & 15, line).to(dtype)), acc)
-        acc = tl.dot(high_rows, tl.trans(_dequantize(pairs >> 4, line).to(dtype)), acc)
+        scale, offset = _line(tl.load(line_ptrs, mask=output_mask, other=0))
+        bits = pairs.to(tl.int32)
+        acc = tl.dot(low_rows, tl.trans(_dequantize(bits << 19, scale, offset).to(dtype)), acc)
+        acc = tl.dot(high_rows, tl.trans(_dequantize(bits << 15, scale, offset).to(dtype)), acc)
         row_ptrs += INPUTS
         nibble_ptrs += tl.cast(N, tl.int64) * HALF
         line_ptrs += N
@@ -186,6 +198,7 @@ def dequantize(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
     """The weights [..., out, in] that are multiplied with rows of a type."""
     halves = torch.stack([weight.nibbles & 15, weight.nibbles >> 4], dim=-2).float()  # [..., groups, out, 2, group / 2]
     scale, minimum = weight.lines.view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
-    dense = halves * scale[..., None, None] + minimum[..., None, None]
+    offset = minimum - 16 * scale
+    dense = (halves + 16) * scale[..., None, None] + offset[..., None, None]  # in the kernel's order
     result: Tensor = dense.transpose(-4, -3).flatten(-3).to(dtype)
     return result

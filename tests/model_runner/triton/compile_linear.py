@@ -19,8 +19,8 @@ def launch() -> None:
         dense(dtype, 4096, None)
         fp8(dtype, 4096, None)
         int4(dtype, 4096, None)
-    dense(torch.bfloat16, 2880, None)  # a tail of inputs
-    int4(torch.bfloat16, 2880, None)
+    dense(torch.bfloat16, 2080, None)  # a tail of inputs
+    int4(torch.bfloat16, 2080, None)
     dense(torch.bfloat16, 4096, experts)
     fp8(torch.bfloat16, 4096, experts)
     int4(torch.bfloat16, 4096, experts)
