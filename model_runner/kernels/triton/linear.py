@@ -59,6 +59,8 @@ class Addends:
 
 
 NO_ADDENDS = Addends()
+_PROMOTE = 128
+"""Hopper's fp8 products keep about 14 bits of a sum: one of a step's inputs is then added to the whole in float32."""
 
 
 @triton.jit
@@ -92,7 +94,7 @@ def _finish_part(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output,
     tl.store(out_ptr + row * N + first_output + m * N + n, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "num_row_tiles"])  # the number of rows is no reason to compile again
 def _linear_kernel(
     rows_ptr,  # [M, K]
     weight_ptr,  # [N, K], or [experts, N, K]
@@ -121,8 +123,7 @@ def _linear_kernel(
 ):
     """Rows @ weight^T (* scales) (+ bias) (+ residual); one tile for each program.
 
-    WHOLE: K is a multiple of INPUTS. PROMOTE: inputs after which an fp8 sum is added to one in full float32, because
-    Hopper's fp8 products keep about 14 bits of theirs; 0 for other types.
+    WHOLE: K is a multiple of INPUTS. PROMOTE: inputs after which a sum is added to one in full float32, for fp8.
     """
     row_tile, output_tile = place(num_row_tiles, num_output_tiles, GROUP)
     expert, first, end = rows_of_tile(row_tile, M, starts_ptr, num_experts, EXPERTS, ROWS)
@@ -147,16 +148,12 @@ def _linear_kernel(
             within = (start + k < K)[None, :]
             x = tl.load(row_ptrs, mask=row_mask & within, other=0.0)
             w = tl.load(weight_ptrs, mask=weight_mask & within, other=0.0)
-        if PROMOTE:
-            acc = tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=PROMOTE)
-        else:
-            acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision="ieee")
+        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision="ieee", max_num_imprecise_acc=PROMOTE)
         row_ptrs += INPUTS
         weight_ptrs += INPUTS
     if row_scale_ptr is not None:
-        row_scale = tl.load(row_scale_ptr + m, mask=m < end, other=0.0)
         weight_scale = tl.load(weight_scale_ptr + of_expert + n, mask=n < N, other=0.0)
-        acc *= row_scale[:, None] * weight_scale[None, :]
+        acc *= tl.load(row_scale_ptr + m, mask=m < end, other=0.0)[:, None] * weight_scale[None, :]
     finish(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride)
 
 
@@ -226,7 +223,7 @@ def linear(
         OUTPUTS=shape.outputs,
         INPUTS=shape.inputs,
         WHOLE=inputs % shape.inputs == 0,
-        PROMOTE=0 if scales is None else 128,
+        PROMOTE=None if scales is None else _PROMOTE,
         GROUP=GROUP_ROWS,
         num_warps=shape.warps,
         num_stages=shape.stages,

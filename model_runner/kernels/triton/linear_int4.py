@@ -70,7 +70,7 @@ def _dequantize(shifted, scale, offset):
     return tl.fma(number, scale[:, None], offset[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "num_row_tiles"])  # the number of rows is no reason to compile again
 def _int4_kernel(
     rows_ptr,  # [M, K]
     nibbles_ptr,  # [groups, N, INPUTS / 2], or [experts, ...]
