@@ -1,5 +1,8 @@
 """Mixture of experts on packed weights: each expert multiplies the tokens routed to it."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -49,7 +52,17 @@ def pack_experts(model: nn.Module, pack: Packer) -> None:
     """Pack the expert weights of every layer that has them.
 
     Raises:
-        ValueError: if the experts are laid out in a way that is not supported on CPU.
+        ValueError: as `take_expert_weights`.
+    """
+    for module, gate_up, down in take_expert_weights(model):
+        module.packed = PackedExperts(gate_up, down, pack)
+
+
+def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    """Each module with the weights of experts, and its gate_up and down, which are taken away from it.
+
+    Raises:
+        ValueError: if the experts are laid out in a way that is not supported.
     """
     for name, module in model.named_modules():
         gate_up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
@@ -57,6 +70,6 @@ def pack_experts(model: nn.Module, pack: Packer) -> None:
             continue
         unusual = module.is_transposed or module.has_bias or module.has_post_expert_norm
         if unusual or not (module.is_concatenated and module.has_gate):
-            raise ValueError(f"the layout of the experts in {name} is not supported on CPU")
-        module.packed = PackedExperts(gate_up.data, down.data, pack)
+            raise ValueError(f"the layout of the experts in {name} is not supported")
         del module._parameters["gate_up_proj"], module._parameters["down_proj"]
+        yield module, gate_up.data, down.data

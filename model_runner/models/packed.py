@@ -15,26 +15,33 @@ class Product(Protocol):
     """Multiplies rows with one weight. A row's result does not depend, in any bit, on the other rows."""
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Rows [n, in] -> [n, out], float32."""
+        """Rows [n, in] -> [n, out], of the rows' type."""
         ...
 
 
 Packer = Callable[[Tensor], Product]
-"""Takes a float32 weight [out, in]."""
+"""Takes a weight [out, in]."""
 
 
 class PackedWeight(Tensor):
-    """Stands in for a weight [out, in]: can be multiplied, `F.linear(x, weight, bias)`, and cast to the type it has."""
+    """Stands in for a weight [out, in]: can be multiplied, `F.linear(x, weight, bias)`, and cast.
+
+    A cast weight is the same product, for rows of another type; whether there is one is for the product to say.
+    """
 
     _product: Product
 
     @staticmethod
     def __new__(cls: "type[PackedWeight]", weight: Tensor, pack: Packer) -> "PackedWeight":
         """Packs the weight."""
+        return cls._wrap(weight, weight.dtype, pack(weight))
+
+    @classmethod
+    def _wrap(cls, weight: Tensor, dtype: torch.dtype, product: Product) -> "PackedWeight":
         wrapper: PackedWeight = torch.Tensor._make_wrapper_subclass(
-            cls, weight.shape, dtype=weight.dtype, device=weight.device
+            cls, weight.shape, dtype=dtype, device=weight.device
         )
-        wrapper._product = pack(weight)
+        wrapper._product = product
         return wrapper
 
     def linear(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -50,8 +57,11 @@ class PackedWeight(Tensor):
         if func is F.linear and isinstance(args[1], PackedWeight):
             bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
             return args[1].linear(args[0], bias)
-        if func in (Tensor.to, Tensor.type) and args[1:] == (args[0].dtype,) and not kwargs:
-            return args[0]  # what routers that compute in float32 ask for (DeepSeek-V3)
+        dtype = torch.float32 if func is Tensor.float else args[-1]
+        casts = func is Tensor.float or (func in (Tensor.to, Tensor.type) and len(args) == 2)
+        if casts and isinstance(dtype, torch.dtype) and not kwargs:
+            # What routers that compute in float32 ask for (DeepSeek-V3).
+            return args[0] if dtype == args[0].dtype else cls._wrap(args[0], dtype, args[0]._product)
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -60,7 +70,7 @@ class PackedWeight(Tensor):
     ) -> Any:
         """Any other computation would need the dense weight, which is gone."""
         raise NotImplementedError(
-            f"{func} on a packed weight: this model uses its weights in a way not supported on CPU"
+            f"{func} on a packed weight: this model uses its weights in a way that is not supported"
         )
 
 

@@ -67,7 +67,7 @@ def test_few_distinct_row_counts_reach_the_product(row_range: RowRange) -> None:
 def test_packed_weight_can_do_nothing_else() -> None:
     packed = PackedWeight(random(4, 4), OneDNNPacker())
     assert packed.shape == (4, 4)
-    with pytest.raises(NotImplementedError, match="not supported on CPU"):
+    with pytest.raises(NotImplementedError, match="not supported"):
         packed @ packed
 
 

@@ -1,0 +1,199 @@
+"""Products of rows and weights on CUDA, and what the weights are stored as."""
+
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_runner.kernels.triton.linear import Addends, Experts, Scales, linear, shape_for, shapes
+from model_runner.kernels.triton.linear_fp8 import FP8, FP8_MAX, quantize_rows
+from model_runner.kernels.triton.linear_int4 import int4_shape_for, linear_int4
+from model_runner.kernels.triton.tiles import TileShape
+from model_runner.models.int4_packing import group_size, pack_int4, slabs
+
+GpuWeightKind = Literal["fp8", "int4"]
+"""fp8 has one scale for each output and one for each row; int4 a scale and a minimum for each output and group."""
+
+
+class GpuProduct(Protocol):
+    """Multiplies rows with one weight. Stands where packed.Product does."""
+
+    def __call__(self, rows: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """Rows [n, in] -> [n, out] of the rows' type: the product, plus bias [out], plus residual [n, out]."""
+        ...
+
+
+class CublasProduct:
+    """A weight [out, in] as it is. A row's result depends on the number of rows: not for exact mode."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, rows: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """See GpuProduct."""
+        weight = self._weight.to(rows.dtype)
+        if residual is None:
+            return F.linear(rows, weight, bias)
+        return torch.addmm(residual if bias is None else residual + bias, rows, weight.t())
+
+
+class TritonProduct:
+    """A weight as it is, [out, in], or [experts, out, in]. A row's result depends on no other row.
+
+    Rows have the weight's type, or are float32.
+    """
+
+    def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
+        """With `one_shape` all numbers of rows go through the same tiles, where tile_shapes_agree is False.
+
+        The weight is kept, not copied, if it is contiguous.
+        """
+        self._weight = weight.detach().contiguous()
+        self._one_shape = one_shape
+
+    def __call__(
+        self,
+        rows: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        experts: Experts | None = None,
+    ) -> Tensor:
+        """See GpuProduct; with `experts`, each row is multiplied with the weight of its own."""
+        rows = _plain(rows)
+        shape = shape_for(rows, self._weight, num_rows=1) if self._one_shape else None
+        out = rows.new_empty(rows.shape[0], self._weight.shape[-2])
+        addends = _addends(bias, residual)
+        return linear(rows, self._weight, out, addends=addends, experts=experts, shape=shape)
+
+
+class Fp8Product:
+    """A weight [out, in], or [experts, out, in], in e4m3 with a scale for each output; rows are rounded to e4m3 too.
+
+    Both scales make the largest magnitude 448. Rows may be of any floating type.
+    """
+
+    def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
+        self._weight, self._scales = quantize_weight(weight.detach())
+        self._one_shape = one_shape
+
+    def __call__(
+        self,
+        rows: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        experts: Experts | None = None,
+    ) -> Tensor:
+        """See TritonProduct."""
+        rows = _plain(rows)
+        numbers = torch.empty(rows.shape, dtype=FP8, device=rows.device)
+        scales = torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device)
+        quantize_rows(rows, numbers, scales)
+        shape = shape_for(numbers, self._weight, num_rows=1) if self._one_shape else None
+        return linear(
+            numbers,
+            self._weight,
+            rows.new_empty(rows.shape[0], self._weight.shape[-2]),
+            addends=_addends(bias, residual),
+            scales=Scales(scales, self._scales),
+            experts=experts,
+            shape=shape,
+        )
+
+
+class Int4Product:
+    """A weight [out, in], or [experts, out, in], in int4; in a product it has the rows' type, float16 or bfloat16."""
+
+    def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
+        self.weight = pack_int4(weight.detach())
+        self._one_shape = one_shape
+
+    def __call__(
+        self,
+        rows: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        experts: Experts | None = None,
+    ) -> Tensor:
+        """See TritonProduct."""
+        if rows.dtype not in (torch.float16, torch.bfloat16):
+            raise TypeError(f"weights in int4 are not multiplied with rows in {rows.dtype}")
+        rows = _plain(rows)
+        shape = int4_shape_for(1, self.weight) if self._one_shape else None
+        out = rows.new_empty(rows.shape[0], self.weight.outputs)
+        addends = _addends(bias, residual)
+        return linear_int4(rows, self.weight, out, addends=addends, experts=experts, shape=shape)
+
+
+TiledProduct = TritonProduct | Fp8Product | Int4Product
+
+
+def make_tiled_product(weight: Tensor, kind: GpuWeightKind | None, *, one_shape: bool = False) -> TiledProduct:
+    """The product with a weight [out, in], or [experts, out, in], as a kind; dense if int4 has no whole groups."""
+    if kind == "fp8":
+        return Fp8Product(weight, one_shape=one_shape)
+    if kind == "int4" and group_size(weight.shape[-1]) is not None:
+        return Int4Product(weight, one_shape=one_shape)
+    return TritonProduct(weight, one_shape=one_shape)
+
+
+def make_product(weight: Tensor, kind: GpuWeightKind | None, *, exact: bool, one_shape: bool = False) -> GpuProduct:
+    """The product with a weight [out, in] as a kind; what stays dense is for cuBLAS unless results are to be exact."""
+    product = make_tiled_product(weight, kind, one_shape=one_shape)
+    return CublasProduct(weight.detach()) if isinstance(product, TritonProduct) and not exact else product
+
+
+def stored_bytes(kind: GpuWeightKind | None, outputs: int, inputs: int, itemsize: int) -> int:
+    """What a weight takes as a kind, with its scales; `itemsize` bytes a number where it stays dense."""
+    if kind == "fp8":
+        return outputs * inputs + 4 * outputs
+    group = group_size(inputs) if kind == "int4" else None
+    if group is None:
+        return outputs * inputs * itemsize
+    return outputs * inputs // 2 + 4 * outputs * (inputs // group)
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight [..., out, in] in e4m3, and the scales [..., out] by which its outputs are to be multiplied, float32."""
+    *outer, inputs = weight.shape
+    flat = weight.reshape(-1, inputs)
+    numbers = torch.empty(flat.shape, dtype=FP8, device=weight.device)
+    scales = torch.empty(flat.shape[0], dtype=torch.float32, device=weight.device)
+    for slab in slabs(*flat.shape):
+        part = flat[slab].float()
+        largest = part.abs().amax(dim=-1)
+        scales[slab] = torch.where(largest > 0, largest / FP8_MAX, 1.0)
+        numbers[slab] = (part / scales[slab, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return numbers.view(weight.shape), scales.view(*outer)
+
+
+def tile_shapes_agree(device: torch.device, dtype: torch.dtype) -> bool:
+    """Do all shapes of tiles give the same results, bit for bit, on this GPU? See kernels/triton/tiles.py.
+
+    Args:
+        device: of the products.
+        dtype: of the rows: float16, bfloat16, or float8_e4m3fn.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    rows, weight = (
+        torch.randn(count, 1056, generator=generator, device=device).mul_(factor).to(dtype)
+        for count, factor in ((150, 4), (520, 0.1))
+    )
+    ones = torch.ones(520, device=device)
+    scales = Scales(ones, ones) if dtype == FP8 else None
+
+    def product(shape: TileShape) -> Tensor:
+        out = torch.empty(150, 520, dtype=torch.float32, device=device)
+        return linear(rows, weight, out, scales=scales, shape=shape)
+
+    first, *others = (product(shape) for shape in shapes(dtype, 1056))
+    return all(torch.equal(first, other) for other in others)
+
+
+def _plain(rows: Tensor) -> Tensor:
+    """With contiguous rows, however far apart they are."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _addends(bias: Tensor | None, residual: Tensor | None) -> Addends:
+    return Addends(bias, None if residual is None else _plain(residual))
