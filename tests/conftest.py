@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, as transformers does
+
 from rich.console import Console
 from transformers import (
     AutoModelForCausalLM,
@@ -21,9 +25,6 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported
 
 from model_runner.kernels.build import build_kernels
 from model_runner.models.repository import cache_folder, resolve_model

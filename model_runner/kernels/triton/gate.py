@@ -38,7 +38,8 @@ def _activated(x, ACTIVATION: tl.constexpr):
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh")
         y = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 sqrt(2 / pi)
-    return x / (1 + tl.exp(-y))
+    e = tl.exp(-tl.abs(y))  # at most 1
+    return x * tl.where(y >= 0, 1.0, e) / (1 + e)
 
 
 @triton.jit

@@ -38,7 +38,8 @@ class CacheLayer(NamedTuple):
 
 def heads_at_once(num_heads: int, dim: int) -> int:
     """How many heads' vectors of one token a program works on: no more than there are, but for a power of two."""
-    return min(max(1, _TILE // triton.next_power_of_2(dim)), triton.next_power_of_2(num_heads))
+    of_tile, of_heads = max(1, _TILE // triton.next_power_of_2(dim)), triton.next_power_of_2(num_heads)
+    return int(min(of_tile, of_heads))
 
 
 def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: CacheLayer) -> None:

@@ -99,7 +99,7 @@ def _rotated(
     if ROTARY_DIM > 0:
         y = tl.load(row + head[:, None] * DIM + other[None, :], mask, 0.0).to(tl.float32)
         # For each head anew: so the threads have them as they have x, without an exchange.
-        turn = tl.zeros_like(head)[:, None] + dim[None, :]
+        turn = 0 * head[:, None] + dim[None, :]
         c = tl.load(cos + turn, turn < ROTARY_DIM, 1.0).to(tl.float32)
         s = tl.load(sin + turn, turn < ROTARY_DIM, 0.0).to(tl.float32)
         s = tl.where(turn < HALF, -s, s)

@@ -41,3 +41,18 @@ def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(self, number(a), number(b), *rest)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture(autouse=True)
+def roundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter cuts off what bfloat16 does not hold, and forgets to carry in fp8: round as a GPU does."""
+    plain = interpreter._convert_float
+    types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}
+
+    def convert(numbers: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        if source.name not in types or target.name not in types:
+            return plain(numbers, source, target, rounding)
+        converted = torch.from_numpy(numbers.copy()).view(types[source.name]).to(types[target.name])
+        return converted.view(getattr(torch, f"uint{8 * converted.itemsize}")).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
