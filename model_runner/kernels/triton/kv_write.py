@@ -7,8 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 _TILE = 1024
-"""Numbers of a program: 8 for each thread of its 4 warps, an access of 16 bytes in half precision."""
-NUM_WARPS = 4
+"""Numbers of a program, if a token has so many."""
+_PER_WARP = 256
+"""8 numbers for each thread: an access of 16 bytes in half precision."""
 
 
 class CacheLayer(NamedTuple):
@@ -40,6 +41,11 @@ def heads_at_once(num_heads: int, dim: int) -> int:
     """How many heads' vectors of one token a program works on: no more than there are, but for a power of two."""
     of_tile, of_heads = max(1, _TILE // triton.next_power_of_2(dim)), triton.next_power_of_2(num_heads)
     return int(min(of_tile, of_heads))
+
+
+def num_warps(at_once: int, dim: int) -> int:
+    """Of a program that works on so many heads' vectors."""
+    return max(1, at_once * triton.next_power_of_2(dim) // _PER_WARP)
 
 
 def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: CacheLayer) -> None:
@@ -77,7 +83,7 @@ def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: CacheLayer) -> No
         HEADS_AT_ONCE=at_once,
         KEY_BLOCK=triton.next_power_of_2(key_dim),
         VALUE_BLOCK=triton.next_power_of_2(value_dim),
-        num_warps=NUM_WARPS,
+        num_warps=num_warps(at_once, max(key_dim, value_dim)),
         enable_fp_fusion=False,
     )
 

@@ -20,6 +20,8 @@ _WIDEST = 16384
 """Beyond it a row does not fit in the registers of a block."""
 _PER_WARP = 512
 """16 numbers for each thread: two accesses of 16 bytes in half precision."""
+_MOST_WARPS = 16
+"""With more, a thread has too few registers for the widest rows."""
 
 
 def rms_norm(
@@ -110,13 +112,13 @@ def _launch(
         BLOCK=block,
         ROWS=at_once,
         IS_CENTRED=is_centred,
-        num_warps=max(1, at_once * block // _PER_WARP),
+        num_warps=min(max(1, at_once * block // _PER_WARP), _MOST_WARPS),
     )
 
 
 @triton.jit
 def _factor(factor, dim, HIDDEN: tl.constexpr):
-    """[1, BLOCK] float32. Loaded before the sums, which nothing is moved across, so that nobody waits for it then."""
+    """[1, BLOCK] float32. Load it before the sum that it is for, which no load is moved across, so as not to wait."""
     return tl.load(factor + dim, dim < HIDDEN, 0.0).to(tl.float32)[None, :]
 
 
@@ -153,8 +155,6 @@ def _norm_kernel(
     mask = (row < num_rows)[:, None] & (dim < HIDDEN)[None, :]
     own = row[:, None] * HIDDEN + dim[None, :]
     x = tl.load(rows + row[:, None] * row_stride + dim[None, :], mask, 0.0).to(tl.float32)
-    if factor is not None:
-        weight = _factor(factor, dim, HIDDEN)
     if added is not None:
         y = tl.load(added + row[:, None] * added_stride + dim[None, :], mask, 0.0).to(tl.float32)
         if post_factor is not None:
@@ -163,5 +163,5 @@ def _norm_kernel(
         tl.store(total + own, rounded, mask)
         x = rounded.to(tl.float32)
     if factor is not None:
-        x = _normed(x, weight, dim, eps, HIDDEN, IS_CENTRED)
+        x = _normed(x, _factor(factor, dim, HIDDEN), dim, eps, HIDDEN, IS_CENTRED)
         tl.store(out + own, x.to(out.dtype.element_ty), mask)

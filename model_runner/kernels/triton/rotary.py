@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_runner.kernels.triton.kv_write import NUM_WARPS, CacheLayer, heads_at_once, store_heads
+from model_runner.kernels.triton.kv_write import CacheLayer, heads_at_once, num_warps, store_heads
 from model_runner.kernels.triton.rows import regular_rows
 
 
@@ -71,7 +71,7 @@ def rotate_and_write(
         BLOCK_SIZE=block_size,
         HEADS_AT_ONCE=at_once,
         BLOCK=triton.next_power_of_2(head_dim),
-        num_warps=NUM_WARPS,
+        num_warps=num_warps(at_once, head_dim),
         enable_fp_fusion=False,
     )
     return out
