@@ -45,7 +45,7 @@ def heads_at_once(num_heads: int, dim: int) -> int:
 
 def num_warps(at_once: int, dim: int) -> int:
     """Of a program that works on so many heads' vectors."""
-    return max(1, at_once * triton.next_power_of_2(dim) // _PER_WARP)
+    return max(1, at_once * int(triton.next_power_of_2(dim)) // _PER_WARP)
 
 
 def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: CacheLayer) -> None:
