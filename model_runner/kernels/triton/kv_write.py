@@ -21,20 +21,11 @@ class CacheLayer(NamedTuple):
     value_scales: Tensor | None = None
 
     @property
-    def key_strides(self) -> tuple[int, int, int, int]:
-        """Of block, head, place and dimension."""
+    def strides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of keys, of values (each of block, head, place and dimension), of scales (of block, head and place)."""
         block, head, dim, place = self.keys.stride()
-        return block, head, place, dim
-
-    @property
-    def value_strides(self) -> tuple[int, ...]:
-        """Likewise."""
-        return self.values.stride()
-
-    @property
-    def scale_strides(self) -> tuple[int, ...]:
-        """Of block, head and place, for keys as for values."""
-        return (0, 0, 0) if self.key_scales is None else self.key_scales.stride()
+        scales = (0, 0, 0) if self.key_scales is None else self.key_scales.stride()
+        return (block, head, place, dim), self.values.stride(), scales
 
 
 def heads_at_once(num_heads: int, dim: int) -> int:
@@ -73,9 +64,7 @@ def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: CacheLayer) -> No
         *cache,
         key.stride(),
         value.stride(),
-        cache.key_strides,
-        cache.value_strides,
-        cache.scale_strides,
+        *cache.strides,
         KV_HEADS=kv_heads,
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,

@@ -43,12 +43,10 @@ def rotate_and_write(
         out = torch.empty((num_tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
         return out
-    cos, sin = cos_sin or (None, None)
     at_once = heads_at_once(heads, head_dim)
     query_groups, kv_groups = triton.cdiv(heads, at_once), triton.cdiv(kv_heads, at_once)
     qkv, stride = regular_rows(qkv)
-    cos, cos_stride = (None, 0) if cos is None else regular_rows(cos)
-    sin, sin_stride = (None, 0) if sin is None else regular_rows(sin)
+    (cos, cos_stride), (sin, sin_stride) = [(None, 0)] * 2 if cos_sin is None else map(regular_rows, cos_sin)
     _rotate_kernel[num_tokens, query_groups + 2 * kv_groups](
         qkv,
         cos,
@@ -57,13 +55,9 @@ def rotate_and_write(
         slots,
         out,
         *cache,
-        stride,
-        cos_stride,
-        sin_stride,
+        (stride, cos_stride, sin_stride),
         eps,
-        cache.key_strides,
-        cache.value_strides,
-        cache.scale_strides,
+        *cache.strides,
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=head_dim,
@@ -128,9 +122,7 @@ def _rotate_kernel(
     values,
     key_scales,
     value_scales,
-    row_stride,
-    cos_stride,
-    sin_stride,
+    row_strides,  # of qkv, cos, sin
     eps,
     keys_strides,
     values_strides,
@@ -148,10 +140,10 @@ def _rotate_kernel(
     KV_GROUPS: tl.constexpr = (KV_HEADS + HEADS_AT_ONCE - 1) // HEADS_AT_ONCE
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    row = qkv + token * row_stride
+    row = qkv + token * row_strides[0]
     if ROTARY_DIM > 0:
-        cos += token * cos_stride
-        sin += token * sin_stride
+        cos += token * row_strides[1]
+        sin += token * row_strides[2]
     dim = tl.arange(0, BLOCK)
     if group < QUERY_GROUPS:
         head = group * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
