@@ -77,13 +77,17 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         metadata: ReferenceMetadata,
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        batch = metadata.batch
         self._cache.write(layer, key, value, metadata.block_of, metadata.offset_of)
+        return self.attend(layer, query, options, metadata)
+
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: ReferenceMetadata) -> Tensor:
+        """What `forward` does once keys and values are in the cache."""
+        batch = metadata.batch
         tiles = metadata.tiles.get(options.window)
         if tiles is None:
             tiles = _make_tiles(batch, self._cache.block_size, options.window, query.device)
             metadata.tiles[options.window] = tiles
-        output = query.new_empty(*query.shape[:2], value.shape[-1])  # [tokens, heads, value_dim]
+        output = query.new_empty(*query.shape[:2], self._cache.values[layer].shape[-1])  # [tokens, heads, value_dim]
         for part in tiles:
             output[part.rows] = self._attend(layer, query, part, options)
         return output

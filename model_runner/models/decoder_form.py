@@ -1,5 +1,6 @@
 """A decoder layer of the common family as plain data, for one native operator to run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,6 +77,12 @@ class DecoderForm:
         return self.qkv.weight.shape[1]
 
     @property
+    def gate_up(self) -> Linear:
+        """Both in one, gate first; a copy."""
+        biases = [linear.bias for linear in (self.gate, self.up) if linear.bias is not None]
+        return Linear(torch.cat([self.gate.weight, self.up.weight]), torch.cat(biases) if biases else None)
+
+    @property
     def intermediate(self) -> int:
         """Width between the MLP's linears."""
         return self.gate.weight.shape[0]
@@ -105,6 +112,21 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
     if activation is None or any(type(layer.get_submodule(name)) is not nn.Linear for name in linears):
         return None
     return _read(layer, family, activation)
+
+
+def replace_recognised(model: nn.Module, make: Callable[[int, DecoderForm], nn.Module]) -> int:
+    """Put what `make` makes of its index and form in place of every decoder layer that is recognised.
+
+    Returns:
+        How many were.
+    """
+    replaced = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if (form := recognise(child)) is not None:
+                setattr(parent, name, make(child.self_attn.layer_idx, form))  # type: ignore[arg-type, union-attr]
+                replaced += 1
+    return replaced
 
 
 def _attends_plainly(layer: Any, family: Family) -> bool:
@@ -137,7 +159,7 @@ def _norms(layer: Any, family: Family) -> Norms:
         if isinstance(norm, nn.Identity):
             return None
         weight: Tensor = norm.weight.detach()
-        return 1 + weight if family.norm_adds_one else weight
+        return 1 + weight.float() if family.norm_adds_one else weight  # as the norm does: bfloat16 has 8 bits
 
     names = family.norms
     return Norms(

@@ -25,6 +25,16 @@ def layer_of(feature: Feature) -> int:
     return int(feature.removeprefix("layers."))
 
 
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """Those of the model that generates. Raises UnsupportedModelError if they cannot be found."""
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    text: Any = model.config.get_text_config()
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers:
+            return module
+    raise UnsupportedModelError(f"the decoder layers of {model.config.model_type} were not found")
+
+
 class FeatureTap:
     """Keeps the wanted hidden states of each forward pass of a model until they are taken.
 
@@ -36,7 +46,7 @@ class FeatureTap:
         """Raises UnsupportedModelError if the model's decoder layers cannot be found or are too few."""
         self._taken: dict[Feature, Tensor] = {}
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-        layers = _decoder_layers(model, decoder) if set(needs) - {LAST} else nn.ModuleList()
+        layers = decoder_layers(model) if set(needs) - {LAST} else nn.ModuleList()
         self._hooks = [
             decoder.register_forward_hook(self._keep_last)
             if need == LAST
@@ -62,14 +72,6 @@ class FeatureTap:
             self._taken[need] = (arguments[0] if arguments else keywords["hidden_states"])[0]
 
         return keep
-
-
-def _decoder_layers(model: PreTrainedModel, decoder: nn.Module) -> nn.ModuleList:
-    text: Any = model.config.get_text_config()
-    for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers:
-            return module
-    raise UnsupportedModelError(f"the decoder layers of {model.config.model_type} were not found")
 
 
 def _layer(layers: nn.ModuleList, need: Feature) -> nn.Module:

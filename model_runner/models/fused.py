@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model_runner.kernels.library import NativeWeight
 from model_runner.kernels.structs import AttentionStruct, DecoderLayerStruct, KVCacheStruct
-from model_runner.models.decoder_form import DecoderForm, Linear, recognise
+from model_runner.models.decoder_form import DecoderForm, replace_recognised
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.native import NativePacker
 
@@ -24,13 +24,12 @@ class FusedDecoderLayer(nn.Module):
         self.index = index
         self._kernels = packer.kernels
         self._uses_rotary = form.uses_rotary
-        gate_up = Linear(torch.cat([form.gate.weight, form.up.weight]), _joined_bias(form.gate, form.up))
         self._weights = {
             name: packer.pack(linear.weight, linear.bias)
             for name, linear in (
                 ("qkv", form.qkv),
                 ("attention_output", form.attention_output),
-                ("gate_up", gate_up),
+                ("gate_up", form.gate_up),
                 ("down", form.down),
             )
         }
@@ -78,13 +77,7 @@ class FusedDecoderLayer(nn.Module):
 
 def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
     """Replace every decoder layer that is recognised; returns how many were."""
-    fused = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if (form := recognise(child)) is not None:
-                setattr(parent, name, FusedDecoderLayer(child.self_attn.layer_idx, form, packer))  # type: ignore[arg-type, union-attr]
-                fused += 1
-    return fused
+    return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer))
 
 
 def bind_layers(model: nn.Module, caches: Sequence[KVCacheStruct]) -> None:
@@ -92,12 +85,6 @@ def bind_layers(model: nn.Module, caches: Sequence[KVCacheStruct]) -> None:
     for module in model.modules():
         if isinstance(module, FusedDecoderLayer):
             module.bind(caches[module.index])
-
-
-def _joined_bias(first: Linear, second: Linear) -> Tensor | None:
-    if first.bias is None or second.bias is None:
-        return None
-    return torch.cat([first.bias, second.bias])
 
 
 def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> DecoderLayerStruct:

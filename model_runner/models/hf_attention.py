@@ -21,12 +21,12 @@ class StepAttention:
     """A backend together with its metadata for one step."""
 
     def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
-        self._backend = backend
+        self.backend = backend
         self.metadata = metadata
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """See AttentionBackend.forward."""
-        return self._backend.forward(layer, query, key, value, options, self.metadata)
+        return self.backend.forward(layer, query, key, value, options, self.metadata)
 
 
 def register_attention() -> None:

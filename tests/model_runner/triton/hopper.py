@@ -7,6 +7,7 @@ the kernels are imported: `compiled_in(module)` runs the `main` of a module in o
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ class Compiled:
     """Of a thread."""
     spilled: int
     """Bytes of local memory of a thread."""
+    wide: int
+    """Instructions that read or write 16 bytes of global memory for a thread."""
 
 
 class _Utils:
@@ -46,7 +49,8 @@ class _Utils:
 
     def load_binary(self, name: str, cubin: bytes, shared: int, _device: int) -> tuple[int, int, int, int, int]:
         registers, spilled = _resources(cubin)
-        self._compiled.append(Compiled(name, shared, registers, spilled))
+        wide = len(re.findall(r"(?:LDG|STG)\.E(?:\.\w+)*\.128", _cuobjdump("-sass", cubin)))
+        self._compiled.append(Compiled(name, shared, registers, spilled, wide))
         return 0, 0, registers, spilled, 1024
 
 
@@ -93,14 +97,17 @@ def compile_for_hopper() -> list[Compiled]:
 
 def _resources(cubin: bytes) -> tuple[int, int]:
     """Registers and bytes of local memory of a thread."""
+    line = next(line for line in _cuobjdump("-res-usage", cubin).splitlines() if "REG:" in line)
+    fields = dict(field.split(":")[:2] for field in line.split() if ":" in field)
+    return int(fields["REG"]), int(fields["STACK"]) + int(fields["LOCAL"])
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    line = next(line for line in report.splitlines() if "REG:" in line)
-    fields = dict(field.split(":")[:2] for field in line.split() if ":" in field)
-    return int(fields["REG"]), int(fields["STACK"]) + int(fields["LOCAL"])
+        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def compiled_in(module: str) -> list[Compiled]:

@@ -1,0 +1,132 @@
+"""Decoder layers of the common family on CUDA: four products, attention, and four small kernels around them.
+
+Nothing here waits for the GPU or makes a shape of what is on it, so that a forward pass can be captured in a graph.
+"""
+
+from typing import Any, Protocol, cast
+
+from torch import Tensor, nn
+
+from model_runner.attention.backend import AttentionOptions
+from model_runner.kernels.triton.gate import activate_and_multiply
+from model_runner.kernels.triton.kv_write import CacheLayer
+from model_runner.kernels.triton.norm import add_and_norm, rms_norm
+from model_runner.kernels.triton.rotary import rotate_and_write
+from model_runner.kv_cache import KVCache
+from model_runner.models.decoder_form import DecoderForm, Linear, replace_recognised
+from model_runner.models.gpu_product import MakeProduct
+from model_runner.models.hf_attention import StepAttention
+
+
+class CacheAttention(Protocol):
+    """Attention to keys and values that are in the cache already. Its metadata have `slots`, see write_kv."""
+
+    cache: KVCache
+
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Any) -> Tensor:
+        """Query [T, heads, head_dim] -> [T, heads, head_dim]; see AttentionBackend.forward."""
+        ...
+
+
+class CudaDecoderLayer(nn.Module):
+    """Stands in for a transformers decoder layer.
+
+    Every intermediate result is rounded once, to the type of the hidden states; transformers rounds some of them in
+    between as well. A row's result depends on other rows only as far as that of the products and the attention does.
+    """
+
+    def __init__(self, index: int, form: DecoderForm, make_product: MakeProduct) -> None:
+        super().__init__()
+        self.index = index
+        self._activation = form.activation
+        self._options = form.attention
+        self._uses_rotary = form.uses_rotary
+        self._residual_scale = form.residual_scale
+        self._qkv = _Projection(form.qkv, make_product)
+        self._attention_output = _Projection(form.attention_output, make_product)
+        self._gate_up = _Projection(form.gate_up, make_product)
+        self._down = _Projection(form.down, make_product)
+        norms = form.norms
+        self._eps = norms.eps
+        self._attention_norm, self._attention_post_norm = _float(norms.attention), _float(norms.attention_post)
+        self._mlp_norm, self._mlp_post_norm = _float(norms.mlp), _float(norms.mlp_post)
+        self._head_norms = _float(norms.query), _float(norms.key)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention: StepAttention,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Hidden states [1, T, hidden] -> the same shape. What a layer of transformers takes beside is not needed."""
+        x = hidden_states[0]
+        mixed = self._attend(x, attention, position_embeddings)
+        x, inner = self._add(x, self._attention_output, mixed, self._attention_post_norm, self._mlp_norm)
+        del mixed
+        gated = activate_and_multiply(self._gate_up(inner), self._activation)  # [T, intermediate]
+        del inner
+        x, _inner = self._add(x, self._down, gated, self._mlp_post_norm, None)
+        return x.unsqueeze(0)
+
+    def _attend(self, x: Tensor, attention: StepAttention, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+        """X [T, hidden] -> [T, heads * head_dim]; keys and values are in the cache then."""
+        backend, metadata = cast("CacheAttention", attention.backend), attention.metadata
+        inner = x if self._attention_norm is None else rms_norm(x, self._attention_norm, self._eps)
+        query = rotate_and_write(
+            self._qkv(inner),
+            self._rotation(position_embeddings),
+            self._head_norms,
+            self._eps,
+            metadata.slots,
+            cache_layer(backend.cache, self.index),
+        )
+        mixed = backend.attend(self.index, query, self._options, metadata)  # [T, heads, head_dim]
+        return mixed.flatten(1)
+
+    def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        """Cos and sin [T, rotary_dim]; None for a layer that does not rotate."""
+        if not self._uses_rotary:
+            return None
+        assert position_embeddings is not None, "the model has rotary positions"
+        cos, sin = position_embeddings  # each [1, T, rotary_dim]
+        return cos[0], sin[0]
+
+    def _add(
+        self, x: Tensor, projection: "_Projection", rows: Tensor, post_norm: Tensor | None, norm: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """X plus what the projection makes of the rows, and that after the next norm; both [T, hidden]."""
+        if post_norm is None and self._residual_scale == 1:
+            x = projection(rows, x)
+            return x, x if norm is None else rms_norm(x, norm, self._eps)
+        x, inner = add_and_norm(x, projection(rows), self._residual_scale, post_norm, norm, self._eps)
+        return x, x if inner is None else inner
+
+
+def replace_layers(model: nn.Module, make_product: MakeProduct) -> int:
+    """Replace every decoder layer that is recognised; returns how many were."""
+    return replace_recognised(model, lambda index, form: CudaDecoderLayer(index, form, make_product))
+
+
+def cache_layer(cache: KVCache, layer: int) -> CacheLayer:
+    """Where the kernels find a layer's keys and values."""
+    if not cache.key_scales:
+        return CacheLayer(cache.keys[layer], cache.values[layer])
+    return CacheLayer(cache.keys[layer], cache.values[layer], cache.key_scales[layer], cache.value_scales[layer])
+
+
+class _Projection:
+    """A linear layer."""
+
+    def __init__(self, linear: Linear, make_product: MakeProduct) -> None:
+        self._product = make_product(linear.weight)
+        self._bias = linear.bias
+
+    def __call__(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Rows [n, in], residual [n, out] -> [n, out]."""
+        return self._product(rows, self._bias, residual)
+
+
+def _float(factor: Tensor | None) -> Tensor | None:
+    return None if factor is None else factor.float().contiguous()

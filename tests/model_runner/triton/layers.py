@@ -1,0 +1,93 @@
+"""Decoder layers for CUDA on attention and products in plain torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.reference import ReferenceAttention, ReferenceMetadata
+from model_runner.batch import Batch
+from model_runner.kv_cache import KVCache, KVShape
+from model_runner.models.cuda_layer import CudaDecoderLayer
+from model_runner.models.decoder_form import DecoderForm
+from model_runner.models.hf_attention import StepAttention
+from tests.model_runner.batches import Chunk, make_batch
+
+BLOCK = 16
+NUM_BLOCKS = 12
+
+Step = Sequence[tuple[int, int, int]]  # (sequence, start, end)
+
+
+class TorchProduct:
+    """A product that takes one row after the other, in float64."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight.double()
+
+    def __call__(self, rows: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        result = rows.new_empty(len(rows), len(self._weight), dtype=torch.float64)
+        for row, answer in zip(rows.double(), result, strict=True):
+            torch.mv(self._weight, row, out=answer)
+        for addend in (bias, residual):
+            result = result if addend is None else result + addend
+        return result.to(rows.dtype)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What the layer and the attention need of a step."""
+
+    slots: Tensor
+    reference: ReferenceMetadata
+
+
+class WrittenAttention:
+    """The reference's attention to keys and values that the layer has written."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self._reference = ReferenceAttention(cache)
+
+    def prepare(self, batch: Batch) -> Metadata:
+        reference = self._reference.prepare(batch)
+        return Metadata(reference.block_of * BLOCK + reference.offset_of, reference)
+
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Metadata) -> Tensor:
+        return self._reference.attend(layer, query, options, metadata.reference)
+
+
+def whole_keys(cache: KVCache) -> KVCache:
+    """The cache with the numbers of a key side by side in memory, as on CUDA."""
+    cache.keys = [keys.mT.contiguous().mT for keys in cache.keys]
+    return cache
+
+
+def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype, device: torch.device) -> KVCache:
+    """For layers of these forms."""
+    shapes = [KVShape(form.kv_heads, form.head_dim, form.head_dim) for form in forms]
+    return whole_keys(KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, device))
+
+
+def step_batch(step: Step) -> Batch:
+    """Sequence s has four blocks, in falling order."""
+    tables = {s: [NUM_BLOCKS - 1 - s * 4 - block for block in range(4)] for s, _, _ in step}
+    return make_batch([Chunk(range(start, end), start, tables[s]) for s, start, end in step], BLOCK)
+
+
+class OneLayer:
+    """A decoder layer for CUDA with a cache of its own."""
+
+    def __init__(self, form: DecoderForm, dtype: torch.dtype, device: torch.device) -> None:
+        self._attention = WrittenAttention(make_cache([form], dtype, device))
+        self._layer = CudaDecoderLayer(0, form, TorchProduct)
+
+    def __call__(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor] | None, step: Step) -> Tensor:
+        """Hidden [tokens, width] of the step's tokens -> the same shape; cos and sin [tokens, rotary_dim]."""
+        attention: Any = StepAttention(self._attention, self._attention.prepare(step_batch(step)))  # type: ignore[arg-type]
+        embeddings = None if cos_sin is None else (cos_sin[0][None], cos_sin[1][None])
+        result: Tensor = self._layer(hidden[None], attention=attention, position_embeddings=embeddings)
+        return result[0]

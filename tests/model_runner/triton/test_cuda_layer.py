@@ -1,0 +1,151 @@
+"""The decoder layer for CUDA: what transformers' layer computes, and independent rows."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model_runner.models.cuda_layer import CudaDecoderLayer, replace_layers
+from model_runner.models.decoder_form import DecoderForm, recognise
+from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.target import HFTargetModel
+from tests.model_runner.decoder_models import LayerRun, layer_runs, tiny_model
+from tests.model_runner.decoder_oracle import run_form
+from tests.model_runner.triton.layers import OneLayer, Step, TorchProduct, WrittenAttention, make_cache, step_batch
+
+TOKENS = 18  # beyond the windows
+CASES = [
+    ("llama", 0),
+    ("llama with biases", 1),
+    ("qwen2", 3),  # biases, a window
+    ("qwen3", 0),  # norms of the heads
+    ("gemma2", 0),  # norms of what is added
+    ("gemma3_text", 1),
+    ("granite", 0),  # scaled residuals
+    ("hyperclovax", 0),  # both
+    ("exaone4", 1),  # no norms of what enters; no positions
+    ("phi3", 0),  # some dimensions are not rotated
+    ("smollm3", 2),  # no positions
+]
+
+
+def run_of(case: str, layer: int, dtype: torch.dtype, device: torch.device) -> tuple[DecoderForm, LayerRun]:
+    model = tiny_model(case).to(device, dtype)
+    form = recognise(model.model.layers[layer])
+    assert form is not None
+    embedding = model.get_input_embeddings()
+    embedding.weight.data.mul_(2)
+    return form, layer_runs(model, TOKENS)[layer]
+
+
+def error_of(form: DecoderForm, run: LayerRun, answer: Tensor) -> Tensor:
+    """[tokens] the size of the error as a share of what the layer adds to its input."""
+    truth = run_form(form, run.hidden, run.cos_sin)
+    return (answer.double() - truth).norm(dim=-1) / (truth - run.hidden.double()).norm(dim=-1)
+
+
+@pytest.mark.parametrize(("case", "layer"), CASES)
+def test_the_layer_computes_what_transformers_does(case: str, layer: int, device: torch.device) -> None:
+    form, run = run_of(case, layer, torch.float32, device)
+    answer = OneLayer(form, torch.float32, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
+    torch.testing.assert_close(answer, run.answer, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("case", "layer"), [("llama", 0), ("gemma3_text", 1), ("granite", 0)])
+def test_in_half_precision_it_is_as_near_to_the_truth(
+    case: str, layer: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    form, run = run_of(case, layer, dtype, device)
+    answer = OneLayer(form, dtype, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
+    assert answer.dtype == dtype
+    assert error_of(form, run, answer).mean() < 1.1 * error_of(form, run, run.answer).mean()
+
+
+def without(name: str) -> Callable[[DecoderForm], DecoderForm]:
+    return lambda form: replace(form, norms=replace(form.norms, **{name: None}))
+
+
+@pytest.mark.parametrize(
+    ("case", "layer", "spoil"),
+    [
+        ("qwen3", 0, without("query")),
+        ("gemma2", 0, without("mlp_post")),
+        ("gemma2", 0, lambda form: replace(form, attention=replace(form.attention, window=17))),
+        ("granite", 0, lambda form: replace(form, residual_scale=0.4)),
+        ("llama with biases", 1, lambda form: replace(form, down=replace(form.down, bias=None))),
+    ],
+)
+def test_what_is_different_shows(
+    case: str, layer: int, spoil: Callable[[DecoderForm], DecoderForm], device: torch.device
+) -> None:
+    form, run = run_of(case, layer, torch.float32, device)
+    answer = OneLayer(spoil(form), torch.float32, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
+    assert (answer - run.answer).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("case", "layer", "dtype"), [("qwen3", 0, torch.bfloat16), ("gemma3_text", 1, torch.float32)])
+def test_rows_alone_and_in_a_crowd(case: str, layer: int, dtype: torch.dtype, device: torch.device) -> None:
+    form, run = run_of(case, layer, dtype, device)
+
+    def rows(steps: list[Step]) -> dict[tuple[int, int], Tensor]:
+        """By sequence and position; all sequences are the same."""
+        one, result = OneLayer(form, dtype, device), {}
+        for step in steps:
+            places = [(s, position) for s, start, end in step for position in range(start, end)]
+            index = torch.tensor([position for _, position in places], device=device)
+            assert run.cos_sin is not None
+            cos_sin = run.cos_sin[0][index], run.cos_sin[1][index]
+            result.update(zip(places, one(run.hidden[index], cos_sin, step), strict=True))
+        return result
+
+    crowd = rows([[(0, 0, TOKENS), (1, 0, 7), (2, 0, 3)]])
+    pieces = rows([[(1, 0, 1)], [(0, 0, 15), (1, 1, 5)], [(2, 0, 3), (0, 15, 17)], [(0, 17, 18)], [(1, 5, 7)]])
+    assert crowd.keys() == pieces.keys()
+    assert all(torch.equal(pieces[place], row) for place, row in crowd.items())
+
+
+def test_no_tokens(device: torch.device) -> None:
+    form, run = run_of("llama", 0, torch.float32, device)
+    assert run.cos_sin is not None
+    cos, sin = run.cos_sin
+    assert OneLayer(form, torch.float32, device)(run.hidden[:0], (cos[:0], sin[:0]), []).shape == (0, 48)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy's, in the interpreter
+def test_what_is_not_finite_stays_in_its_sequence(broken: float, device: torch.device) -> None:
+    form, run = run_of("gemma3_text", 1, torch.float32, device)
+    assert run.cos_sin is not None
+    cos, sin = (torch.cat([t[:6], t[:6]]) for t in run.cos_sin)
+    layer, step = OneLayer(form, torch.float32, device), [(0, 0, 6), (1, 0, 6)]
+    hidden = run.hidden[:12].clone()
+    whole = layer(hidden, (cos, sin), step)
+    hidden[3, 5] = broken
+    result = layer(hidden, (cos, sin), step)
+    assert result[3].isnan().all()
+    assert torch.equal(result[6:], whole[6:])
+
+
+def test_a_whole_model(device: torch.device) -> None:
+    model = tiny_model("gemma2", num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]).to(device)
+    register_attention()
+    tokens = torch.arange(TOKENS, device=device)[None]
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits[0]
+    model.set_attn_implementation(ATTENTION_NAME)
+    forms: list[DecoderForm] = [form for layer in model.model.layers if (form := recognise(layer)) is not None]
+    assert replace_layers(model, TorchProduct) == 2
+    assert all(isinstance(layer, CudaDecoderLayer) for layer in model.model.layers)
+    attention = WrittenAttention(make_cache(forms, torch.float32, device))
+    batch = step_batch([(0, 0, TOKENS)])
+    step = StepAttention(attention, attention.prepare(batch))  # type: ignore[arg-type]
+    torch.testing.assert_close(HFTargetModel(model, device).forward(batch, step), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_not_recognised_stays() -> None:
+    layers = nn.ModuleList([nn.Linear(3, 3)])
+    assert replace_layers(layers, TorchProduct) == 0
+    assert isinstance(layers[0], nn.Linear)
