@@ -136,3 +136,7 @@ def prompt_batch(prompts: Sequence[Sequence[int]], block_size: int) -> Batch:
         samples=[],
         prompt_rows=[],
     )
+
+
+_NONE = np.empty(0, dtype=np.int64)
+NO_TOKENS = Batch(_NONE, _NONE, _NONE, [], _NONE, _NONE, _NONE, [], [])

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -15,9 +15,10 @@ from rich.progress import track
 from torch import Tensor
 
 from model_runner.attention.triton import TritonAttention
-from model_runner.batch import Batch
+from model_runner.batch import NO_TOKENS, Batch, IntArray
 from model_runner.models.features import Feature
 from model_runner.models.target import HFTargetModel, TokenRows
+from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 
 logger = logging.getLogger("samewise.runner")
 
@@ -61,19 +62,26 @@ class CudaGraphs:
 
 
 @dataclass(frozen=True, slots=True)
+class _Outputs:
+    """What a graph writes at each replay, beside the logits."""
+
+    features: Mapping[Feature, Tensor]  # [size, width] each
+    picked: Tensor  # [size] int64
+
+
+@dataclass(frozen=True, slots=True)
 class _Captured:
     """A graph, what it reads and what it writes."""
 
     replay: Callable[[], None]
-    rows: Tensor  # [3, size] int64: tokens, positions, logits_index
-    features: Mapping[Feature, Tensor]  # [size, width] each
+    inputs: Tensor  # [5, size] int64, see _inputs
+    outputs: _Outputs
 
 
 class GraphedTarget:
     """A TargetModel whose small steps are replayed from graphs; others, and those with unusual needs, run as they are.
 
-    A step is filled up with rows that nobody asks for: their keys and values go to a block that belongs to no request,
-    and their attention sees nothing.
+    A step is filled up with rows that nobody asks for: they leave nothing in the cache, and their attention is zero.
     """
 
     def __init__(
@@ -83,7 +91,7 @@ class GraphedTarget:
 
         Args:
             target: the model.
-            attention: to the model's cache, whose last block belongs to no request.
+            attention: to the model's cache.
             sizes: row counts, ascending.
             graphs: makes them.
         """
@@ -92,11 +100,12 @@ class GraphedTarget:
         self._sizes = list(sizes)
         self._graphs = graphs
         self._captured: dict[int, _Captured] = {}
-        self._features: dict[Feature, Tensor] = {}
-        self._spare_slot = attention.cache.num_blocks * attention.cache.block_size - 1
+        self._logits = torch.empty(0)  # [rows of the largest graph, vocab], of all of them
+        self._last: _LastStep | None = None
 
+    @torch.inference_mode()
     def settle(self) -> None:
-        """Capture all graphs. Called when a first step has run."""
+        """Capture all graphs. Called when a first step has run, which compiled all kernels."""
         self._target.settle()
         start = time.perf_counter()
         self._metadata = self._attention.reserve(self._sizes[-1])
@@ -104,26 +113,37 @@ class GraphedTarget:
         sizes = track(self._sizes[::-1], "CUDA graphs", console=Console(stderr=True), disable=not sys.stderr.isatty())
         for size in sizes:
             self._captured[size] = self._capture(size)
-        logger.info(
-            "graphs     %d of up to %d rows in %.1f s", len(self._sizes), self._sizes[-1], time.perf_counter() - start
-        )
+        seconds = time.perf_counter() - start
+        logger.info("graphs     %d, for steps of up to %d rows, in %.1f s", len(self._sizes), self._sizes[-1], seconds)
 
     def features(self) -> Mapping[Feature, Tensor]:
         """See TargetModel.features."""
-        features, self._features = self._features, {}
-        return features or self._target.features()
+        if self._last is None:
+            return self._target.features()
+        rows = slice(self._last.num_tokens)
+        return {feature: hidden[rows] for feature, hidden in self._last.outputs.features.items()}
+
+    def picks(self) -> Prepicks:
+        """See TargetModel.picks."""
+        if self._last is None:
+            return self._target.picks()
+        if self._last.plan is None:
+            return NO_PICKS
+        return Prepicks(self._last.outputs.picked[: len(self._last.plan.keys)].tolist(), self._last.plan.choices)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, also: Collection[Feature] = ()) -> Tensor:
-        """See TargetModel.forward. The logits hold until the next step."""
+    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> Tensor:
+        """See TargetModel.forward."""
         size = self._size_for(batch)
-        if size is None or also:
-            return self._target.forward(batch, also)
+        plan = None if size is None or also else self._attention.plan(batch)
+        if plan is None or size is None or plan.block_m != self._metadata.block_m:
+            self._last = None
+            return self._target.forward(batch, also, picks)
         captured = self._captured[size]
-        self._load(batch, captured.rows)
+        captured.inputs.copy_(_pinned(_inputs(batch, picks, size), captured.inputs.device), non_blocking=True)
+        self._metadata.load(plan, size)
         captured.replay()
-        num_tokens = len(batch.tokens)
-        self._features = {feature: rows[:num_tokens] for feature, rows in captured.features.items()}
+        self._last = _LastStep(len(batch.tokens), picks, captured.outputs)
         return self._logits[: len(batch.logits_index)]
 
     def _size_for(self, batch: Batch) -> int | None:
@@ -133,30 +153,41 @@ class GraphedTarget:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, num_rows)]
 
-    @torch.inference_mode()
     def _capture(self, size: int) -> _Captured:
-        rows = torch.zeros(3, size, dtype=torch.int64, device=self._attention.cache.device)
-        inputs = TokenRows(*rows.unbind(0))
+        inputs = torch.zeros(5, size, dtype=torch.int64, device=self._attention.cache.keys[0].device)
+        tokens, positions, logits_index, keys, temperatures = inputs.unbind(0)
+        rows = TokenRows(tokens, positions, logits_index)
+        self._metadata.load(self._attention.plan(NO_TOKENS), size)
 
-        def run() -> Mapping[Feature, Tensor]:
-            logits = self._target.run(inputs, self._metadata)
-            self._logits[:size].copy_(logits)
-            return self._target.features()
+        def run() -> _Outputs:
+            logits = self._target.run(rows, self._metadata)
+            if not len(self._logits):
+                self._logits = torch.empty_like(logits)
+            logits = self._logits[:size].copy_(logits)
+            picked = self._target.pick(logits, keys, temperatures.view(torch.float64))
+            return _Outputs(self._target.features(), picked)
 
-        replay, features = self._graphs.capture(run)
-        return _Captured(replay, rows, features)
+        replay, outputs = self._graphs.capture(run)
+        return _Captured(replay, inputs, outputs)
 
-    def _load(self, batch: Batch, rows: Tensor) -> None:
-        """Give a graph its inputs, filled up to its size."""
-        size = rows.shape[1]
-        filled = np.zeros(rows.shape, dtype=np.int64)
-        for row, numbers in zip(filled, (batch.tokens, batch.positions, batch.logits_index), strict=True):
-            row[: len(numbers)] = numbers
-        rows.copy_(_pinned(filled, rows.device), non_blocking=True)
-        plan = self._attention.plan(batch)
-        slots = np.full(size, self._spare_slot, dtype=np.int64)
-        slots[: len(plan.slots)] = plan.slots
-        self._metadata.load(replace(plan, slots=slots))
+
+@dataclass(frozen=True, slots=True)
+class _LastStep:
+    num_tokens: int
+    plan: PickPlan | None
+    outputs: _Outputs
+
+
+def _inputs(batch: Batch, picks: PickPlan | None, size: int) -> IntArray:
+    """Tokens, positions, rows with logits, keys and temperatures (the bits of float64): [5, size], filled with 0."""
+    inputs = np.zeros((5, size), dtype=np.int64)
+    arrays = [batch.tokens, batch.positions, batch.logits_index]
+    if picks is not None:
+        keys, temperatures = picks.arrays
+        arrays += [keys, temperatures.view(np.int64)]
+    for row, numbers in zip(inputs, arrays, strict=False):
+        row[: len(numbers)] = numbers
+    return inputs
 
 
 def _pinned(numbers: IntArray, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from model_runner.attention.attention_plan import AttentionPlan, Cutting, empty_
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
 from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Step, attend, padded
+from model_runner.kernels.triton.kv_write import CacheLayer, write_kv
 from model_runner.kv_cache import KVCache
 
 _EXACT_M = 64
@@ -43,18 +44,24 @@ class TritonMetadata:
         self.plan = self._device[max_tokens:].view(torch.int32)
         self.has_merges = True
 
-    def load(self, plan: AttentionPlan) -> None:
-        """Take over a plan, without waiting for the device. Slots without a token get -1, and their outputs zeros.
+    def load(self, plan: AttentionPlan, num_rows: int | None = None) -> None:
+        """Take over a plan, without waiting for the device.
+
+        Args:
+            plan: of a step.
+            num_rows: of the step with those that fill it up; all that there is room for if it is None. Rows without a
+                token get the slot -1, and zeros for output.
 
         Raises:
             ValueError: if there is no room for it, or it has tiles of another size.
         """
         num_tokens, max_tokens = len(plan.slots), len(self.slots)
+        num_rows = max_tokens if num_rows is None else num_rows
         if plan.block_m != self.block_m:
             raise ValueError(f"this metadata takes plans with tiles of {self.block_m} rows, not {plan.block_m}")
-        items = np.concatenate([plan.items, empty_items(num_tokens, max_tokens, self._tile_tokens)])
+        items = np.concatenate([plan.items, empty_items(num_tokens, num_rows, self._tile_tokens)])
         at = np.cumsum([HEADER, items.size, plan.merges.size, plan.paths.size, plan.tables.size])
-        if num_tokens > max_tokens or at[-1] > len(self.plan):
+        if not num_tokens <= num_rows <= max_tokens or at[-1] > len(self.plan):
             needs = f"{num_tokens} tokens and {at[-1]} numbers"
             raise ValueError(f"there is room for {max_tokens} tokens and {len(self.plan)} numbers, not for {needs}")
         if self._copied is not None:
@@ -153,8 +160,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: TritonMetadata
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        size = self._cache.block_size
-        self._cache.write(layer, key, value, metadata.slots // size, metadata.slots % size)
+        write_kv(key, value, metadata.slots, CacheLayer.of(self._cache, layer))
         return self.attend(layer, query, options, metadata)
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: TritonMetadata) -> Tensor:

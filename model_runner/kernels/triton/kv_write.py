@@ -49,7 +49,7 @@ def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: CacheLayer) -> No
     Args:
         key: [T, kv_heads, key_dim]; the numbers of a head stand together.
         value: [T, kv_heads, value_dim], likewise.
-        slots: [T] int64, block * block_size + place of each token; every one is in the cache.
+        slots: [T] int64, block * block_size + place of each token; -1 for one that is not to be stored.
         cache: where they go.
     """
     num_tokens, kv_heads, key_dim = key.shape
@@ -100,7 +100,7 @@ def store_heads(
 
     Without fused multiplication and addition: what is rounded is the product.
     """
-    is_head = head < HEADS
+    is_head = (head < HEADS) & (slot >= 0)
     dim = tl.arange(0, x.shape[1])
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     if scales is not None:
