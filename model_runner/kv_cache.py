@@ -31,6 +31,8 @@ class KVShape:
     """Key-value heads."""
     key_dim: int
     value_dim: int
+    group: int = 1
+    """Query heads of a key-value head."""
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Memory for each token, including the scales of each head's key and value if the type has them."""
@@ -98,6 +100,7 @@ class KVCache:
         Raises:
             ValueError: if the kernels cannot read what the cache stores.
         """
+        self.shapes = tuple(shapes)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype

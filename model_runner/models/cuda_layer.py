@@ -80,7 +80,7 @@ class CudaDecoderLayer(nn.Module):
             self._head_norms,
             self._eps,
             metadata.slots,
-            cache_layer(backend.cache, self.index),
+            CacheLayer.of(backend.cache, self.index),
         )
         mixed = backend.attend(self.index, query, self._options, metadata)  # [T, heads, head_dim]
         return mixed.flatten(1)
@@ -107,13 +107,6 @@ class CudaDecoderLayer(nn.Module):
 def replace_layers(model: nn.Module, make_product: MakeProduct) -> int:
     """Replace every decoder layer that is recognised; returns how many were."""
     return replace_recognised(model, lambda index, form: CudaDecoderLayer(index, form, make_product))
-
-
-def cache_layer(cache: KVCache, layer: int) -> CacheLayer:
-    """Where the kernels find a layer's keys and values."""
-    if not cache.key_scales:
-        return CacheLayer(cache.keys[layer], cache.values[layer])
-    return CacheLayer(cache.keys[layer], cache.values[layer], cache.key_scales[layer], cache.value_scales[layer])
 
 
 class _Projection:

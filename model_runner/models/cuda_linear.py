@@ -1,6 +1,6 @@
 """Products of rows and weights on CUDA, and what the weights are stored as."""
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,18 +10,11 @@ from model_runner.kernels.triton.linear import Addends, Experts, Scales, linear,
 from model_runner.kernels.triton.linear_fp8 import FP8, FP8_MAX, quantize_rows
 from model_runner.kernels.triton.linear_int4 import int4_shape_for, linear_int4
 from model_runner.kernels.triton.tiles import TileShape
+from model_runner.models.gpu_product import GpuProduct
 from model_runner.models.int4_packing import group_size, pack_int4, slabs
 
 GpuWeightKind = Literal["fp8", "int4"]
 """fp8 has one scale for each output and one for each row; int4 a scale and a minimum for each output and group."""
-
-
-class GpuProduct(Protocol):
-    """Multiplies rows with one weight. Stands where packed.Product does."""
-
-    def __call__(self, rows: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """Rows [n, in] -> [n, out] of the rows' type: the product, plus bias [out], plus residual [n, out]."""
-        ...
 
 
 class CublasProduct:

@@ -63,7 +63,7 @@ class _RecordingAttention(AttentionBackend[None]):
     ) -> Tensor:
         """See AttentionBackend.forward."""
         self.calls += 1
-        self.shapes[layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
+        self.shapes[layer] = KVShape(key.shape[1], key.shape[2], value.shape[2], query.shape[1] // key.shape[1])
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 

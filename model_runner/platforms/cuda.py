@@ -1,7 +1,7 @@
 """CUDA: Triton kernels, and graphs of small steps."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
 from model_runner.kernels.triton.pick import pick
-from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
+from model_runner.kv_cache import KVCache, resolve_kv_dtype
 from model_runner.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
-from model_runner.models.cuda_layer import compile_layers, fuse_layers, replace_norms
-from model_runner.models.cuda_linear import GpuWeightKind, make_product
+from model_runner.models.checkpoint_quantization import is_quantized
+from model_runner.models.compiled import compile_layers
+from model_runner.models.cuda_layer import replace_layers
+from model_runner.models.cuda_linear import FP8, GpuWeightKind, make_product, tile_shapes_agree
+from model_runner.models.cuda_norms import replace_norms
 from model_runner.models.features import Feature
 from model_runner.models.grouped_experts import GROUPED_EXPERTS_NAME, group_experts, register_grouped_experts
 from model_runner.models.inspection import ModelShape, UnsupportedModelError
@@ -48,13 +51,16 @@ class CudaPlatform(Platform):
     picks_ahead = True
     kernels = "triton"
 
-    def __init__(self, config: RunnerConfig, device: torch.device, graphs: GraphMaker | None) -> None:
+    def __init__(
+        self, config: RunnerConfig, device: torch.device, graphs: GraphMaker | None, num_programs: int | None = None
+    ) -> None:
         """Raises ValueError for settings that CUDA cannot follow.
 
         Args:
             config: what is asked for.
             device: where everything goes.
             graphs: captures small steps; None runs them as they are.
+            num_programs: of a kernel, that run at once; None: as many as the device takes.
         """
         self.device = device
         if config.threads is not None:
@@ -64,6 +70,8 @@ class CudaPlatform(Platform):
         kv = resolve_kv_dtype(config.kv_cache_dtype, compute, torch.device("cuda"), quantized_weights=False)
         self.types = StorageTypes(compute, self._weights, kv)
         self.exact = config.exact
+        self._num_programs = num_programs
+        self._one_shape = self.exact and not self._shapes_agree()
         self._graphs = graphs
         self._graph_sizes = graph_sizes(_MOST_GRAPHED)
 
@@ -92,13 +100,10 @@ class CudaPlatform(Platform):
         self._prepare(model)
         return model
 
-    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
-        """See Platform.make_cache. One block more, in which graphs leave the keys and values of nobody's rows."""
-        return KVCache(shapes, num_blocks + 1, block_size, self.types.kv, self.device)
-
     def attention(self, cache: KVCache) -> TritonAttention:
         """See Platform.attention."""
-        return TritonAttention(cache, exact=self.exact)
+        num_heads = max(shape.num_heads * shape.group for shape in cache.shapes)
+        return TritonAttention(cache, exact=self.exact, num_heads=num_heads, num_programs=self._num_programs)
 
     def make_target(
         self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
@@ -146,21 +151,39 @@ class CudaPlatform(Platform):
 
         The head stays as it is beside quantised weights: its error would go into every logit.
         """
-        make = partial(make_product, kind=self._weights, exact=self.exact)
-        make_dense = partial(make_product, kind=None, exact=self.exact)
-        logger.info("layers     %d as fused operators", fuse_layers(model, make))
+        make = partial(make_product, kind=self._weights, exact=self.exact, one_shape=self._one_shape)
+        make_dense = partial(make_product, kind=None, exact=self.exact, one_shape=self._one_shape)
+        logger.info("layers     %d as fused operators", replace_layers(model, make))
         try:
-            group_experts(model, self._weights)
+            group_experts(model, self._weights, one_shape=self._one_shape)
         except ValueError as error:
             raise UnsupportedModelError(str(error)) from error
+        if is_quantized(model.config):
+            return  # transformers multiplies, and packs its own way
         if self.exact:
-            replace_norms(model)
+            _replace_norms(model)
             if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
                 pack_weights(head, make_dense, make_dense)
         if self.exact or self._weights is not None:
             pack_weights(model, make, make_dense)
         else:
             compile_layers(model)
+
+    def _shapes_agree(self) -> bool:
+        """Whether products may take tiles of different shapes. A warning if not: products are slower then."""
+        products = {self.types.compute, FP8 if self._weights == "fp8" else self.types.compute}
+        if all(tile_shapes_agree(self.device, dtype) for dtype in products - {torch.float32}):
+            return True
+        logger.warning("tiles of different shapes round differently on %s: all products take the same", self.device)
+        return False
+
+
+def _replace_norms(model: PreTrainedModel) -> None:
+    if varying := replace_norms(model).varying:
+        raise UnsupportedModelError(
+            f"{model.config.model_type} has norms ({', '.join(sorted(varying))}) that vary with the batch on CUDA; "
+            "allow that with --no-exact"
+        )
 
 
 def _compute_type(config: RunnerConfig) -> torch.dtype:
@@ -173,4 +196,4 @@ def _compute_type(config: RunnerConfig) -> torch.dtype:
 def _weight_kind(config: RunnerConfig) -> GpuWeightKind | None:
     if config.quantization == "int8":
         raise ValueError("quantization int8 is for the CPU; use fp8 or int4 on CUDA")
-    return None if config.quantization in ("auto", "none") else config.quantization
+    return config.quantization if config.quantization in ("fp8", "int4") else None

@@ -43,7 +43,7 @@ class LayerShape:
     @property
     def kv(self) -> KVShape:
         """Keys and values of a token."""
-        return KVShape(self.kv_heads, self.head_dim, self.head_dim)
+        return KVShape(self.kv_heads, self.head_dim, self.head_dim, self.heads // self.kv_heads)
 
     @classmethod
     def of(cls, config: LlamaConfig, names: frozenset[str], prefix: str) -> "LayerShape":
