@@ -81,13 +81,13 @@ def attend(
     """Attend.
 
     Args:
-        query: [tokens, heads, key_dim] in float16, bfloat16 or float32; the numbers of a head stand side by side.
+        query: [tokens, heads, key_dim] of any strides but the last.
         layer: keys and values, in the type of the query or one with scales.
         step: what is to be done. Items of tokens beyond those of the query are left out.
         scale: factor on the products.
         window: how many last positions a row sees; None: all.
         softcap: scores s become softcap * tanh(s / softcap).
-        out: [tokens, heads, value_dim], contiguous, in the type of the query. Rows of no item are left as they are.
+        out: [tokens, heads, value_dim], contiguous. Rows of no item are left as they are.
     """
     num_tokens, heads, key_dim = query.shape
     _, kv_heads, block_size, value_dim = layer.values.shape
@@ -95,7 +95,7 @@ def attend(
         return
     shape = {"GROUP": heads // kv_heads, "VALUE_DIM": value_dim, "DV": padded(value_dim)}
     scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # a stand-in if none
-    window = _EVERYTHING if window is None else window
+    back = _EVERYTHING if window is None else window
     grid = (step.programs, kv_heads)
     _attend_kernel[grid](
         query,
@@ -107,12 +107,11 @@ def attend(
         step.peaks,
         step.plan,
         num_tokens,
-        query.stride(0),
-        query.stride(1),
+        *query.stride()[:2],
         step.part_rows,
         scale * _LOG2_E if softcap is None else scale / softcap * 2 * _LOG2_E,
         0.0 if softcap is None else softcap * _LOG2_E,
-        window,
+        back,
         **shape,
         KEY_DIM=key_dim,
         DK=padded(key_dim),
@@ -131,11 +130,10 @@ def attend(
             step.plan,
             num_tokens,
             step.part_rows,
-            window,
+            back,
             **shape,
             ROWS=MERGED_ROWS,
-            num_warps=1,
-            enable_fp_fusion=False,
+            **{"num_warps": 1, "enable_fp_fusion": False},
         )
 
 
@@ -145,13 +143,14 @@ def padded(dim: int) -> int:
 
 
 def _launch_options(dtype: torch.dtype, dim: int, block_m: int) -> dict[str, int | bool]:
-    """Warps and stages: what fits into the registers and shared memory of an H200's SM, twice where it can."""
+    """Warps and stages: what fits into the registers and shared memory of an H200's SM, twice where it can.
+
+    Two sums of 64 rows by 128 numbers take half of the registers of four warps, so that some bytes are spilled. float32
+    has no tensor cores that keep its precision: it spills much and is slow, and one stage is all that fits.
+    """
     wide = dtype == torch.float32 or dim > 128
-    return {
-        "num_warps": 8 if wide or block_m > 64 else 4,
-        "num_stages": 2 if wide else 3,
-        "enable_fp_fusion": False,
-    }
+    stages = 1 if dtype == torch.float32 else 2 if wide else 3
+    return {"num_warps": 8 if wide or block_m > 64 else 4, "num_stages": stages, "enable_fp_fusion": False}
 
 
 @triton.jit

@@ -16,8 +16,6 @@ VARIANTS = [  # type of the query, of the cache, size of a head, options, exact
     *((torch.bfloat16, torch.bfloat16, dim, PLAIN, exact) for dim in (64, 128, 256) for exact in (True, False)),
     *((torch.bfloat16, dtype, 128, PLAIN, exact) for dtype in (torch.int8, FP8) for exact in (True, False)),
     *((torch.float16, dtype, 128, PLAIN, True) for dtype in (torch.float16, torch.int8, FP8)),
-    *((torch.float32, dtype, 128, PLAIN, True) for dtype in (torch.float32, torch.int8)),
-    (torch.float32, torch.float32, 256, PLAIN, True),
     (torch.bfloat16, FP8, 256, PLAIN, True),
     (torch.bfloat16, torch.bfloat16, 256, CAPPED, True),
     (torch.bfloat16, torch.bfloat16, 96, CAPPED, True),
