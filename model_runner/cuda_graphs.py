@@ -47,7 +47,7 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """See GraphMaker.capture. Runs once before: compiling kernels and opening libraries cannot be recorded."""

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from model_runner.attention.attention_plan import AttentionPlan, Cutting, empty_items, longest_run, make_plan
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.attention.cache_layer import cache_layer
 from model_runner.batch import Batch
 from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Step, attend, padded
-from model_runner.kernels.triton.kv_write import CacheLayer, write_kv
+from model_runner.kernels.triton.kv_write import write_kv
 from model_runner.kv_cache import KVCache
 
 _EXACT_M = 64
@@ -160,7 +161,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: TritonMetadata
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        write_kv(key, value, metadata.slots, CacheLayer.of(self._cache, layer))
+        write_kv(key, value, metadata.slots, cache_layer(self._cache, layer))
         return self.attend(layer, query, options, metadata)
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: TritonMetadata) -> Tensor:

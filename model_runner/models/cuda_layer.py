@@ -8,8 +8,8 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.cache_layer import cache_layer
 from model_runner.kernels.triton.gate import activate_and_multiply
-from model_runner.kernels.triton.kv_write import CacheLayer
 from model_runner.kernels.triton.norm import add_and_norm, rms_norm
 from model_runner.kernels.triton.rotary import rotate_and_write
 from model_runner.kv_cache import KVCache
@@ -80,7 +80,7 @@ class CudaDecoderLayer(nn.Module):
             self._head_norms,
             self._eps,
             metadata.slots,
-            CacheLayer.of(backend.cache, self.index),
+            cache_layer(backend.cache, self.index),
         )
         mixed = backend.attend(self.index, query, self._options, metadata)  # [T, heads, head_dim]
         return mixed.flatten(1)

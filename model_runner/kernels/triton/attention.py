@@ -95,8 +95,7 @@ def attend(
         return
     shape = {"GROUP": heads // kv_heads, "VALUE_DIM": value_dim, "DV": padded(value_dim)}
     scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # a stand-in if none
-    back = _EVERYTHING if window is None else window
-    grid = (step.programs, kv_heads)
+    back, grid = _EVERYTHING if window is None else window, (step.programs, kv_heads)
     _attend_kernel[grid](
         query,
         layer.keys,
@@ -131,9 +130,7 @@ def attend(
             num_tokens,
             step.part_rows,
             back,
-            **shape,
-            ROWS=MERGED_ROWS,
-            **{"num_warps": 1, "enable_fp_fusion": False},
+            **shape | {"ROWS": MERGED_ROWS, "num_warps": 1, "enable_fp_fusion": False},
         )
 
 

@@ -6,8 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_runner.kv_cache import KVCache
-
 _TILE = 1024
 """Numbers of a program, if a token has so many."""
 _PER_WARP = 256
@@ -21,12 +19,6 @@ class CacheLayer(NamedTuple):
     values: Tensor  # [blocks, kv_heads, block_size, value_dim]
     key_scales: Tensor | None = None  # [blocks, kv_heads, block_size] float32; for int8 and float8_e4m3fn
     value_scales: Tensor | None = None
-
-    @classmethod
-    def of(cls, cache: KVCache, layer: int) -> "CacheLayer":
-        """A layer of a cache."""
-        scales = (cache.key_scales[layer], cache.value_scales[layer]) if cache.key_scales else (None, None)
-        return cls(cache.keys[layer], cache.values[layer], *scales)
 
     @property
     def strides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
