@@ -82,15 +82,15 @@ class RunnerParts:
     """See Platform."""
 
 
-def assemble(config: RunnerConfig) -> tuple[RunnerParts, RunnerInfo]:
-    """Plan the memory, load the models and make everything around them.
+def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[RunnerParts, RunnerInfo]:
+    """Plan the memory, load the models and make everything around them; without a platform, on the configured one.
 
     Raises:
         DoesNotFitError: if weights and cache do not fit in memory.
         UnsupportedModelError: if the architecture cannot be served, or heads do not fit it.
         ValueError: if a setting cannot be followed here, or a draft or auxiliary model does not go with the model.
     """
-    platform = choose_platform(config)
+    platform = platform or choose_platform(config)
     shapes = _inspect(config, platform)
     sizes = platform.sizes(config)
     plan = plan_memory(_needs(shapes, platform), platform.room(), config, sizes, platform.types)

@@ -23,6 +23,7 @@ from model_runner.contract import (
 from model_runner.draft_tree import chain
 from model_runner.kv_cache import Move
 from model_runner.models.inspection import UnsupportedModelError
+from model_runner.platforms.platform import Platform
 from model_runner.sampling.logprobs import prompt_logprobs
 from model_runner.scoring.transform import RawStep
 from model_runner.speculative.budget import StepLoad
@@ -55,9 +56,9 @@ class ModelRunner:
         self._picks_ahead = parts.picks_ahead
 
     @classmethod
-    def load(cls, config: RunnerConfig) -> "ModelRunner":
-        """Load the model and run first steps. Raises what `assemble` does."""
-        parts, info = assemble(config)
+    def load(cls, config: RunnerConfig, platform: Platform | None = None) -> "ModelRunner":
+        """Load the model and run first steps. Takes the arguments of `assemble`, and raises what it does."""
+        parts, info = assemble(config, platform)
         runner = cls(parts, info)
         start = time.perf_counter()
         runner.warm_up()
