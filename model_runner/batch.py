@@ -77,7 +77,7 @@ class Batch:
     tokens: IntArray  # [T]
     positions: IntArray  # [T]
     choice_of: IntArray  # [T] index of the choice that a token belongs to
-    block_tables: list[list[int]]  # [C] physical blocks of each choice
+    block_tables: Sequence[Sequence[int]]  # [C] physical blocks of each choice
     block_of: IntArray  # [T] block that takes the token's key and value
     offset_of: IntArray  # [T] place in that block
     logits_index: IntArray  # [R] tokens whose logits are wanted

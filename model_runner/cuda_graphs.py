@@ -85,7 +85,12 @@ class GraphedTarget:
     """
 
     def __init__(
-        self, target: HFTargetModel, attention: TritonAttention, sizes: Sequence[int], graphs: GraphMaker
+        self,
+        target: HFTargetModel,
+        attention: TritonAttention,
+        sizes: Sequence[int],
+        graphs: GraphMaker,
+        max_model_len: int,
     ) -> None:
         """Captures nothing yet.
 
@@ -94,7 +99,9 @@ class GraphedTarget:
             attention: to the model's cache.
             sizes: row counts, ascending.
             graphs: makes them.
+            max_model_len: tokens of a choice at most.
         """
+        self._max_blocks = -(-max_model_len // attention.cache.block_size)
         self._target = target
         self._attention = attention
         self._sizes = list(sizes)
@@ -108,7 +115,7 @@ class GraphedTarget:
         """Capture all graphs. Called when a first step has run, which compiled all kernels."""
         self._target.settle()
         start = time.perf_counter()
-        self._metadata = self._attention.reserve(self._sizes[-1])
+        self._metadata = self._attention.reserve(self._sizes[-1], self._max_blocks)
         # The largest comes first, so that the others find room in the memory that it has taken.
         sizes = track(self._sizes[::-1], "CUDA graphs", console=Console(stderr=True), disable=not sys.stderr.isatty())
         for size in sizes:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -239,7 +240,7 @@ class ModelRunner:
         return time.perf_counter() - start
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:
-        blocks = list(range(-(-(context + rows) // self.info.block_size)))
+        blocks = array("i", range(-(-(context + rows) // self.info.block_size)))
         choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
         tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
         return self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])

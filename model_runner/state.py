@@ -1,5 +1,6 @@
 """What the runner remembers of each running choice between steps."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ class Choice:
     tokens: list[int]
     num_prompt: int
     num_computed: int
-    blocks: list[int]
+    blocks: "array[int]"  # as numpy takes it without a look at each
     sampling: SamplingParams
     verify: Verification = "match"
     guides: str | None = None
@@ -76,7 +77,7 @@ class RunnerState:
             tokens=list(admitted.tokens),
             num_prompt=admitted.num_prompt,
             num_computed=admitted.num_computed,
-            blocks=list(admitted.blocks),
+            blocks=array("i", admitted.blocks),
             sampling=admitted.sampling,
             verify=admitted.speculation.verify if admitted.speculation else "match",
             guides=admitted.guides,

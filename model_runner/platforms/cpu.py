@@ -96,7 +96,11 @@ class CpuPlatform(Platform):
         return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)
 
     def make_target(
-        self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
+        self,
+        model: PreTrainedModel,
+        attention: AttentionBackend[Any],
+        max_model_len: int,
+        needs: Collection[Feature] = (),
     ) -> TargetModel:
         """See Platform.make_target."""
         if self._packer is not None and isinstance(attention, NativeAttention):

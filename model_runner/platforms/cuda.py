@@ -1,7 +1,7 @@
 """CUDA: Triton kernels, and graphs of small steps."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
 from model_runner.kernels.triton.linear_fp8 import FP8
 from model_runner.kernels.triton.pick import pick
-from model_runner.kv_cache import KVCache, resolve_kv_dtype
+from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
 from model_runner.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.models.checkpoint_quantization import is_quantized
 from model_runner.models.compiled import compile_layers
@@ -101,20 +101,28 @@ class CudaPlatform(Platform):
         self._prepare(model)
         return model
 
+    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
+        """See Platform.make_cache."""
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, whole_keys=True)
+
     def attention(self, cache: KVCache) -> TritonAttention:
         """See Platform.attention."""
         num_heads = max(shape.num_heads * shape.group for shape in cache.shapes)
         return TritonAttention(cache, exact=self.exact, num_heads=num_heads, num_programs=self._num_programs)
 
     def make_target(
-        self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
+        self,
+        model: PreTrainedModel,
+        attention: AttentionBackend[Any],
+        max_model_len: int,
+        needs: Collection[Feature] = (),
     ) -> TargetModel:
         """See Platform.make_target."""
         target = HFTargetModel(model, attention, needs, pick)
         if self._graphs is None:
             return target
         assert isinstance(attention, TritonAttention)
-        return GraphedTarget(target, attention, self._graph_sizes, self._graphs)
+        return GraphedTarget(target, attention, self._graph_sizes, self._graphs, max_model_len)
 
     def prepare_heads(self, heads: nn.Module) -> None:
         """See Platform.prepare_heads. They compute in float32: what they guess changes no answer."""

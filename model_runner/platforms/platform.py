@@ -78,9 +78,16 @@ class Platform(ABC):
         return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device)
 
     def make_target(
-        self, model: PreTrainedModel, attention: AttentionBackend[Any], needs: Collection[Feature] = ()
+        self,
+        model: PreTrainedModel,
+        attention: AttentionBackend[Any],
+        max_model_len: int,
+        needs: Collection[Feature] = (),
     ) -> TargetModel:
-        """The model, ready to run on the cache of the attention. See HFTargetModel."""
+        """The model, ready to run on the cache of the attention. See HFTargetModel.
+
+        No choice has more than `max_model_len` tokens.
+        """
         return HFTargetModel(model, attention, needs)
 
     def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured | None:

@@ -22,7 +22,7 @@ class TargetForTraining:
         shape = inspect_model(platform.read_config(config.model))
         model = platform.load(config.model)
         cache = platform.make_cache(shape.kv, -(-max_tokens // config.block_size), config.block_size)
-        self._target = platform.make_target(model, platform.attention(cache), needs)
+        self._target = platform.make_target(model, platform.attention(cache), max_tokens, needs)
 
     def features(self, tokens: Sequence[int]) -> dict[Feature, Tensor]:
         """Each feature [T, hidden] of a sequence of T tokens, on the device."""

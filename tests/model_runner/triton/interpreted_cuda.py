@@ -1,5 +1,6 @@
 """The CUDA platform on the CPU: its kernels in Triton's interpreter, its graphs recorded."""
 
+import pytest
 import torch
 
 from model_runner.config import RunnerConfig, Sizes
@@ -36,4 +37,6 @@ class InterpretedCuda(CudaPlatform):
 def interpreted_runner(config: RunnerConfig, graph_sizes: tuple[int, ...] = ()) -> tuple[ModelRunner, RecordedGraphs]:
     """A runner as on CUDA, and the graphs that it has."""
     platform = InterpretedCuda(config, graph_sizes)
-    return ModelRunner.load(config, platform), platform.recorded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model_runner.runner._WARM_UP_ROWS", (1,))  # how long steps take is of no matter here
+        return ModelRunner.load(config, platform), platform.recorded

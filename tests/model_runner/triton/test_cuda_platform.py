@@ -28,7 +28,6 @@ def generate(runner: ModelRunner, prompt: list[int], num_tokens: int, sampling: 
         (result,) = runner.execute(plan).choices
         tokens += result.tokens
         plan = StepPlan((), (), (), (ScheduledRequest("a", 1, ()),))
-    runner.execute(StepPlan(("a",), (), (), ()))
     return tokens
 
 
