@@ -38,5 +38,5 @@ def interpreted_runner(config: RunnerConfig, graph_sizes: tuple[int, ...] = ()) 
     """A runner as on CUDA, and the graphs that it has."""
     platform = InterpretedCuda(config, graph_sizes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model_runner.runner._WARM_UP_ROWS", (1,))  # how long steps take is of no matter here
+        patch.setattr("model_runner.runner._WARM_UP_ROWS", (1, 2))  # how long steps take is of no matter here
         return ModelRunner.load(config, platform), platform.recorded
