@@ -20,6 +20,7 @@ from rich.table import Table
 from bench.local_server import local_server, process_family
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, SpeculationStats, StepPlan, StepResult
+from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.models.repository import resolve_model
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -43,7 +44,7 @@ NUM_BLOCKS = 4096
 STEP_VARIABLE = "SAMEWISE_BENCH_STEP_S"
 
 
-class SleepingRunner:
+class SleepingRunner(DoneAtLaunch):
     """A contract.Runner without a model: after each step's sleep, every choice that caught up says the next word."""
 
     num_blocks = NUM_BLOCKS

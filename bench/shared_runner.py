@@ -4,13 +4,14 @@ from dataclasses import replace
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SpeculationStats, StepPlan, StepResult
+from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.scheduler import Scheduler
 
 
-class SharedRunner:
+class SharedRunner(DoneAtLaunch):
     """A runner that several engines use one after the other, with as many blocks as each is given."""
 
     def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:

@@ -4,6 +4,7 @@ A *key* names one choice of one request for as long as it runs. The scheduler de
 logits and probabilities stay in the runner until it commits them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -353,6 +354,16 @@ class StepResult:
     nothing was computed for anybody, and what the scheduled choices had offered to verify or to compare is lost."""
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that is being computed."""
+
+    can_follow: bool
+    """Whether the step after it can be launched before its result is taken."""
+    result: Callable[[], StepResult]
+    """Waits for the step. To be called once, in the order in which steps were launched."""
+
+
 class Runner(Protocol):
     """Executes plans. Deterministic: a choice's tokens do not depend on what else a plan holds."""
 
@@ -363,6 +374,14 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass over all scheduled tokens and drafts, and commit what is sampled."""
+        ...
+
+    def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
+        """Begin to execute a plan; a device that works beside the host goes on by itself.
+
+        `is_ahead` says that the result of the step before, which `can_follow`, is not taken yet: every scheduled choice
+        was scheduled there as well, and computes the one token that this brings.
+        """
         ...
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:

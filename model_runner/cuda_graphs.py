@@ -17,8 +17,8 @@ from torch import Tensor
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import NO_TOKENS, Batch, IntArray
 from model_runner.models.features import Feature
-from model_runner.models.target import HFTargetModel, TokenRows
-from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
+from model_runner.models.target import HFTargetModel, TokenRows, fetch_picks, take_picks
+from model_runner.sampling.picks import PickPlan, Prepicks
 
 logger = logging.getLogger("samewise.runner")
 
@@ -130,24 +130,34 @@ class GraphedTarget:
         rows = slice(self._last.num_tokens)
         return {feature: hidden[rows] for feature, hidden in self._last.outputs.features.items()}
 
-    def picks(self) -> Prepicks:
+    def picks(self) -> Callable[[], Prepicks]:
         """See TargetModel.picks."""
         if self._last is None:
             return self._target.picks()
-        if self._last.plan is None:
-            return NO_PICKS
-        return Prepicks(self._last.outputs.picked[: len(self._last.plan.keys)].tolist(), self._last.plan.choices)
+        num_rows = 0 if self._last.plan is None else len(self._last.plan.keys)
+        return fetch_picks(self._last.outputs.picked[:num_rows], self._last.plan)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        also: Collection[Feature] = (),
+        picks: PickPlan | None = None,
+        follows: IntArray | None = None,
+    ) -> Tensor:
         """See TargetModel.forward."""
         size = self._size_for(batch)
         plan = None if size is None or also else self._attention.plan(batch)
         if plan is None or size is None or plan.block_m != self._metadata.block_m:
-            self._last = None
-            return self._target.forward(batch, also, picks)
+            if self._last is not None:
+                self._target.picked, self._last = self._last.outputs.picked, None
+            return self._target.forward(batch, also, picks, follows)
         captured = self._captured[size]
+        picked = self._target.picked if self._last is None else self._last.outputs.picked
+        followed = None if follows is None else take_picks(picked, _pinned(follows, picked.device))
         captured.inputs.copy_(_pinned(_inputs(batch, picks, size), captured.inputs.device), non_blocking=True)
+        if followed is not None:
+            captured.inputs[0, : len(followed)] = followed
         self._metadata.load(plan, size)
         captured.replay()
         self._last = _LastStep(len(batch.tokens), picks, captured.outputs)

@@ -3,7 +3,7 @@
 import logging
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
     ChoiceResult,
+    LaunchedStep,
     SamplingParams,
     ScheduledRequest,
     SpeculationStats,
@@ -21,11 +22,12 @@ from model_runner.contract import (
     StepResult,
     TokenLogprobs,
 )
-from model_runner.draft_tree import chain
+from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
 from model_runner.kv_cache import Move
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.platforms.platform import Platform
 from model_runner.sampling.logprobs import prompt_logprobs
+from model_runner.sampling.picks import Prepicks
 from model_runner.scoring.transform import RawStep
 from model_runner.speculative.budget import StepLoad
 from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
@@ -55,6 +57,10 @@ class ModelRunner:
         self._search = parts.search
         self._scoring = parts.scoring
         self._picks_ahead = parts.picks_ahead
+        self._row_of: dict[str, int] = {}
+        """Of each choice that was ready in the step launched last: the row that its token was picked from."""
+        self._last_s = 0.0
+        """When the last step was done."""
 
     @classmethod
     def load(cls, config: RunnerConfig, platform: Platform | None = None) -> "ModelRunner":
@@ -73,6 +79,23 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass over all scheduled tokens and drafts, and commit what the target says to them."""
+        return self.launch(plan).result()
+
+    def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
+        """See contract.Runner.launch."""
+        work = self._follow(plan) if is_ahead else self._lay_out(plan)
+        start = time.perf_counter()
+        try:
+            step = self._forward(work, is_ahead=is_ahead)
+        except torch.OutOfMemoryError as error:
+            reason = str(error)
+            return LaunchedStep(can_follow=False, result=lambda: self._give_up(work, reason))
+        self._row_of = {work.keys[sample.choice]: sample.first for sample in work.batch.samples}
+        picks = self._target.picks()
+        return LaunchedStep(self._can_follow(work, step), lambda: self._finish(plan, work, step, picks, start))
+
+    def _lay_out(self, plan: StepPlan) -> "_Work":
+        """Bring cache and choices to where the plan has them, and lay out what the step computes."""
         if self._needs_clean_blocks:
             self._kv_cache.clear(_new_blocks(plan, self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
@@ -84,17 +107,48 @@ class ModelRunner:
         drafts = self._speculator.drafts(load, slots, plan.scheduled)
         drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
-        computed = self._compute(self._state.gather(choices, plan.scheduled, trees), choices, load)
-        if isinstance(computed, str):
-            self._state.rewind(choices)
-            self._free_memory()
-            return StepResult((), out_of_memory=computed)
-        step, verdicts, prompts = computed.step, computed.verdicts, computed.prompts
-        decided = [verdicts.get(guided.get(index, index), Verdict()) for index in range(len(choices))]
-        next_step = TargetStep(self._commit(plan, choices, decided, step.batch), step.features, step.logits)
-        offers = self._propose(_next_load(choices, len(verdicts)), next_step)
+        batch = self._state.gather(choices, plan.scheduled, trees)
+        return _Work(_keys(plan), batch, choices, load, drafts, guided)
+
+    def _follow(self, plan: StepPlan) -> "_Work":
+        """The same for a plan that was made before the result of the step before it."""
+        choices = self._state.apply(plan)
+        load = StepLoad(len(choices), sum(len(choice.tokens) + 1 for choice in choices), len(choices))
+        batch = self._state.gather_ahead(choices)
+        return _Work(_keys(plan), batch, choices, load, [NO_DRAFT] * len(choices), {})
+
+    def _forward(self, work: "_Work", *, is_ahead: bool) -> RawStep:
+        """What the model says, and what of its hidden states these choices need."""
+        sampling = [choice.sampling for choice in work.choices]
+        needs = self._scoring.needs(sampling) | self._search.needs(work.slots)
+        plan = self._state.plan_picks(work.batch, work.choices, int(is_ahead)) if self._picks_ahead else None
+        follows = np.array([self._row_of[key] for key in work.keys]) if is_ahead else None
+        logits = self._target.forward(work.batch, needs, plan, follows)
+        return RawStep(work.batch, sampling, logits, self._target.features(), plan)
+
+    def _can_follow(self, work: "_Work", step: RawStep) -> bool:
+        """Whether nothing is read from the step but the tokens that are found already, one for each choice."""
+        are_found = step.plan is not None and len(step.plan.choices) == len(work.choices)
+        is_read = work.batch.prompt_rows or self._speculator.reads_step(work.slots)
+        return are_found and not is_read and len(work.batch.logits_index) == len(work.choices)
+
+    def _finish(
+        self, plan: StepPlan, work: "_Work", step: RawStep, picks: Callable[[], Prepicks], start: float
+    ) -> StepResult:
+        """Commit what the step brought."""
+        reason = ""
+        try:
+            prompts = self._prompt_logprobs(step)
+            verdicts = self._decide(step, work, picks, start)
+        except torch.OutOfMemoryError as error:
+            reason = str(error)
+        if reason:
+            return self._give_up(work, reason)
+        decided = [verdicts.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
+        next_step = TargetStep(self._commit(plan, work.choices, decided, work.batch), step.features, step.logits)
+        offers = self._propose(_next_load(work.choices, len(verdicts)), next_step)
         offers |= self._search.offers()
-        parts = zip(plan.scheduled, slots, decided, drafts, strict=True)
+        parts = zip(plan.scheduled, work.slots, decided, work.drafts, strict=True)
         return StepResult(
             tuple(
                 _result(entry.key, verdict, len(draft), offers.get(slot, 0), prompts.get(index, ()))
@@ -102,20 +156,14 @@ class ModelRunner:
             )
         )
 
-    def _compute(self, batch: Batch, choices: Sequence[Choice], load: StepLoad) -> "_Computed | str":
-        """All of a step that takes much memory; if that runs out, what the device said of it.
+    def _give_up(self, work: "_Work", reason: str) -> StepResult:
+        """The memory did not suffice: everything is as before the step.
 
-        The error itself does not leave this method: its trace would keep the step's tensors.
+        Called when the error is gone, whose trace would keep the step's tensors.
         """
-        start = time.perf_counter()
-        try:
-            step = self._forward(batch, choices)
-            forward_s = time.perf_counter() - start
-            prompts = self._prompt_logprobs(step)
-            verdicts = self._decide(step, [choice.slot for choice in choices], load, forward_s)
-        except torch.OutOfMemoryError as error:
-            return str(error)
-        return _Computed(step, verdicts, prompts)
+        self._state.rewind(work.choices)
+        self._free_memory()
+        return StepResult((), out_of_memory=reason)
 
     def _free_memory(self) -> None:
         """Give back what a step left behind for which memory ran out."""
@@ -134,32 +182,27 @@ class ModelRunner:
         self._free_memory()
         return {}
 
-    def _forward(self, batch: Batch, choices: Sequence[Choice]) -> RawStep:
-        """What the model says, and what of its hidden states these choices need."""
-        sampling = [choice.sampling for choice in choices]
-        needs = self._scoring.needs(sampling) | self._search.needs([choice.slot for choice in choices])
-        plan = self._state.plan_picks(batch, choices) if self._picks_ahead else None
-        logits = self._target.forward(batch, needs, plan)
-        return RawStep(batch, sampling, logits, self._target.features(), self._target.picks())
-
-    def _decide(self, step: RawStep, slots: Sequence[int], load: StepLoad, forward_s: float) -> dict[int, Verdict]:
+    def _decide(self, step: RawStep, work: "_Work", picks: Callable[[], Prepicks], start: float) -> dict[int, Verdict]:
         """A verdict for each choice that is ready, by its index in the batch.
 
         Args:
             step: what the model said.
-            slots: of the step's choices.
-            load: the step without drafts.
-            forward_s: seconds of the forward pass.
+            work: what it computed.
+            picks: waits for the tokens that were found already.
+            start: when the step was launched.
         """
-        verdicts = self._search.decide(step.batch, slots, step.features, step.logits)
+        found = picks()
+        forward_s = time.perf_counter() - max(start, self._last_s)
+        verdicts = self._search.decide(step.batch, work.slots, step.features, step.logits)
         walks = [sample for sample in step.batch.samples if sample.choice not in verdicts]
-        walking = [slots[sample.choice] for sample in walks]
+        walking = [work.slots[sample.choice] for sample in walks]
         scores = self._scoring(step)
-        start = time.perf_counter()
-        walked = self._verify(scores, walks, walking, step.logits, step.picks)
-        seconds = forward_s + time.perf_counter() - start
+        begun = time.perf_counter()
+        walked = self._verify(scores, walks, walking, step.logits, found)
+        self._last_s = time.perf_counter()
         of_guides = sum(len(rows.tree) for rows in step.batch.guides.values())
-        self._speculator.observe(load.plus(of_guides), walks, walking, walked, seconds)
+        seconds = forward_s + self._last_s - begun
+        self._speculator.observe(work.load.plus(of_guides), walks, walking, walked, seconds)
         return verdicts | dict(zip((sample.choice for sample in walks), walked, strict=True))
 
     def _commit(
@@ -247,14 +290,25 @@ class ModelRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
-    """What a step's device work brought."""
+class _Work:
+    """What a step computes. The lists have an entry for each scheduled choice."""
 
-    step: RawStep
-    verdicts: dict[int, Verdict]
-    """Of the choices that are ready, by their index in the batch."""
-    prompts: dict[int, tuple[TokenLogprobs, ...]]
-    """Of those that asked for them, likewise."""
+    keys: Sequence[str]
+    batch: Batch
+    choices: Sequence[Choice]
+    load: StepLoad
+    """Without drafts."""
+    drafts: Sequence[DraftTree]
+    guided: Mapping[int, int]
+    """For each guide, by its index, the choice that it guides."""
+
+    @property
+    def slots(self) -> list[int]:
+        return [choice.slot for choice in self.choices]
+
+
+def _keys(plan: StepPlan) -> list[str]:
+    return [entry.key for entry in plan.scheduled]
 
 
 def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:

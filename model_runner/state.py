@@ -10,7 +10,7 @@ import torch
 from model_runner.batch import Batch, IntArray, PromptRows, SampleRows, TreePaths
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, Verification
 from model_runner.contrastive_search import ContrastiveSearch
-from model_runner.draft_tree import DraftTree
+from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kv_cache import Move
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
@@ -126,10 +126,27 @@ class RunnerState:
             paths=_tree_paths(layout, positions) if any(trees) else None,
         )
 
-    def plan_picks(self, batch: Batch, choices: Sequence[Choice]) -> PickPlan:
-        """How a kernel can find tokens in the logits of a batch of these choices."""
+    def gather_ahead(self, choices: Sequence[Choice]) -> Batch:
+        """The step in which each choice computes the token that the step before, not committed yet, brings it."""
+        rows = np.arange(len(choices))
+        positions = np.array([len(choice.tokens) for choice in choices], dtype=np.int64)
+        blocks = [choice.blocks[len(choice.tokens) // self._block_size] for choice in choices]
+        return Batch(
+            tokens=np.zeros(len(choices), dtype=np.int64),  # nobody knows them yet
+            positions=positions,
+            choice_of=rows,
+            block_tables=[choice.blocks for choice in choices],
+            block_of=np.array(blocks, dtype=np.int64),
+            offset_of=positions % self._block_size,
+            logits_index=rows,
+            samples=[SampleRows(row, row, NO_DRAFT, choice.verify) for row, choice in enumerate(choices)],
+            prompt_rows=[],
+        )
+
+    def plan_picks(self, batch: Batch, choices: Sequence[Choice], num_pending: int = 0) -> PickPlan:
+        """How a kernel can find tokens in the logits of these choices, each with so many tokens not committed yet."""
         slots = [choices[sample.choice].slot for sample in batch.samples]
-        return self._sampling.plan_picks(batch.samples, slots, batch.positions[batch.logits_index])
+        return self._sampling.plan_picks(batch.samples, slots, batch.positions[batch.logits_index], num_pending)
 
     def commit(self, choice: Choice, num_computed: int, tokens: Sequence[int], nodes: Sequence[int]) -> list[Move]:
         """Record that tokens were computed and, after the last known one, new ones found.

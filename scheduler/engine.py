@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from model_runner.contract import Runner
+from model_runner.contract import LaunchedStep, Runner, StepPlan
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from scheduler.scheduler import Scheduler
 
@@ -15,6 +15,7 @@ class Engine:
             raise ValueError(f"the scheduler has {scheduler.num_blocks} KV blocks, the runner {runner.num_blocks}")
         self.scheduler = scheduler
         self.runner = runner
+        self._ahead: tuple[StepPlan, LaunchedStep] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -30,11 +31,22 @@ class Engine:
         self.scheduler.abort(request_id, choice)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one batch. At most one output for each choice, in admission order."""
-        plan = self.scheduler.schedule()
-        if not plan.scheduled:
+        """Compute one batch. At most one output for each choice, in admission order.
+
+        Where this batch cannot matter to the next one, that is launched before this one's result is taken: so the
+        device computes while the host does all the rest.
+        """
+        step, self._ahead = self._ahead or self._launch(), None
+        if step is None:
             return []
-        return self.scheduler.update(plan, self.runner.execute(plan))
+        plan, launched = step
+        if launched.can_follow and (ahead := self.scheduler.schedule_ahead(plan)) is not None:
+            self._ahead = ahead, self.runner.launch(ahead, is_ahead=True)
+        return self.scheduler.update(plan, launched.result())
+
+    def _launch(self) -> tuple[StepPlan, LaunchedStep] | None:
+        plan = self.scheduler.schedule()
+        return (plan, self.runner.launch(plan)) if plan.scheduled else None
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""

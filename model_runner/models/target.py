@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
-from model_runner.batch import Batch
+from model_runner.batch import Batch, IntArray
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention
@@ -39,13 +39,20 @@ Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
 class TargetModel(Protocol):
     """One forward pass over a step's tokens."""
 
-    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        also: Collection[Feature] = (),
+        picks: PickPlan | None = None,
+        follows: IntArray | None = None,
+    ) -> Tensor:
         """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`. They hold until the next pass.
 
         Args:
             batch: the step's tokens.
             also: features to take from this pass beside those that are taken from every one.
             picks: how to find tokens in these logits; only for models that can.
+            follows: [T] for each token, in place of that in the batch: the row of the pass before whose pick it is.
         """
         ...
 
@@ -53,8 +60,8 @@ class TargetModel(Protocol):
         """Those of all tokens of the last forward pass, [T, width] each; once."""
         ...
 
-    def picks(self) -> Prepicks:
-        """Those of the last forward pass, if it was given a plan; waits for them."""
+    def picks(self) -> Callable[[], Prepicks]:
+        """Waits for those of the last forward pass, if it was given a plan; to be asked for before the next pass."""
         ...
 
     def settle(self) -> None:
@@ -87,7 +94,9 @@ class HFTargetModel:
         self._model = model
         self._attention = attention
         self._pick = pick
-        self._picked: tuple[Tensor, PickPlan] | None = None
+        self._picks: PickPlan | None = None
+        self.picked = torch.empty(0)
+        """[R] int64 of the last forward pass with a plan."""
         self._tap = FeatureTap(model, needs)
         self._also: dict[Feature, Tensor] = {}
         self._functions = ExactFunctions() if model.device.type == "cpu" else None
@@ -102,17 +111,22 @@ class HFTargetModel:
         also, self._also = self._also, {}
         return self._tap.take() | also
 
-    def picks(self) -> Prepicks:
+    def picks(self) -> Callable[[], Prepicks]:
         """See TargetModel.picks."""
-        if self._picked is None:
-            return NO_PICKS
-        (tokens, plan), self._picked = self._picked, None
-        return Prepicks(tokens.tolist(), plan.choices)
+        return fetch_picks(self.picked, self._picks)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        also: Collection[Feature] = (),
+        picks: PickPlan | None = None,
+        follows: IntArray | None = None,
+    ) -> Tensor:
         """See TargetModel.forward."""
         rows = TokenRows.of(batch, self._model.device)
+        if follows is not None:
+            rows = replace(rows, tokens=take_picks(self.picked, torch.from_numpy(follows)))
         metadata = self._attention.prepare(batch)
         if also:
             with closing(FeatureTap(self._model, also)) as tap:
@@ -122,7 +136,8 @@ class HFTargetModel:
             logits = self.run(rows, metadata)
         if picks is not None:
             keys, temperatures = (torch.from_numpy(array).to(logits.device) for array in picks.arrays)
-            self._picked = self.pick(logits, keys, temperatures), picks
+            self.picked = self.pick(logits, keys, temperatures)
+        self._picks = picks
         return logits
 
     def pick(self, logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
@@ -142,3 +157,27 @@ class HFTargetModel:
             )
         logits: Tensor = output.logits[0].float()
         return logits
+
+
+def take_picks(picked: Tensor, rows: Tensor) -> Tensor:
+    """The picks [R] of these rows [T] as tokens to go on with; where there is none, any will do."""
+    return picked.index_select(0, rows.to(picked.device, non_blocking=True)).clamp_(min=0)
+
+
+def fetch_picks(picked: Tensor, plan: PickPlan | None) -> Callable[[], Prepicks]:
+    """Begin to copy picks [R] to the host; what is returned waits for them."""
+    if plan is None:
+        return lambda: NO_PICKS
+    if picked.device.type != "cuda":
+        tokens = picked.tolist()
+        return lambda: Prepicks(tokens, plan.choices)
+    host = torch.empty(picked.shape, dtype=picked.dtype, pin_memory=True)
+    host.copy_(picked, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+
+    def wait() -> Prepicks:
+        copied.synchronize()
+        return Prepicks(host.tolist(), plan.choices)
+
+    return wait

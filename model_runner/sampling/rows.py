@@ -180,13 +180,16 @@ class SamplingState:
             mirostat=tuple(row for row, state in drawn if state.sampling.mirostat is not None),
         )
 
-    def plan_picks(self, samples: Sequence[SampleRows], slots: Sequence[int], positions: IntArray) -> PickPlan:
+    def plan_picks(
+        self, samples: Sequence[SampleRows], slots: Sequence[int], positions: IntArray, num_pending: int = 0
+    ) -> PickPlan:
         """How a kernel can find the tokens of the choices that ask for nothing but the model's own choice or a draw.
 
         Args:
             samples: the choices that are ready.
             slots: of the same choices.
             positions: [R] in its sequence, of the token at each row of the step's logits.
+            num_pending: output tokens of each choice that are not committed yet.
         """
         states = [self._slot(slot) for slot in slots]
         served = [
@@ -198,7 +201,8 @@ class SamplingState:
             first = np.array([sample.first for sample, _ in drawn])
             counts = np.array([1 + len(sample.tree) for sample, _ in drawn])
             rows = np.arange(counts.sum()) + (first - counts.cumsum() + counts).repeat(counts)
-            before = positions[first] - [state.num_output for _, state in drawn]  # tokens that are no output
+            num_output = [state.num_output + num_pending for _, state in drawn]
+            before = positions[first] - num_output  # tokens that are no output
             noise = np.array([state.noise for _, state in drawn], dtype=np.uint64)
             plan.keys[rows] = noise_keys(noise.repeat(counts), positions[rows] - before.repeat(counts))
             plan.temperatures[rows] = np.repeat([state.sampling.temperature for _, state in drawn], counts)

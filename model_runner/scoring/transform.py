@@ -10,7 +10,7 @@ from torch import Tensor
 from model_runner.batch import Batch
 from model_runner.contract import SamplingParams
 from model_runner.models.features import Feature
-from model_runner.sampling.picks import NO_PICKS, Prepicks
+from model_runner.sampling.picks import PickPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class RawStep:
     logits: Tensor  # [rows, vocab] float32
     features: Mapping[Feature, Tensor]
     """[T, width] each: at least what the transforms need of the step."""
-    picks: Prepicks = NO_PICKS
-    """Tokens that were found in the logits already."""
+    plan: PickPlan | None = None
+    """Which tokens are found in the logits already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ class HydraProposer:
     """Head i sees the hidden state and the tokens guessed so far (Ankner et al., arXiv:2402.05109)."""
 
     needs: frozenset[Feature]
+    reads_step = True
 
     def __init__(self, heads: HydraHeads, embed: Embed, limits: GrowthLimits) -> None:
         self.needs = frozenset({heads.shape.feature})

@@ -38,6 +38,7 @@ class LookaheadProposer:
     """
 
     needs: frozenset[Feature] = frozenset()
+    reads_step = True
 
     def __init__(self) -> None:
         self._choices: dict[int, _Lookahead] = {}

@@ -19,6 +19,7 @@ class MedusaProposer:
     """
 
     needs: frozenset[Feature] = frozenset({LAST})
+    reads_step = True
 
     def __init__(self, heads: MedusaHeads, limits: GrowthLimits) -> None:
         self._heads = heads

@@ -21,6 +21,7 @@ class NgramProposer:
     """
 
     needs: frozenset[Feature] = frozenset()
+    reads_step = False
 
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}

@@ -30,6 +30,7 @@ class PredictionProposer:
     """
 
     needs: frozenset[Feature] = frozenset()
+    reads_step = False
 
     def __init__(self) -> None:
         self._choices: dict[int, _Follower] = {}

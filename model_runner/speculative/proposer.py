@@ -93,6 +93,8 @@ class Proposer(Protocol):
 
     needs: frozenset[Feature]
     """What the target has to tell of the tokens that it computes."""
+    reads_step: bool
+    """Whether it looks at features or logits of a step, which last until the next one is launched."""
 
     def begin(self, choice: NewChoice) -> None:
         """A choice begins, or begins again after preemption."""

@@ -36,6 +36,7 @@ class RecurrentProposer:
     """
 
     needs: frozenset[Feature]
+    reads_step = True
 
     def __init__(
         self,

@@ -199,6 +199,11 @@ class Speculator:
         """Whether the choice in this slot speculates."""
         return slot in self._choices
 
+    def reads_step(self, slots: Sequence[int]) -> bool:
+        """Whether a proposer of these choices looks at features or logits of their steps."""
+        choices = [self._choices[slot] for slot in slots if slot in self._choices]
+        return any(self._proposers[method].reads_step for choice in choices for method in choice.methods)
+
     def propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
         """Have drafts made for the next step; returns for each slot how many nodes its choice would like to verify.
 

@@ -37,6 +37,7 @@ class SuffixProposer:
     """
 
     needs: frozenset[Feature] = frozenset()
+    reads_step = False
 
     def __init__(self) -> None:
         self._choices: dict[int, _Choice] = {}

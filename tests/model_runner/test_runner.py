@@ -1,6 +1,6 @@
 """The runner with a fake model: what it asks of the model, and how one choice's failure stays its own."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -48,10 +48,12 @@ class SummingModel:
     def settle(self) -> None:
         pass
 
-    def picks(self) -> Prepicks:
-        return Prepicks(self._picked, self.plans[-1].choices) if self._picked else NO_PICKS
+    def picks(self) -> Callable[[], Prepicks]:
+        return lambda: Prepicks(self._picked, self.plans[-1].choices) if self._picked else NO_PICKS
 
-    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None, follows: None = None
+    ) -> torch.Tensor:
         self.plans += [] if picks is None else [picks]
         self.rows.append(batch.logits_index.tolist())
         tokens = torch.from_numpy(batch.tokens)

@@ -8,7 +8,15 @@ missing copies, stale blocks and writes into blocks that others read.
 from collections import Counter
 from dataclasses import dataclass
 
-from model_runner.contract import Candidate, ChoiceResult, Failure, SamplingParams, StepResult, TokenLogprobs
+from model_runner.contract import (
+    Candidate,
+    ChoiceResult,
+    Failure,
+    SamplingParams,
+    StepResult,
+    TokenLogprobs,
+)
+from model_runner.done_at_launch import DoneAtLaunch
 
 VOCAB = 50
 POISON = VOCAB - 1  # a choice that would sample this token fails instead
@@ -55,7 +63,7 @@ class Live:
     guides: str | None = None
 
 
-class SimulatedRunner:
+class SimulatedRunner(DoneAtLaunch):
     """Offers up to `num_draft` drafts for each step, of which as many turn out right as the history says.
 
     A choice that searches gets candidates instead, all or none of which it must be given room for.

@@ -1,0 +1,19 @@
+"""Runners that compute nothing beside the host."""
+
+from abc import ABC, abstractmethod
+
+from model_runner.contract import LaunchedStep, StepPlan, StepResult
+
+
+class DoneAtLaunch(ABC):
+    """What makes a Runner of one that can only execute."""
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See Runner.execute."""
+
+    def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
+        """See Runner.launch."""
+        assert not is_ahead, "no step can follow"
+        done = self.execute(plan)
+        return LaunchedStep(can_follow=False, result=lambda: done)
