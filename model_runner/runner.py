@@ -108,14 +108,15 @@ class ModelRunner:
         drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
         batch = self._state.gather(choices, plan.scheduled, trees)
-        return _Work(_keys(plan), batch, choices, load, drafts, guided)
+        return _Work(_keys(plan), batch, choices, slots, load, drafts, guided)
 
     def _follow(self, plan: StepPlan) -> "_Work":
         """The same for a plan that was made before the result of the step before it."""
         choices = self._state.apply(plan)
         load = StepLoad(len(choices), sum(len(choice.tokens) + 1 for choice in choices), len(choices))
         batch = self._state.gather_ahead(choices)
-        return _Work(_keys(plan), batch, choices, load, [NO_DRAFT] * len(choices), {})
+        slots = [choice.slot for choice in choices]
+        return _Work(_keys(plan), batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
 
     def _forward(self, work: "_Work", *, is_ahead: bool) -> RawStep:
         """What the model says, and what of its hidden states these choices need."""
@@ -296,16 +297,12 @@ class _Work:
     keys: Sequence[str]
     batch: Batch
     choices: Sequence[Choice]
+    slots: Sequence[int]
     load: StepLoad
     """Without drafts."""
     drafts: Sequence[DraftTree]
     guided: Mapping[int, int]
     """For each guide, by its index, the choice that it guides."""
-
-    @property
-    def slots(self) -> list[int]:
-        return [choice.slot for choice in self.choices]
-
 
 def _keys(plan: StepPlan) -> list[str]:
     return [entry.key for entry in plan.scheduled]

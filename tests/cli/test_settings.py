@@ -106,7 +106,8 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
 ) -> None:
     text, value = EXAMPLES[name]
     dashed = name.replace("_", "-")
-    flags = {"model": [text], "prefix_caching": ["--no-prefix-caching"], "log_prompts": ["--log-prompts"]}
+    flags = {"model": [text], "log_prompts": ["--log-prompts"]}
+    flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")
     by_file = settings_of("--config", str(yaml_file))
