@@ -1,11 +1,10 @@
 """The GPU's kernels alone, at the shapes of Llama-3.1-8B, beside the machine's limits and torch's own."""
 
-import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +19,12 @@ from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache, KVShape
 
 LINEARS = {"qkv": (6144, 4096), "output": (4096, 4096), "gate, up": (28672, 4096), "down": (4096, 14336)}
-KINDS = {"exact": (None, True), "fast": (None, False), "fast fp8": ("fp8", False), "fast int4": ("int4", False)}
+KINDS: Mapping[str, tuple[Literal["fp8", "int4"] | None, bool]] = {
+    "exact": (None, True),
+    "fast": (None, False),
+    "fast fp8": ("fp8", False),
+    "fast int4": ("int4", False),
+}
 BITS = {None: 16, "fp8": 8, "int4": 4}
 ROWS = (1, 64, 8192)
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -102,7 +106,8 @@ class KernelBench:
 
     def _linear(self, name: str, rows: int, shape_name: str) -> dict[str, float]:
         kind, exact = KINDS[name]
-        make_product = importlib.import_module("model_runner.models.cuda_linear").make_product
+        from model_runner.models.cuda_linear import make_product  # noqa: PLC0415  (brings Triton)
+
         shape = LINEARS[shape_name]
         size = math.prod(shape) * BITS[kind] // 8
         weights = [self._random(*shape) * 0.02 for _ in range(_copies(size))]
@@ -132,8 +137,9 @@ class KernelBench:
     def _attention(self, layers: int, tokens: int, kv_dtype: torch.dtype, *, exact: bool) -> Any:
         shapes = [KVShape(KV_HEADS, DIM, DIM)] * layers
         cache = KVCache(shapes, tokens // BLOCK, BLOCK, kv_dtype, self.device)
-        backend = importlib.import_module("model_runner.attention.triton").TritonAttention
-        return backend(cache, exact=exact, num_heads=HEADS)
+        from model_runner.attention.triton import TritonAttention  # noqa: PLC0415  (brings Triton)
+
+        return TritonAttention(cache, exact=exact, num_heads=HEADS)
 
     def _fill(self, backend: Any, layers: int, choices: int, context: int) -> None:
         """Random keys and values at all positions, as a first step brings them."""

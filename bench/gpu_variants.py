@@ -10,7 +10,7 @@ import torch
 
 from bench.gpu_plain import PlainSteps
 from bench.gpu_report import Figure, Goal, Report
-from bench.gpu_steps import MARGIN, RunnerSteps, StepTime
+from bench.gpu_steps import MARGIN, STEPS, RunnerSteps, StepTime
 from bench.gpu_work import DecoderWork, Limits
 from model_runner.config import KVCacheDType, Quantization, RunnerConfig
 from model_runner.memory import GIB
@@ -128,7 +128,7 @@ class Comparison:
             steps.release()
             if plain is not None:
                 plain.release()
-        seen = context + 1 + _UNTIMED + (self.repeats + 1) / 2
+        seen = context + 1 + STEPS * (_UNTIMED + (self.repeats + 1) / 2)
         num_bytes = self.work.decode_bytes(rows, seen, variant.quantization, variant.kv_dtype)
         flops = self.work.decode_flops(rows, seen)
         kind = f"decode {rows} x {context:,}"

@@ -304,6 +304,7 @@ class _Work:
     guided: Mapping[int, int]
     """For each guide, by its index, the choice that it guides."""
 
+
 def _keys(plan: StepPlan) -> list[str]:
     return [entry.key for entry in plan.scheduled]
 
