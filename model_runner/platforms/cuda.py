@@ -158,7 +158,8 @@ class CudaPlatform(Platform):
     def _prepare(self, model: PreTrainedModel) -> None:
         """Bring the weights into the form that they are multiplied in.
 
-        The head stays as it is beside quantised weights: its error would go into every logit.
+        The head stays as it is beside quantised weights: its error would go into every logit. Its product takes rows in
+        float32 as well, which are those of draft heads.
         """
         make = partial(make_product, kind=self._weights, exact=self.exact, one_shape=self._one_shape)
         make_dense = partial(make_product, kind=None, exact=self.exact, one_shape=self._one_shape)
@@ -171,8 +172,8 @@ class CudaPlatform(Platform):
             return  # transformers multiplies, and packs its own way
         if self.exact:
             _replace_norms(model)
-            if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
-                pack_weights(head, make_dense, make_dense)
+        if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
+            pack_weights(head, make_dense, make_dense)
         if self.exact or self._weights is not None:
             pack_weights(model, make, make_dense)
         else:
