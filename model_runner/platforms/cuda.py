@@ -134,7 +134,10 @@ class CudaPlatform(Platform):
 
     @torch.inference_mode()
     def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured:
-        """See Platform.measure: runs prompts that fill a step, with the logits of every token."""
+        """See Platform.measure: runs prompts that fill a step, with the logits of every token.
+
+        It is the model's first run, so UnsupportedModelError is raised if its weights are used in an unknown way.
+        """
         block_size = 32
         length = min(sizes.max_num_batched_tokens, shape.max_model_len)
         prompts = [[0] * length] * (sizes.max_num_batched_tokens // length)
@@ -150,6 +153,8 @@ class CudaPlatform(Platform):
                 f"a step of {sizes.max_num_batched_tokens:,} tokens does not fit beside the weights; "
                 "lower max_num_batched_tokens"
             ) from error
+        except NotImplementedError as error:
+            raise UnsupportedModelError(str(error)) from error
         taken = torch.cuda.max_memory_allocated(self.device) - before
         del target
         torch.cuda.empty_cache()
