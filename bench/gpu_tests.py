@@ -15,6 +15,8 @@ from bench.gpu_report import Figure
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("tests/gpu", "tests/model_runner/triton")
 """Not all of tests/: elsewhere are imports of packages that a machine for measuring need not have."""
+_PROCESSES = 8
+"""That share the files, where pytest can do that: most of the time goes by in compiling kernels, on one core each."""
 _NAMED = 5
 _GRACE_S = 10.0
 
@@ -53,6 +55,8 @@ def command() -> list[str]:
     """
     pytest = [sys.executable, "-m", "pytest", "-m", "gpu", *FOLDERS, "--tb=short", "-W", "default"]
     pytest.append("--continue-on-collection-errors")
+    if find_spec("xdist") is not None:
+        pytest += ["-n", str(_PROCESSES), "--dist", "loadfile"]
     if find_spec("pytest_asyncio") is None or find_spec("pytest_timeout") is None:
         pytest += ["--override-ini=addopts=-q --strict-markers", "-W", "ignore::pytest.PytestConfigWarning"]
     return pytest
