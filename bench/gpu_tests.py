@@ -15,6 +15,8 @@ from bench.gpu_report import Figure
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("tests/gpu", "tests/model_runner/triton")
 """Not all of tests/: elsewhere are imports of packages that a machine for measuring need not have."""
+_PROCESSES = 8
+"""That share the files, where pytest can do that: most of the time goes by in compiling kernels, on one core each."""
 _NAMED = 5
 _GRACE_S = 10.0
 
@@ -47,8 +49,14 @@ def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
 
 
 def command() -> list[str]:
-    """Without the plugins of pyproject.toml that are not installed: none of these tests needs them."""
-    pytest = [sys.executable, "-m", "pytest", "-m", "gpu", *FOLDERS, "--tb=short"]
+    """Without the plugins of pyproject.toml that are not installed: none of these tests needs them.
+
+    A file that cannot be imported costs its own tests alone; a warning, which other versions may have, costs none.
+    """
+    pytest = [sys.executable, "-m", "pytest", "-m", "gpu", *FOLDERS, "--tb=short", "-W", "default"]
+    pytest.append("--continue-on-collection-errors")
+    if find_spec("xdist") is not None:
+        pytest += ["-n", str(_PROCESSES), "--dist", "loadfile"]
     if find_spec("pytest_asyncio") is None or find_spec("pytest_timeout") is None:
         pytest += ["--override-ini=addopts=-q --strict-markers", "-W", "ignore::pytest.PytestConfigWarning"]
     return pytest

@@ -10,7 +10,7 @@ from model_runner.attention.cache_layer import cache_layer
 from model_runner.batch import Batch
 from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Step, attend, padded
 from model_runner.kernels.triton.kv_write import write_kv
-from model_runner.kv_cache import KVCache
+from model_runner.kv_cache import LARGEST, KVCache
 
 _EXACT_M = 64
 """Rows of a tile in exact mode: those of a Hopper tensor core's wide products, for a single token as for a prompt."""
@@ -165,8 +165,13 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         return self.attend(layer, query, options, metadata)
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: TritonMetadata) -> Tensor:
-        """The output [tokens, heads, value_dim] where keys and values are in the cache; zeros for rows of no token."""
+        """The output [tokens, heads, value_dim] where keys and values are in the cache; zeros for rows of no token.
+
+        The products are in the type of the queries where the cache has scales, else in the cache's: draft heads, in
+        float32, share it with a model in half precision.
+        """
         cache = self._cache
+        rows = query if cache.dtype in LARGEST else query.to(cache.dtype)
         scales = (s[layer] if s else None for s in (cache.key_scales, cache.value_scales))
         step = Step(
             plan=metadata.plan,
@@ -177,10 +182,10 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
             sums=self._sums,
             peaks=self._peaks,
         )
-        out = query.new_empty(*query.shape[:2], cache.values[layer].shape[3])
+        out = rows.new_empty(*rows.shape[:2], cache.values[layer].shape[3])
         kv = LayerKV(cache.keys[layer], cache.values[layer], *scales)
-        attend(query, kv, step, options.scale, options.window, options.softcap, out)
-        return out
+        attend(rows, kv, step, options.scale, options.window, options.softcap, out)
+        return out.to(query.dtype)
 
     def _metadata(self, max_tokens: int, num_numbers: int, block_m: int) -> TritonMetadata:
         tile_tokens = block_m // self._group

@@ -68,7 +68,8 @@ def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, Tensor, Tensor]
         gate_up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
         if gate_up is None or down is None:
             continue
-        unusual = module.is_transposed or module.has_bias or module.has_post_expert_norm
+        # The last of these came with transformers 5.18 or later.
+        unusual = module.is_transposed or module.has_bias or getattr(module, "has_post_expert_norm", False)
         if unusual or not (module.is_concatenated and module.has_gate):
             raise ValueError(f"the layout of the experts in {name} is not supported")
         del module._parameters["gate_up_proj"], module._parameters["down_proj"]

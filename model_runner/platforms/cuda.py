@@ -134,7 +134,10 @@ class CudaPlatform(Platform):
 
     @torch.inference_mode()
     def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured:
-        """See Platform.measure: runs prompts that fill a step, with the logits of every token."""
+        """See Platform.measure: runs prompts that fill a step, with the logits of every token.
+
+        It is the model's first run, so UnsupportedModelError is raised if its weights are used in an unknown way.
+        """
         block_size = 32
         length = min(sizes.max_num_batched_tokens, shape.max_model_len)
         prompts = [[0] * length] * (sizes.max_num_batched_tokens // length)
@@ -150,6 +153,8 @@ class CudaPlatform(Platform):
                 f"a step of {sizes.max_num_batched_tokens:,} tokens does not fit beside the weights; "
                 "lower max_num_batched_tokens"
             ) from error
+        except NotImplementedError as error:
+            raise UnsupportedModelError(str(error)) from error
         taken = torch.cuda.max_memory_allocated(self.device) - before
         del target
         torch.cuda.empty_cache()
@@ -158,7 +163,8 @@ class CudaPlatform(Platform):
     def _prepare(self, model: PreTrainedModel) -> None:
         """Bring the weights into the form that they are multiplied in.
 
-        The head stays as it is beside quantised weights: its error would go into every logit.
+        The head stays as it is beside quantised weights: its error would go into every logit. Its product takes rows in
+        float32 as well, which are those of draft heads.
         """
         make = partial(make_product, kind=self._weights, exact=self.exact, one_shape=self._one_shape)
         make_dense = partial(make_product, kind=None, exact=self.exact, one_shape=self._one_shape)
@@ -171,8 +177,8 @@ class CudaPlatform(Platform):
             return  # transformers multiplies, and packs its own way
         if self.exact:
             _replace_norms(model)
-            if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
-                pack_weights(head, make_dense, make_dense)
+        if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
+            pack_weights(head, make_dense, make_dense)
         if self.exact or self._weights is not None:
             pack_weights(model, make, make_dense)
         else:

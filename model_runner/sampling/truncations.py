@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_runner.row_sums import row_sums
+from model_runner.row_sums import cumulative_sums, row_sums
 from model_runner.sampling.rows import SamplingRows, Setting
 
 _SHORT_TAIL = 4096
@@ -70,7 +70,7 @@ class TypicalP:
         reach = torch.maximum(-tail - entropy, entropy)
         tokens, real = compact(distance <= reach)
         near, order = distance.gather(1, tokens).masked_fill(~real, math.inf).sort(dim=-1, stable=True)
-        mass = probs.gather(1, tokens).masked_fill(~real, 0).gather(1, order).cumsum(-1)
+        mass = cumulative_sums(probs.gather(1, tokens).masked_fill(~real, 0).gather(1, order))
         last = (mass < used.values).sum(-1, keepdim=True).minimum(real.sum(-1, keepdim=True) - 1)
         return used.put(logits, torch.where(distance > near.gather(1, last), -math.inf, old))
 
@@ -118,7 +118,7 @@ class TopP:
         tokens, probs = _head(torch.softmax(old.double(), -1), used.values)
         probs, order = probs.sort(dim=-1, descending=True, stable=True)
         tokens = tokens.gather(1, order)
-        kept = (probs.cumsum(-1)[:, :-1] < used.values) & (probs[:, 1:] > 0)
+        kept = (cumulative_sums(probs)[:, :-1] < used.values) & (probs[:, 1:] > 0)
         first, others = tokens[:, :1], tokens[:, 1:]
         tokens = torch.cat([first, others.where(kept, first)], -1)  # the first always stays, and may be named twice
         return used.put(logits, torch.full_like(old, -math.inf).scatter_(1, tokens, old.gather(1, tokens)))

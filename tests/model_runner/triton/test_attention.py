@@ -122,6 +122,15 @@ def test_rows_do_not_depend_on_how_their_splits_are_shared_out(
     np.testing.assert_allclose(outputs[0].double().numpy(), expected, atol=tolerance, rtol=tolerance)
 
 
+def test_queries_of_a_wider_type_than_the_cache_are_rounded_to_it(storage: Storage) -> None:
+    wide = Sequences.random([40, 1], SMALL)
+    step, storage = [(0, 0, 40), (1, 0, 1)], replace(storage, dtype=torch.bfloat16)
+    outputs = wide.attend([step], PLAIN, make(6), storage)
+    for output, narrow in zip(outputs, wide.to(torch.bfloat16).attend([step], PLAIN, make(6), storage), strict=True):
+        assert output.dtype == torch.float32
+        assert torch.equal(output, narrow.float())
+
+
 def test_tiles_are_cut_where_programs_would_wait(monkeypatch: pytest.MonkeyPatch, storage: Storage) -> None:
     cache = replace(storage, num_blocks=60).cache(KVShape(1, 16, 16))
     batch = make_batch([Chunk([0], 649, list(range(41))), Chunk([0] * 40, 0, [50, 51, 52])], 16)

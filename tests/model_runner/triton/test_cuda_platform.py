@@ -12,6 +12,8 @@ from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequ
 from model_runner.runner import ModelRunner
 from tests.model_runner.triton.interpreted_cuda import interpreted_runner
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted only where there is no GPU")
+
 PROMPT = [1, 17, 203, 5, 88, 9, 140]
 GREEDY = SamplingParams(temperature=0.0)
 FAMILIES = ["llama", "qwen3", "gemma3", "mixtral", "qwen3_moe"]
