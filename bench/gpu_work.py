@@ -49,10 +49,11 @@ class DecoderWork:
         return self.shape.num_multiplied - self.head
 
     def weight_bytes(self, quantization: Quantization) -> int:
-        """That every step reads once, without scales; with int4 the head, and what has no whole groups, has 8 bits."""
-        if quantization == "int4":
-            return self.shape.num_multiplied - self.shape.num_groupable // 2
-        return self.shape.num_multiplied * (2 if quantization == "none" else 1)
+        """That every step reads once, without scales; the head always has 16 bits, and so has what int4 cannot hold."""
+        shape = self.shape
+        bits = {"fp8": 8 * shape.num_inner, "int4": 4 * shape.num_groupable}.get(quantization, 0)
+        packed = {"fp8": shape.num_inner, "int4": shape.num_groupable}.get(quantization, 0)
+        return bits // 8 + 2 * (shape.num_multiplied - packed)
 
     def kv_bytes(self, tokens: int, dtype: torch.dtype) -> int:
         """Of so many tokens, in all layers."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import NO_TOKENS, Batch, IntArray
+from model_runner.host_arrays import to_device
 from model_runner.models.features import Feature
 from model_runner.models.target import HFTargetModel, TokenRows, fetch_picks, take_picks
 from model_runner.sampling.picks import PickPlan, Prepicks
@@ -154,8 +155,8 @@ class GraphedTarget:
             return self._target.forward(batch, also, picks, follows)
         captured = self._captured[size]
         picked = self._target.picked if self._last is None else self._last.outputs.picked
-        followed = None if follows is None else take_picks(picked, _pinned(follows, picked.device))
-        captured.inputs.copy_(_pinned(_inputs(batch, picks, size), captured.inputs.device), non_blocking=True)
+        followed = None if follows is None else take_picks(picked, follows)
+        captured.inputs.copy_(to_device(_inputs(batch, picks, size), captured.inputs.device))
         if followed is not None:
             captured.inputs[0, : len(followed)] = followed
         self._metadata.load(plan, size)
@@ -205,9 +206,3 @@ def _inputs(batch: Batch, picks: PickPlan | None, size: int) -> IntArray:
     for row, numbers in zip(inputs, arrays, strict=False):
         row[: len(numbers)] = numbers
     return inputs
-
-
-def _pinned(numbers: IntArray, device: torch.device) -> Tensor:
-    """On CUDA in memory from which they are copied without waiting; torch keeps it until they are."""
-    tensor = torch.from_numpy(numbers)
-    return tensor.pin_memory() if device.type == "cuda" else tensor

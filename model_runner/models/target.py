@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.batch import Batch, IntArray
+from model_runner.host_arrays import to_device
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention
@@ -29,7 +30,7 @@ class TokenRows:
     def of(cls, batch: Batch, device: torch.device) -> "TokenRows":
         """Of a batch."""
         arrays = (batch.tokens, batch.positions, batch.logits_index)
-        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+        return cls(*(to_device(array, device) for array in arrays))
 
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -126,7 +127,8 @@ class HFTargetModel:
         """See TargetModel.forward."""
         rows = TokenRows.of(batch, self._model.device)
         if follows is not None:
-            rows = replace(rows, tokens=take_picks(self.picked, torch.from_numpy(follows)))
+            rows = replace(rows, tokens=take_picks(self.picked, follows))
+        plan = () if picks is None else [to_device(array, self._model.device) for array in picks.arrays]
         metadata = self._attention.prepare(batch)
         if also:
             with closing(FeatureTap(self._model, also)) as tap:
@@ -135,8 +137,7 @@ class HFTargetModel:
         else:
             logits = self.run(rows, metadata)
         if picks is not None:
-            keys, temperatures = (torch.from_numpy(array).to(logits.device) for array in picks.arrays)
-            self.picked = self.pick(logits, keys, temperatures)
+            self.picked = self.pick(logits, *plan)
         self._picks = picks
         return logits
 
@@ -159,9 +160,9 @@ class HFTargetModel:
         return logits
 
 
-def take_picks(picked: Tensor, rows: Tensor) -> Tensor:
+def take_picks(picked: Tensor, rows: IntArray) -> Tensor:
     """The picks [R] of these rows [T] as tokens to go on with; where there is none, any will do."""
-    return picked.index_select(0, rows.to(picked.device, non_blocking=True)).clamp_(min=0)
+    return picked.index_select(0, to_device(rows, picked.device)).clamp_(min=0)
 
 
 def fetch_picks(picked: Tensor, plan: PickPlan | None) -> Callable[[], Prepicks]:

@@ -72,9 +72,9 @@ def test_the_work_of_llama_8b() -> None:
     weights = 2 * (work.layers + work.head)
     per_token = 32 * 2 * 8 * 128 * 2
     assert work.decode_bytes(64, 1024, "none", torch.bfloat16) == weights + 64 * 1024 * per_token
-    fp8 = work.decode_bytes(1, 1000.4, "fp8", torch.float8_e4m3fn) - weights // 2
+    fp8 = work.decode_bytes(1, 1000.4, "fp8", torch.float8_e4m3fn) - work.layers - 2 * work.head
     assert 1000 * per_token / 2 <= fp8 <= 1.04 * 1000 * per_token / 2  # there may be scales
-    assert work.weight_bytes("int4") == work.layers // 2 + work.head
+    assert work.weight_bytes("int4") == work.layers // 2 + 2 * work.head
     attention = 32 * 32 * sum(2 * 2 * 128 * (position + 1) for position in range(100))
     assert work.prefill_flops(100) == 2 * (100 * work.layers + work.head) + attention
     assert work.decode_flops(2, 50) == 4 * (work.layers + work.head) + 32 * 32 * 2 * 50 * 4 * 128
