@@ -13,7 +13,7 @@ from model_runner.attention.reference import ReferenceAttention
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.compiled import compile_layers
 from model_runner.models.cuda_layer import replace_layers
-from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.target import HFTargetModel
 from tests.conftest import tiny_config
 from tests.model_runner.triton.layers import BLOCK, NUM_BLOCKS, Step, TorchProduct, step_batch
@@ -42,9 +42,8 @@ def logits(model: PreTrainedModel, device: torch.device) -> list[Tensor]:
     dim = config.hidden_size // config.num_attention_heads
     shapes = [KVShape(config.num_key_value_heads, dim, dim)] * config.num_hidden_layers
     attention = ReferenceAttention(KVCache(shapes, NUM_BLOCKS, BLOCK, torch.float32, device))
-    target = HFTargetModel(model, device)
-    batches = [step_batch(step) for step in STEPS]
-    return [target.forward(batch, StepAttention(attention, attention.prepare(batch))) for batch in batches]
+    target = HFTargetModel(model, attention)
+    return [target.forward(step_batch(step)) for step in STEPS]
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own making, in its compiler

@@ -62,9 +62,7 @@ def answers_alone(harness: Harness) -> Answers:
     return _alone[id(harness)]
 
 
-def test_in_a_crowd_by_the_definition(
-    harness: CudaHarness, alone: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_crowd_by_the_definition(harness: CudaHarness, alone: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token and report is what the CPU's sampler makes of the same logits."""
     verify, defined, num_checked = harness.runner._verify, Sampler(TorchDraw(VOCAB, CPU)), 0
 
@@ -98,6 +96,52 @@ def test_in_chunks_preempted_and_from_the_prefix_cache(harness: CudaHarness, alo
     answers = harness.run(engine, REQUESTS)
     assert engine.stats().preemptions > 0
     assert same(answers, alone)
-    again = harness.run(engine, [replace(request, request_id=f"again {request.request_id}") for request in REQUESTS[2:]])
+    again = harness.run(
+        engine, [replace(request, request_id=f"again {request.request_id}") for request in REQUESTS[2:]]
+    )
     assert max(answer.num_cached for answer in again.values()) == BLOCK
     assert same({(name.removeprefix("again "), choice): a for (name, choice), a in again.items()}, alone)
+
+
+@pytest.mark.parametrize("method", ["knowing", "suffix", "lookahead", "early_exit"])
+def test_drafts_change_nothing(harness: CudaHarness, alone: Answers, method: str) -> None:
+    if method == "knowing":
+        proposer = KnowingProposer(VOCAB)
+        proposer.learn({(r.prompt, c.index): alone[r.request_id, c.index].tokens for r in REQUESTS for c in r.choices})
+        harness.runner.add_proposer(method, proposer)
+    drafting = Speculation(method, 3)
+    before = harness.graphs.num_replays
+    answers = harness.run(harness.engine(), [replace(request, speculation=drafting) for request in REQUESTS])
+    assert same(answers, alone)
+    assert harness.graphs.num_replays > before
+    assert sum(answer.num_accepted + answer.num_rejected for answer in answers.values()) > 0
+    if method in ("knowing", "early_exit"):
+        assert sum(answer.num_accepted for answer in answers.values()) > 0
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=0.0), DRAWN, PENALISED], ids=["greedy", "drawn", "penalised"]
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where the interpreter meets NaN
+def test_a_request_whose_logits_are_not_finite_fails_alone(harness: CudaHarness, sampling: SamplingParams) -> None:
+    good, hit = two_steps(harness, sampling, poison=False)
+    assert good.error is hit.error is None
+    beside, failed = two_steps(harness, sampling, poison=True)
+    assert failed.error == NOT_FINITE
+    assert failed.tokens == ()
+    assert beside == good
+
+
+def two_steps(harness: CudaHarness, sampling: SamplingParams, *, poison: bool) -> tuple[ChoiceResult, ...]:
+    """Results of a prompt's second token and of another's, whose keys and values may have become NaN."""
+    harness.forget()
+    admitted = [AdmittedRequest(f"{i}", PREFIX[i : i + 5], 5, 0, (3 + i,), sampling) for i in range(2)]
+    harness.known |= {"0", "1"}
+    harness.runner.execute(StepPlan((), (), tuple(admitted), tuple(ScheduledRequest(f"{i}", 5, ()) for i in range(2))))
+    if poison:
+        harness.runner._kv_cache.values[0][4, :, :5] = torch.nan
+    results = harness.runner.execute(
+        StepPlan((), (), (), tuple(ScheduledRequest(f"{i}", 1, ()) for i in range(2)))
+    ).choices
+    harness.forget()
+    return results

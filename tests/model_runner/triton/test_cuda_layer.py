@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model_runner.models.cuda_layer import CudaDecoderLayer, replace_layers
 from model_runner.models.decoder_form import DecoderForm, recognise
-from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.target import HFTargetModel
 from tests.model_runner.decoder_models import LayerRun, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form
@@ -140,9 +140,8 @@ def test_a_whole_model(device: torch.device) -> None:
     assert replace_layers(model, TorchProduct) == 2
     assert all(isinstance(layer, CudaDecoderLayer) for layer in model.model.layers)
     attention = WrittenAttention(make_cache(forms, torch.float32, device))
-    batch = step_batch([(0, 0, TOKENS)])
-    step = StepAttention(attention, attention.prepare(batch))  # type: ignore[arg-type]
-    torch.testing.assert_close(HFTargetModel(model, device).forward(batch, step), expected, rtol=1e-4, atol=1e-4)
+    target = HFTargetModel(model, attention)  # type: ignore[arg-type]
+    torch.testing.assert_close(target.forward(step_batch([(0, 0, TOKENS)])), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_recognised_stays() -> None:
