@@ -1,7 +1,5 @@
 """Whole engines on the CUDA path: what a request gets is the same whatever else happens, and by the definition."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest

@@ -1,6 +1,6 @@
 """On the CUDA path, in exact mode: the logits of a token are the same, bit for bit, in whatever step they come."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, OlmoConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from model_runner.config import RunnerConfig
 from model_runner.cuda_graphs import GraphedTarget
@@ -35,12 +35,14 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_WITHOUT_HEAD_DIM = {name: value for name, value in _COMMON.items() if name != "head_dim"}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _CONFIGS: Mapping[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_COMMON),
     "qwen3": lambda: Qwen3Config(**_COMMON),
     "qwen3_moe": lambda: Qwen3MoeConfig(**_COMMON, **_EXPERTS),
-    "gpt2": lambda: GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=32, n_layer=1, n_head=2),
+    "olmo": lambda: OlmoConfig(**_WITHOUT_HEAD_DIM),
+    "wide": lambda: LlamaConfig(**_COMMON | {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}),
 }
 
 
@@ -79,7 +81,7 @@ class TinyEngines:
     def config(self, family: str, **settings: Any) -> RunnerConfig:
         """Settings of all of them."""
         config = RunnerConfig(self.model(family), block_size=BLOCK, kv_cache_gib=0.0002, max_model_len=512)
-        return replace(config, max_num_seqs=8, speculation="off", **settings)
+        return replace(config, max_num_seqs=12, speculation="off", **settings)
 
     def cuda(self, family: str, graph_sizes: tuple[int, ...] = SIZES, **settings: Any) -> CudaHarness:
         """On the CUDA path."""
