@@ -55,6 +55,7 @@ class ModelRunner:
         self._search = parts.search
         self._scoring = parts.scoring
         self._picks_ahead = parts.picks_ahead
+        self._drafter = parts.drafter
 
     @classmethod
     def load(cls, config: RunnerConfig, platform: Platform | None = None) -> "ModelRunner":
@@ -222,6 +223,9 @@ class ModelRunner:
         try:
             self._step_seconds(1)
             self._scoring.warm_up(self._first_batch(1))
+            if self._drafter is not None:
+                self._drafter.forward(self._first_batch(1))
+                self._drafter.settle()
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         self._target.settle()
