@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class NamingModel:
-    """Logits (token, position), features (token) and picks (key + temperature) of rows in place of a model's own."""
+    """Logits (token, position, slot), features (token) and picks (key + temperature) of rows, not a model's own."""
 
     def __init__(self) -> None:
         self.eager: list[tuple[Batch, Collection[Feature], PickPlan | None]] = []
