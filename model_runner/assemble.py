@@ -80,6 +80,8 @@ class RunnerParts:
     """See AttentionBackend."""
     picks_ahead: bool = False
     """See Platform."""
+    drafter: TargetModel | None = None
+    """The draft model, if there is one, to be warmed up."""
 
 
 def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[RunnerParts, RunnerInfo]:
@@ -201,7 +203,8 @@ def _put_together(
     sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device)
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
     budget = Budget()
-    drafter = None if draft is None else platform.make_target(draft.model, draft.attention, plan.max_model_len)
+    longest_draft = plan.max_model_len + blocks.scratch_tokens
+    drafter = None if draft is None else platform.make_target(draft.model, draft.attention, longest_draft)
     proposers = make_proposers(target.model, target.attention, blocks, drafter)
     proposers |= dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     trained = next((method for method in BY_WORTH if method in proposers), None)
@@ -221,6 +224,7 @@ def _put_together(
         scoring=_make_scoring(amateur, early_exit, ties_embeddings=shapes.target.num_shared > 0),
         needs_clean_blocks=target.attention.needs_clean_blocks,
         picks_ahead=platform.picks_ahead,
+        drafter=drafter,
     )
     return parts, 0 if early_exit is None else early_exit.num_layers
 

@@ -61,6 +61,7 @@ class ModelRunner:
         """Of each choice that was ready in the step launched last: the row that its token was picked from."""
         self._last_s = 0.0
         """When the last step was done."""
+        self._drafter = parts.drafter
 
     @classmethod
     def load(cls, config: RunnerConfig, platform: Platform | None = None) -> "ModelRunner":
@@ -266,6 +267,9 @@ class ModelRunner:
         try:
             self._step_seconds(1)
             self._scoring.warm_up(self._first_batch(1))
+            if self._drafter is not None:
+                self._drafter.forward(self._first_batch(1))
+                self._drafter.settle()
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         self._target.settle()

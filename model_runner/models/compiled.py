@@ -13,9 +13,9 @@ from model_runner.models.hf_attention import ATTENTION_NAME, paged_attention
 def compile_layers(model: PreTrainedModel) -> int:
     """Compile each decoder layer that is still transformers' own, when it is first called.
 
-    Layers of a kind share what is compiled, for any number of tokens, but one alone. The attention stays as it is: what
-    it does depends on the step; and so do grouped experts, of whose kernels' options the compiler knows nothing. From
-    now on transformers calls both in that form, in other models as well.
+    Layers of a kind share what is compiled, for any number of tokens, but one alone. The attention stays as it is, for
+    what it does depends on the step, and so do the experts, whose kernels are launched with options that torch's
+    compiler does not take. From now on transformers calls both in that form, in other models as well.
 
     Returns:
         How many layers there are of that kind.

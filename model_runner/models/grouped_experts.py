@@ -16,8 +16,9 @@ GROUPED_EXPERTS_NAME = "samewise_grouped"
 
 
 def register_grouped_experts() -> None:
-    """Make `grouped_experts` known to transformers under GROUPED_EXPERTS_NAME."""
-    ALL_EXPERTS_FUNCTIONS.register(GROUPED_EXPERTS_NAME, grouped_experts)
+    """Make `grouped_experts` known to transformers under GROUPED_EXPERTS_NAME, if nothing is: see compile_layers."""
+    if GROUPED_EXPERTS_NAME not in ALL_EXPERTS_FUNCTIONS:
+        ALL_EXPERTS_FUNCTIONS.register(GROUPED_EXPERTS_NAME, grouped_experts)
 
 
 class GroupedExperts:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 
@@ -30,11 +31,12 @@ class StepAttention:
 
 
 def register_attention() -> None:
-    """Make `paged_attention` known to transformers under ATTENTION_NAME.
+    """Make `paged_attention` known to transformers under ATTENTION_NAME, if nothing is: see compile_layers.
 
     No mask function is registered for that name, so that transformers builds no mask.
     """
-    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    if ATTENTION_NAME not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'

@@ -35,6 +35,11 @@ class Blocks:
         """Blocks of a cache that a drafter uses."""
         return num_draft_blocks(self.num_blocks, self.max_num_seqs, self.block_size, _MODEL_LIMITS.num_extended)
 
+    @property
+    def scratch_tokens(self) -> int:
+        """That a drafter has room for beyond a choice's own blocks."""
+        return num_draft_blocks(0, 1, self.block_size, _MODEL_LIMITS.num_extended) * self.block_size
+
     def draft_kv(self, *, is_targets: bool = False) -> DraftKV:
         """Books for such a cache."""
         return DraftKV(self.num_blocks, self.block_size, _MODEL_LIMITS.num_extended, is_targets=is_targets)

@@ -11,6 +11,8 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter
 
+from tests.model_runner.triton.tiny_engines import TinyEngines
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With a GPU, the tests of this folder are among those that `-m gpu` asks for."""
@@ -68,3 +70,9 @@ def roundings(monkeypatch: pytest.MonkeyPatch) -> None:
         return converted.view(getattr(torch, f"uint{8 * converted.itemsize}")).numpy()
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+@pytest.fixture(scope="session")
+def tiny_engines(tmp_path_factory: pytest.TempPathFactory) -> TinyEngines:
+    """Engines for the interpreter, each made at its first use."""
+    return TinyEngines(tmp_path_factory.mktemp("tiny"))

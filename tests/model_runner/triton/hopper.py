@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.backends.nvidia.driver import ty_to_cpp
@@ -88,9 +87,11 @@ class HopperDriver(DriverBase):
 
 
 def compile_for_hopper() -> list[Compiled]:
-    """From now on kernels are compiled and not launched; the list grows by one entry for each specialisation."""
+    """From now on kernels are not launched; the list grows by one entry for each specialisation.
+
+    What has not changed since it was last compiled comes from Triton's cache.
+    """
     compiled: list[Compiled] = []
-    knobs.compilation.always_compile = True
     triton.runtime.driver.set_active(HopperDriver(compiled))
     return compiled
 

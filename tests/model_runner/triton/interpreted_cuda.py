@@ -18,7 +18,7 @@ class InterpretedCuda(CudaPlatform):
 
     def __init__(self, config: RunnerConfig, graph_sizes: tuple[int, ...] = ()) -> None:
         self.recorded = RecordedGraphs()
-        super().__init__(config, CPU, self.recorded if graph_sizes else None, num_programs=4)
+        super().__init__(config, CPU, self.recorded if graph_sizes else None, num_programs=2)
         self._graph_sizes = list(graph_sizes)
 
     def sizes(self, config: RunnerConfig) -> Sizes:

@@ -155,10 +155,12 @@ def test_a_branch_of_a_tree_is_a_chain(
 def test_a_tree_across_a_split(storage: Storage) -> None:
     sequences = Sequences.random([262], Sizes(2, 1, 16, 16))
     tree = [-1, 0, 0, 2, 3, 4, -1, 6]  # from position 254
-    outputs = sequences.attend([[(0, 0, 254)], [(0, 254, 262, tree)]], PLAIN, make(2, programs=64), storage)
-    for path in Chunk(tree, 254, [], tree).paths():
-        chain = sequences.branch(0, [*range(254), *(254 + token for token in path)])
-        assert torch.equal(outputs[0][254 + path[-1]], chain.alone(PLAIN, make(2), storage)[0][-1])
+    outputs = sequences.attend([[(0, 0, 254)], [(0, 254, 262, tree)]], PLAIN, make(2, programs=8), storage)
+    paths = Chunk(tree, 254, [], tree).paths()
+    for leaf in (5, 7):
+        tokens = [254 + token for token in paths[leaf]]
+        chain = sequences.branch(0, [*range(254), *tokens])
+        assert torch.equal(outputs[0][tokens], chain.alone(PLAIN, make(2), storage)[0][254:])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where the interpreter meets NaN

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.compiled import compile_layers
 from model_runner.models.cuda_layer import replace_layers
-from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
+from model_runner.models.hf_attention import ATTENTION_NAME, paged_attention, register_attention
 from model_runner.models.target import HFTargetModel
 from tests.conftest import tiny_config
 from tests.model_runner.triton.layers import BLOCK, NUM_BLOCKS, Step, TorchProduct, step_batch
@@ -25,7 +25,7 @@ STEPS: list[Step] = [[(0, 0, 18), (1, 0, 3)], [(0, 18, 19)], [(0, 19, 20), (1, 3
 def nothing_compiled_stays() -> Iterator[None]:
     yield
     torch.compiler.reset()
-    register_attention()
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 def served_model(family: str, device: torch.device) -> PreTrainedModel:
@@ -43,7 +43,6 @@ def logits(model: PreTrainedModel, device: torch.device) -> list[Tensor]:
     shapes = [KVShape(config.num_key_value_heads, dim, dim)] * config.num_hidden_layers
     attention = ReferenceAttention(KVCache(shapes, NUM_BLOCKS, BLOCK, torch.float32, device))
     target = HFTargetModel(model, attention)
-    target.settle()  # a compiler cannot look into a watch for activation functions, which only the CPU needs
     return [target.forward(step_batch(step)) for step in STEPS]
 
 

@@ -140,9 +140,8 @@ def test_a_whole_model(device: torch.device) -> None:
     assert replace_layers(model, TorchProduct) == 2
     assert all(isinstance(layer, CudaDecoderLayer) for layer in model.model.layers)
     attention = WrittenAttention(make_cache(forms, torch.float32, device))
-    batch = step_batch([(0, 0, TOKENS)])
     target = HFTargetModel(model, attention)  # type: ignore[arg-type]
-    torch.testing.assert_close(target.forward(batch), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(target.forward(step_batch([(0, 0, TOKENS)])), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_recognised_stays() -> None:
