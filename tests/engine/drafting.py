@@ -12,6 +12,7 @@ class KnowingProposer:
     """Drafts random trees, most of which hold some of the right continuation, found by prompt and choice."""
 
     needs: frozenset[Feature] = frozenset()
+    reads_step = True
 
     def __init__(self, vocab_size: int) -> None:
         self.answers: dict[tuple[tuple[int, ...], int], Sequence[int]] = {}

@@ -119,6 +119,7 @@ class Fixed:
     """Offers the given trees."""
 
     needs: frozenset[str] = frozenset()
+    reads_step = True
 
     def __init__(self, trees: dict[int, DraftTree]) -> None:
         self.trees = trees

@@ -30,6 +30,7 @@ class Repeating:
     """Proposes what it is given."""
 
     needs: frozenset[Feature] = frozenset()
+    reads_step = True
 
     def __init__(self) -> None:
         self.next = DraftTree()

@@ -41,6 +41,7 @@ class Guesser:
     """How often it has something to say."""
     seconds: float = 0.0
     needs: frozenset[Feature] = frozenset()
+    reads_step = True
     running: set[int] = field(default_factory=set)
     seen: int = 0
     """Choices' steps that it was told of, and ..."""

@@ -1,6 +1,6 @@
 """Which steps are replayed from graphs, and what is read of them, with a model that only names its inputs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ class NamingModel:
     def __init__(self) -> None:
         self.eager: list[tuple[Batch, Collection[Feature], PickPlan | None]] = []
         self.is_settled = False
+        self.picked = torch.zeros(8, dtype=torch.int64)
         self._taken: dict[Feature, Tensor] = {}
 
     def settle(self) -> None:
@@ -49,10 +50,12 @@ class NamingModel:
         taken, self._taken = self._taken, {}
         return taken
 
-    def picks(self) -> Prepicks:
-        return EAGER
+    def picks(self) -> Callable[[], Prepicks]:
+        return lambda: EAGER
 
-    def forward(self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None) -> Tensor:
+    def forward(
+        self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None, follows: None = None
+    ) -> Tensor:
         self.eager.append((batch, also, picks))
         self._taken = dict.fromkeys(also, torch.zeros(1, 1))
         return torch.zeros(len(batch.logits_index), 3)
@@ -102,9 +105,9 @@ def test_logits_features_and_picks_are_those_of_the_step_whatever_came_before() 
         slots = batch.block_of * 16 + batch.offset_of
         assert logits.T.tolist() == [batch.tokens.tolist(), batch.positions.tolist(), slots.tolist()]
         assert graphed.target.features()[LAST].squeeze(1).tolist() == batch.tokens.tolist()
-        assert graphed.target.picks() == Prepicks([150 + row for row in range(count)], everyone)
+        assert graphed.target.picks()() == Prepicks([150 + row for row in range(count)], everyone)
         graphed.target.forward(batch)
-        assert graphed.target.picks() == NO_PICKS  # without a plan, though the graph finds some
+        assert graphed.target.picks()() == NO_PICKS  # without a plan, though the graph finds some
     assert graphed.graphs.num_replays == 10
     assert not graphed.model.eager
 
@@ -135,7 +138,7 @@ def test_what_has_no_graph_runs_as_it_is(name: str) -> None:
     graphed.target.forward(batch, also, plan)
     assert graphed.graphs.num_replays == num_replays
     assert graphed.model.eager == [(batch, also, plan)]
-    assert graphed.target.picks() == EAGER
+    assert graphed.target.picks()() == EAGER
     assert set(graphed.target.features()) == set(also)
 
 

@@ -1,12 +1,10 @@
 """Steps that are launched before the result of the one before: the same tokens, with graphs and without."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.runner import ModelRunner
@@ -14,16 +12,18 @@ from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest
 from scheduler.scheduler import Scheduler
-from tests.model_runner.triton.interpreted_cuda import interpreted_runner
+from tests.model_runner.triton.tiny_engines import TinyEngines
 
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=0.9, seed=5)
 REQUESTS = [
-    EngineRequest("greedy", (1, 17, 203, 5), GREEDY, 14),
+    EngineRequest("greedy", (1, 17, 23, 5), GREEDY, 10),
     EngineRequest("drawn", (1, 8, 9, 10, 11, 12), DRAWN, 7),
-    EngineRequest("stopped", (1, 17, 203, 5), replace(GREEDY, stop_token_ids=tuple(range(0, 320, 3))), 9),
+    EngineRequest("stopped", (1, 17, 23, 5), replace(GREEDY, stop_token_ids=tuple(range(0, 48, 3))), 9),
     EngineRequest("speculating", (1, 4, 4, 4, 4, 4), DRAWN, 6, speculation=Speculation("suffix")),
 ]
+LATE = EngineRequest("late", (1, 39), replace(DRAWN, top_p=0.5), 3)
+"""Comes when some steps were taken."""
 
 
 class Waiting(DoneAtLaunch):
@@ -37,11 +37,10 @@ class Waiting(DoneAtLaunch):
         return self._runner.execute(plan)
 
 
-def outputs(runner, requests: list[EngineRequest], late: EngineRequest | None = None) -> tuple[dict, int]:
-    """Tokens by request, and how many steps were launched ahead; `late` comes when some steps were taken."""
-    config = SchedulerConfig(16, 8, 64, 64, prefix_caching=False)
-    engine = Engine(Scheduler(config, runner.num_blocks), runner)
-    for request in requests:
+def outputs(runner: ModelRunner | Waiting) -> tuple[dict[str, list[int]], int]:
+    """Tokens by request, and how many steps were launched ahead."""
+    engine = Engine(Scheduler(SchedulerConfig(16, 8, 64, 64, prefix_caching=False), runner.num_blocks), runner)
+    for request in REQUESTS:
         engine.add(request)
     tokens: dict[str, list[int]] = {}
     num_ahead = num_steps = 0
@@ -50,21 +49,17 @@ def outputs(runner, requests: list[EngineRequest], late: EngineRequest | None = 
             tokens.setdefault(output.request_id, []).extend(output.tokens)
         num_ahead += engine._ahead is not None
         num_steps += 1
-        if num_steps == 5 and late is not None:
-            engine.add(late)
+        if num_steps == 4:
+            engine.add(LATE)
         engine.check_integrity()
     return tokens, num_ahead
 
 
 @pytest.mark.parametrize("graph_sizes", [(), (1, 2, 4, 8)])
-def test_tokens_are_those_of_steps_one_after_the_other(
-    tiny_model: Callable[[str], Path], graph_sizes: tuple[int, ...]
-) -> None:
-    config = RunnerConfig(tiny_model("llama"), dtype="float32", block_size=16, kv_cache_gib=0.005, max_model_len=64)
-    runner, _ = interpreted_runner(config, graph_sizes)
-    late = EngineRequest("late", (1, 99), replace(DRAWN, top_p=0.5), 3)
-    expected, none = outputs(Waiting(runner), REQUESTS, late)
-    tokens, num_ahead = outputs(runner, REQUESTS, late)
+def test_tokens_are_those_of_steps_one_after_the_other(tmp_path: Path, graph_sizes: tuple[int, ...]) -> None:
+    runner = TinyEngines(tmp_path).cuda("llama", graph_sizes).runner
+    expected, none = outputs(Waiting(runner))
+    tokens, num_ahead = outputs(runner)
     assert tokens == expected
     assert none == 0
     assert num_ahead >= 3
