@@ -12,13 +12,12 @@ CPU = torch.device("cpu")
 FP8 = torch.float8_e4m3fn
 HEADS = 4
 PLAIN, CAPPED = AttentionOptions(0.1), AttentionOptions(0.1, window=64, softcap=30.0)
-VARIANTS = [  # type of the query, of the cache, size of a head, options, exact
-    *((torch.bfloat16, torch.bfloat16, dim, PLAIN, exact) for dim in (64, 128, 256) for exact in (True, False)),
-    *((torch.bfloat16, dtype, 128, PLAIN, exact) for dtype in (torch.int8, FP8) for exact in (True, False)),
-    *((torch.float16, dtype, 128, PLAIN, True) for dtype in (torch.float16, torch.int8, FP8)),
-    (torch.bfloat16, FP8, 256, PLAIN, True),
+VARIANTS = [  # type of the query, of the cache, size of a head, options, exact; those that differ most
+    (torch.bfloat16, torch.bfloat16, 64, PLAIN, True),
+    (torch.bfloat16, torch.bfloat16, 128, PLAIN, True),
+    (torch.bfloat16, torch.bfloat16, 128, PLAIN, False),
+    (torch.float16, FP8, 128, PLAIN, True),
     (torch.bfloat16, torch.bfloat16, 256, CAPPED, True),
-    (torch.bfloat16, torch.bfloat16, 96, CAPPED, True),
 ]
 
 

@@ -257,4 +257,4 @@ def test_what_it_cannot_read_is_refused() -> None:
 def test_compiles_for_hopper() -> None:
     compiled = compiled_in("tests.model_runner.triton.compile_attention")
     assert {kernel.name for kernel in compiled} == {"_attend_kernel", "_merge_kernel"}
-    assert max(kernel.spilled for kernel in compiled) <= 336  # bytes of a thread, as measured: see the launch options
+    assert max(kernel.spilled for kernel in compiled) <= 128  # bytes of a thread, as measured
