@@ -138,13 +138,13 @@ class ModelRunner:
         self, plan: StepPlan, work: "_Work", step: RawStep, picks: Callable[[], Prepicks], start: float
     ) -> StepResult:
         """Commit what the step brought."""
-        reason = ""
+        reason: str | None = None
         try:
             prompts = self._prompt_logprobs(step)
             verdicts = self._decide(step, work, picks, start)
         except torch.OutOfMemoryError as error:
             reason = str(error)
-        if reason:
+        if reason is not None:
             return self._give_up(work, reason)
         decided = [verdicts.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
         next_step = TargetStep(self._commit(plan, work.choices, decided, work.batch), step.features, step.logits)

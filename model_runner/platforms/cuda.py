@@ -97,7 +97,10 @@ class CudaPlatform(Platform):
     def load(self, folder: Path) -> PreTrainedModel:
         """See Platform.load."""
         register_grouped_experts()
-        model = load_model(folder, self.read_config(folder), self.types.compute, GROUPED_EXPERTS_NAME, self.device)
+        config = self.read_config(folder)
+        if is_quantized(config):  # transformers packs and multiplies in its own way
+            return load_model(folder, config, self.types.compute, device=self.device)
+        model = load_model(folder, config, self.types.compute, GROUPED_EXPERTS_NAME, self.device)
         self._prepare(model)
         return model
 
@@ -173,8 +176,6 @@ class CudaPlatform(Platform):
             group_experts(model, self._weights, one_shape=self._one_shape)
         except ValueError as error:
             raise UnsupportedModelError(str(error)) from error
-        if is_quantized(model.config):
-            return  # transformers multiplies, and packs its own way
         if self.exact:
             _replace_norms(model)
         if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
