@@ -95,7 +95,8 @@ def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[Ru
     platform = platform or choose_platform(config)
     shapes = _inspect(config, platform)
     sizes = platform.sizes(config)
-    plan = plan_memory(_needs(shapes, platform), platform.room(), config, sizes, platform.types)
+    needs = _needs(shapes, platform)
+    plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
     loaded = _Weights(
         platform.load(config.model),
@@ -103,13 +104,16 @@ def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[Ru
         None if config.aux_model is None else platform.load(config.aux_model),
     )
     weights_s = time.perf_counter() - start
-    plan = _plan_cache(config, sizes, platform, shapes, loaded, plan)
+    if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
+        room = replace(platform.room(), free=measured.free + needs.model_bytes)
+        needs = replace(needs, loading_bytes=0, step_bytes=measured.step_bytes)
+        plan = plan_memory(needs, room, config, sizes, platform.types)
     for line in plan.lines():
         logger.info(line)
     if shapes.aux is not None:
         _check_length(plan, shapes.aux)
-    room = HeadsRoom(platform, Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs))
-    parts, num_early_exits = _put_together(config, room, plan, shapes, loaded)
+    heads_room = HeadsRoom(platform, Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs))
+    parts, num_early_exits = _put_together(config, heads_room, plan, shapes, loaded)
     info = _describe(platform, plan, sizes, shapes.target.vocab_size, num_early_exits)
     return parts, replace(info, speculation_methods=parts.speculator.methods, weights_s=weights_s)
 
@@ -158,28 +162,13 @@ def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | Non
 def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     """What all of it takes before anything is loaded."""
     models, heads = shapes.models(), shapes.heads
-    weights = sum(platform.weight_bytes(model) for model in models)
     return Needs(
-        weight_bytes=weights + sum(heads_bytes(one, platform.device) for one in heads),
+        model_bytes=sum(platform.weight_bytes(model) for model in models),
+        heads_bytes=sum(heads_bytes(one, platform.device) for one in heads),
         # Weights are packed one by one, after all were read.
         loading_bytes=sum(model.num_parameters for model in models) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
-    )
-
-
-def _plan_cache(
-    config: RunnerConfig, sizes: Sizes, platform: Platform, shapes: _Shapes, loaded: _Weights, before: MemoryPlan
-) -> MemoryPlan:
-    """The plan by what is really free with the models loaded and by what a step takes, where that was measured."""
-    measured = platform.measure(loaded.target, shapes.target, sizes)
-    if measured is None:
-        return before
-    needs = _needs(shapes, platform)
-    heads = sum(heads_bytes(one, platform.device) for one in shapes.heads)
-    room = replace(platform.room(), free=measured.free + needs.weight_bytes - heads)
-    return plan_memory(
-        replace(needs, loading_bytes=0, step_bytes=measured.step_bytes), room, config, sizes, platform.types
     )
 
 

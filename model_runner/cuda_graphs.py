@@ -150,17 +150,16 @@ class GraphedTarget:
         size = self._size_for(batch)
         plan = None if size is None or also else self._attention.plan(batch)
         if plan is None or size is None or plan.block_m != self._metadata.block_m:
-            if self._last is not None:
-                self._target.picked, self._last = self._last.outputs.picked, None
+            self._last = None
             return self._target.forward(batch, also, picks, follows)
         captured = self._captured[size]
-        picked = self._target.picked if self._last is None else self._last.outputs.picked
-        followed = None if follows is None else take_picks(picked, follows)
+        followed = None if follows is None else take_picks(self._target.picked, follows)
         captured.inputs.copy_(to_device(_inputs(batch, picks, size), captured.inputs.device))
         if followed is not None:
             captured.inputs[0, : len(followed)] = followed
         self._metadata.load(plan, size)
         captured.replay()
+        self._target.picked = captured.outputs.picked
         self._last = _LastStep(len(batch.tokens), picks, captured.outputs)
         return self._logits[: len(batch.logits_index)]
 

@@ -32,8 +32,10 @@ class StorageTypes:
 class Needs:
     """What has to go into the memory."""
 
-    weight_bytes: int
-    """Of all models and heads, as they are kept."""
+    model_bytes: int
+    """Of the weights of all models, as they are kept."""
+    heads_bytes: int
+    """Of those of draft heads."""
     loading_bytes: int
     """The most that is taken while they are loaded."""
     kv: tuple[KVShape, ...]
@@ -105,7 +107,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
         ValueError: if the asked-for length is beyond the model's own.
     """
-    weights, free = needs.weight_bytes, room.free
+    weights, free = needs.model_bytes + needs.heads_bytes, room.free
     per_token = sum(kv.num_bytes(types.kv) for kv in needs.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from model_runner.assemble import RunnerInfo, RunnerParts, assemble
-from model_runner.batch import Batch
+from model_runner.batch import Batch, IntArray
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
     ChoiceResult,
@@ -57,8 +57,8 @@ class ModelRunner:
         self._search = parts.search
         self._scoring = parts.scoring
         self._picks_ahead = parts.picks_ahead
-        self._row_of: dict[str, int] = {}
-        """Of each choice that was ready in the step launched last: the row that its token was picked from."""
+        self._launched: _Work | None = None
+        """What the step launched last computes."""
         self._last_s = 0.0
         """When the last step was done."""
         self._drafter = parts.drafter
@@ -91,7 +91,7 @@ class ModelRunner:
         except torch.OutOfMemoryError as error:
             reason = str(error)
             return LaunchedStep(can_follow=False, result=lambda: self._give_up(work, reason))
-        self._row_of = {work.keys[sample.choice]: sample.first for sample in work.batch.samples}
+        self._launched = work
         picks = self._target.picks()
         return LaunchedStep(self._can_follow(work, step), lambda: self._finish(plan, work, step, picks, start))
 
@@ -124,9 +124,16 @@ class ModelRunner:
         sampling = [choice.sampling for choice in work.choices]
         needs = self._scoring.needs(sampling) | self._search.needs(work.slots)
         plan = self._state.plan_picks(work.batch, work.choices, int(is_ahead)) if self._picks_ahead else None
-        follows = np.array([self._row_of[key] for key in work.keys]) if is_ahead else None
+        follows = self._rows_before(work) if is_ahead else None
         logits = self._target.forward(work.batch, needs, plan, follows)
         return RawStep(work.batch, sampling, logits, self._target.features(), plan)
+
+    def _rows_before(self, work: "_Work") -> IntArray:
+        """For each choice, the row of the step launched last from which its token is picked."""
+        assert self._launched is not None, "there is a step to follow"
+        before = self._launched
+        row_of = {before.keys[sample.choice]: sample.first for sample in before.batch.samples}
+        return np.array([row_of[key] for key in work.keys], dtype=np.int64)
 
     def _can_follow(self, work: "_Work", step: RawStep) -> bool:
         """Whether nothing is read from the step but the tokens that are found already, one for each choice."""

@@ -97,7 +97,7 @@ class HFTargetModel:
         self._pick = pick
         self._picks: PickPlan | None = None
         self.picked = torch.empty(0)
-        """[R] int64 of the last forward pass with a plan."""
+        """[R] int64 of the last forward pass that found tokens, in a graph or not."""
         self._tap = FeatureTap(model, needs)
         self._also: dict[Feature, Tensor] = {}
         self._functions = ExactFunctions() if model.device.type == "cpu" else None

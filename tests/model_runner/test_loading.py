@@ -157,7 +157,7 @@ def test_weights_are_counted_as_they_are_stored(quantization: Quantization, expe
 
 FLOAT32 = StorageTypes(torch.float32, None, torch.float32)
 PER_TOKEN = 3 * 2 * 32 * 4
-NEEDS = Needs(4_400_000, 4_000_000, SHAPE.kv, 1024)
+NEEDS = Needs(4_400_000, 0, 4_000_000, SHAPE.kv, 1024)
 
 
 def plan(free: int, needs: Needs = NEEDS, types: StorageTypes = FLOAT32, **settings: float | None) -> MemoryPlan:
@@ -167,7 +167,7 @@ def plan(free: int, needs: Needs = NEEDS, types: StorageTypes = FLOAT32, **setti
 
 def test_plan_counts_weights_and_cache() -> None:
     made = plan(64 * GIB, max_num_seqs=3)
-    assert made.weight_bytes == NEEDS.weight_bytes
+    assert made.weight_bytes == NEEDS.model_bytes
     assert made.kv_bytes_per_token == PER_TOKEN
     assert made.num_tokens == 3 * 1024  # no more than three full requests can use
     assert "3,072 tokens = 3.0 full requests of 1,024 tokens" in made.lines()[-1]
@@ -192,14 +192,14 @@ def test_plan_counts_all_models(tiny_model: Callable[[str], Path], monkeypatch: 
     for beside in (None, folder):
         assemble(replace(config, draft_model=beside, aux_model=beside))
     one, three = planned
-    assert one.weight_bytes == 4 * inspect_model(load_config(folder)).num_parameters
-    assert (three.weight_bytes, three.loading_bytes) == (3 * one.weight_bytes, 3 * one.loading_bytes)
+    assert one.model_bytes == 4 * inspect_model(load_config(folder)).num_parameters
+    assert (three.model_bytes, three.loading_bytes) == (3 * one.model_bytes, 3 * one.loading_bytes)
     assert three.kv == one.kv * 3
 
 
 def test_plan_counts_what_loading_takes() -> None:
     with pytest.raises(DoesNotFitError, match=r"loading the weights takes 3\.8 MiB and 2\.9 MiB are free"):
-        plan(3_000_000, replace(NEEDS, weight_bytes=1_700_000))
+        plan(3_000_000, replace(NEEDS, model_bytes=1_700_000))
 
 
 def test_plan_leaves_memory_to_a_step() -> None:
