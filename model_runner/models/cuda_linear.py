@@ -1,5 +1,6 @@
 """Products of rows and weights on CUDA, and what the weights are stored as."""
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -31,18 +32,11 @@ class CublasProduct:
         return torch.addmm(residual if bias is None else residual + bias, rows, weight.t())
 
 
-class TritonProduct:
-    """A weight as it is, [out, in], or [experts, out, in]. A row's result depends on no other row.
+class TiledProduct(ABC):
+    """By our kernels, with a weight [out, in], or [experts, out, in]. A row's result depends on no other row."""
 
-    Rows have the weight's type, or are float32.
-    """
-
-    def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
-        """With `one_shape` all numbers of rows go through the same tiles, where tile_shapes_agree is False.
-
-        The weight is kept, not copied, if it is contiguous.
-        """
-        self._weight = weight.detach().contiguous()
+    def __init__(self, *, one_shape: bool) -> None:
+        """With `one_shape` all numbers of rows go through the same tiles, where tile_shapes_agree is False."""
         self._one_shape = one_shape
 
     def __call__(
@@ -53,72 +47,60 @@ class TritonProduct:
         experts: Experts | None = None,
     ) -> Tensor:
         """See GpuProduct; with `experts`, each row is multiplied with the weight of its own."""
-        rows = _plain(rows)
+        return self._multiply(_plain(rows), _addends(bias, residual), experts)
+
+    @abstractmethod
+    def _multiply(self, rows: Tensor, addends: Addends, experts: Experts | None) -> Tensor:
+        """The same of rows that are contiguous each."""
+
+
+class TritonProduct(TiledProduct):
+    """A weight as it is. Rows have its type, or are float32."""
+
+    def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
+        """The weight is kept, not copied, if it is contiguous."""
+        super().__init__(one_shape=one_shape)
+        self._weight = weight.detach().contiguous()
+
+    def _multiply(self, rows: Tensor, addends: Addends, experts: Experts | None) -> Tensor:
         shape = shape_for(rows, self._weight, num_rows=1) if self._one_shape else None
         out = rows.new_empty(rows.shape[0], self._weight.shape[-2])
-        addends = _addends(bias, residual)
         return linear(rows, self._weight, out, addends=addends, experts=experts, shape=shape)
 
 
-class Fp8Product:
-    """A weight [out, in], or [experts, out, in], in e4m3 with a scale for each output; rows are rounded to e4m3 too.
+class Fp8Product(TiledProduct):
+    """A weight in e4m3 with a scale for each output; rows, of any floating type, are rounded to e4m3 too.
 
-    Both scales make the largest magnitude 448. Rows may be of any floating type.
+    Both scales make the largest magnitude 448.
     """
 
     def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
+        super().__init__(one_shape=one_shape)
         self._weight, self._scales = quantize_weight(weight.detach())
-        self._one_shape = one_shape
 
-    def __call__(
-        self,
-        rows: Tensor,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        experts: Experts | None = None,
-    ) -> Tensor:
-        """See TritonProduct."""
-        rows = _plain(rows)
+    def _multiply(self, rows: Tensor, addends: Addends, experts: Experts | None) -> Tensor:
         numbers = torch.empty(rows.shape, dtype=FP8, device=rows.device)
         scales = torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device)
         quantize_rows(rows, numbers, scales)
         shape = shape_for(numbers, self._weight, num_rows=1) if self._one_shape else None
-        return linear(
-            numbers,
-            self._weight,
-            rows.new_empty(rows.shape[0], self._weight.shape[-2]),
-            addends=_addends(bias, residual),
-            scales=Scales(scales, self._scales),
-            experts=experts,
-            shape=shape,
-        )
+        out = rows.new_empty(rows.shape[0], self._weight.shape[-2])
+        both = Scales(scales, self._scales)
+        return linear(numbers, self._weight, out, addends=addends, scales=both, experts=experts, shape=shape)
 
 
-class Int4Product:
-    """A weight [out, in], or [experts, out, in], in int4; in a product it has the rows' type, float16 or bfloat16."""
+class Int4Product(TiledProduct):
+    """A weight in int4; in a product it has the rows' type, float16 or bfloat16."""
 
     def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
+        super().__init__(one_shape=one_shape)
         self.weight = pack_int4(weight.detach())
-        self._one_shape = one_shape
 
-    def __call__(
-        self,
-        rows: Tensor,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        experts: Experts | None = None,
-    ) -> Tensor:
-        """See TritonProduct."""
+    def _multiply(self, rows: Tensor, addends: Addends, experts: Experts | None) -> Tensor:
         if rows.dtype not in (torch.float16, torch.bfloat16):
             raise TypeError(f"weights in int4 are not multiplied with rows in {rows.dtype}")
-        rows = _plain(rows)
         shape = int4_shape_for(1, self.weight) if self._one_shape else None
         out = rows.new_empty(rows.shape[0], self.weight.outputs)
-        addends = _addends(bias, residual)
         return linear_int4(rows, self.weight, out, addends=addends, experts=experts, shape=shape)
-
-
-TiledProduct = TritonProduct | Fp8Product | Int4Product
 
 
 def make_tiled_product(weight: Tensor, kind: GpuWeightKind | None, *, one_shape: bool = False) -> TiledProduct:

@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from model_runner.kernels.triton.tiles import (
-    GROUP_ROWS,
     Operands,
     TileShape,
     all_shapes,
@@ -218,15 +217,8 @@ def linear(
         0 if addends.residual is None else addends.residual.stride(0),
         number,
         *tiles,
-        EXPERTS=0 if experts is None else triton.next_power_of_2(number),
-        ROWS=shape.rows,
-        OUTPUTS=shape.outputs,
-        INPUTS=shape.inputs,
         WHOLE=inputs % shape.inputs == 0,
         PROMOTE=None if scales is None else _PROMOTE,
-        GROUP=GROUP_ROWS,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
-        enable_fp_fusion=False,  # a multiplication and an addition after the sum round alike in every shape
+        **shape.launch_options(None if experts is None else experts.number),
     )
     return out

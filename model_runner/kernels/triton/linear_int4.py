@@ -9,7 +9,6 @@ from torch import Tensor
 
 from model_runner.kernels.triton.linear import NO_ADDENDS, Addends, Experts, finish
 from model_runner.kernels.triton.tiles import (
-    GROUP_ROWS,
     Operands,
     TileShape,
     all_shapes,
@@ -182,14 +181,7 @@ def linear_int4(
         0 if addends.residual is None else addends.residual.stride(0),
         number,
         *tiles,
-        EXPERTS=0 if experts is None else triton.next_power_of_2(number),
-        ROWS=shape.rows,
-        OUTPUTS=shape.outputs,
-        INPUTS=shape.inputs,
-        GROUP=GROUP_ROWS,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
-        enable_fp_fusion=False,
+        **shape.launch_options(None if experts is None else experts.number),
     )
     return out
 

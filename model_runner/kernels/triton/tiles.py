@@ -42,6 +42,22 @@ class TileShape:
     stages: int
     """Steps whose operands are in shared memory or on their way there."""
 
+    def launch_options(self, experts: int | None) -> dict[str, int | bool]:
+        """What the kernels of products take of it, for so many experts' weights or one.
+
+        Without fused multiplication and addition: what comes after the sum rounds alike in every shape.
+        """
+        return {
+            "EXPERTS": 0 if experts is None else triton.next_power_of_2(experts),
+            "ROWS": self.rows,
+            "OUTPUTS": self.outputs,
+            "INPUTS": self.inputs,
+            "GROUP": GROUP_ROWS,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+            "enable_fp_fusion": False,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Operands:
