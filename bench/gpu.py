@@ -4,156 +4,102 @@ What is most important comes first. Whatever fails is shown and the rest goes on
 """
 
 import argparse
-import gc
-import importlib
+import os
 import platform
+import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
 import torch
 
-from bench.gpu_limits import measure_limits
-from bench.gpu_model import llama_8b, write_model
-from bench.gpu_report import Figure, Report
+from bench.gpu_parts import DeviceParts, Settings
+from bench.gpu_process import Part, run_apart
+from bench.gpu_report import Figure, SavedReport, left_out
 from bench.gpu_tests import run_tests
-from bench.gpu_variants import VARIANTS, Comparison, PlainTimes
-from bench.gpu_work import DecoderWork, Limits
+from bench.gpu_variants import decode_kind
+from server.engine.environment import engine_environment
 
-TESTS_S, SERVING_S = 220.0, 90.0
+BUDGET_S = 560.0
+"""Ten minutes, less the imports before and what it takes to end."""
+TESTS_S, SERVING_S = 220.0, 110.0
 """At most."""
-REPEATS, QUICK_REPEATS = 24, 8
+REPEATS, QUICK_REPEATS = 7, 5
+CLIENTS = (1, 16, 64, 256)
+PROMPT, ANSWER = 128, 128
+"""Tokens."""
+SERVED = dict.fromkeys(CLIENTS, PROMPT + ANSWER // 2)
 PACKAGES = ("torch", "triton", "transformers", "numpy")
+SERVER_PACKAGES = (
+    *("fastapi", "httpx", "jinja2", "msgspec", "prometheus_client", "pydantic", "pydantic_settings", "sse_starlette"),
+    *("typer", "uvicorn", "yaml", "zmq"),
+)
+PARTS = (
+    Part("tests", 20, is_quick=True),
+    Part("limits", 5, is_quick=True),
+    Part("model", 30, is_quick=True),
+    Part("exact", 60, is_quick=True),
+    Part("fast", 45, is_quick=True),
+    Part("kernels", 30, is_quick=True),
+    Part("serving", 60),
+    Part("fast-fp8", 45),
+    Part("fast-int4", 40),
+    Part("exact-fp8-kv", 35),
+    Part("exact-no-graphs", 35),
+)
+"""The most important first."""
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Run:
-    """What the parts share."""
+    """Runs parts: tests and server have processes of their own, the others share one."""
 
-    report: Report
-    folder: Path
-    """For the model."""
-    num_layers: int
-    repeats: int
-    device: torch.device = field(default_factory=lambda: torch.device("cuda"))
-    plain: PlainTimes = field(default_factory=PlainTimes)
-    measured: Limits | None = None
+    report: SavedReport
+    settings: Settings
 
-    @property
-    def limits(self) -> Limits:
-        """Raises RuntimeError if they could not be measured."""
-        if self.measured is None:
-            raise RuntimeError("the machine's limits are not known")
-        return self.measured
+    def measure(self, parts: Sequence[Part], *, is_strict: bool) -> None:
+        """All of them, in order; a strict run goes no further than tests that fail."""
+        own = {"tests": self.tests, "serving": self.serving}
+        for name, group in groupby(parts, key=lambda part: part.name if part.name in own else ""):
+            print(f"[{max(self.report.left_s, 0):.0f} s left] {name or 'on the device'}", flush=True)
+            if name:
+                (part,) = group
+                self.report.attempt(name, "", own[name], part.needs_s)
+                if is_strict and self.report.has_failures:
+                    return
+            else:
+                run_apart(self.report, list(group), partial(DeviceParts, settings=self.settings))
 
     def tests(self) -> Figure:
         """Correctness comes first."""
         return run_tests(min(TESTS_S, self.report.left_s))
 
-    def machine(self) -> Figure:
-        """What it can do at best."""
-        self.measured = measure_limits(self.device)
-        copy, rate = self.measured.copy_bytes_per_s / 1e9, self.measured.bf16_flop_per_s / 1e12
-        self.report.add(Figure("limits", "copy, read and written", copy, "GB/s"))
-        return Figure("limits", "bf16 product", rate, "TFLOP/s")
-
-    def model(self) -> Figure:
-        """Random weights, on disk."""
-        start = time.perf_counter()
-        size = write_model(self.folder, llama_8b(self.num_layers), self.device)
-        seconds = time.perf_counter() - start
-        return Figure("model", f"{self.num_layers} layers, {size / 1e9:.1f} GB", seconds, "s")
-
-    def first_variant(self) -> Figure:
-        """In turns with plain transformers."""
-        self.report.attempt("plain", "transformers", self.load_plain)
-        try:
-            return self.variant("exact")
-        finally:
-            self.plain.unload()
-
-    def load_plain(self) -> Figure:
-        """Plain transformers, with the same weights."""
-        start = time.perf_counter()
-        self.plain.load(self.folder, self.device)
-        return Figure("load", "plain transformers", time.perf_counter() - start, "s")
-
-    def variant(self, name: str) -> Figure:
-        """One way to run the model."""
-        work = DecoderWork.of(self.folder)
-        comparison = Comparison(self.folder, work, self.limits, self.device, self.plain, self.report, self.repeats)
-        return comparison.measure(VARIANTS[name])
-
-    def kernels(self) -> Figure:
-        """Alone."""
-        from bench.gpu_kernels import KernelBench  # noqa: PLC0415  (needs triton)
-
-        return KernelBench(self.report, self.limits, self.device).measure()
-
     def serving(self) -> Figure:
         """Over HTTP."""
-        from bench.gpu_serving import CLIENTS, measure_serving  # noqa: PLC0415  (needs the server's packages)
+        if missing := [package for package in SERVER_PACKAGES if find_spec(package) is None]:
+            return left_out("serving", "", missing)
+        from bench.gpu_serving import measure_serving  # noqa: PLC0415  (needs those packages)
 
-        return measure_serving(self.folder, CLIENTS, min(SERVING_S, self.report.left_s), self.report.add)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the run."""
-
-    name: str
-    run: Callable[[], Figure]
-    needs_s: float
-    """Left out if less is left."""
-    is_quick: bool = False
-    """Whether a quick run has it."""
-
-
-def parts(run: Run) -> list[Part]:
-    """The most important first."""
-    return [
-        Part("tests", run.tests, 20, is_quick=True),
-        Part("limits", run.machine, 5, is_quick=True),
-        Part("model", run.model, 30, is_quick=True),
-        Part("exact", run.first_variant, 60, is_quick=True),
-        Part("fast", partial(run.variant, "fast"), 45, is_quick=True),
-        Part("kernels", run.kernels, 30, is_quick=True),
-        Part("serving", run.serving, 60),
-        Part("fast-fp8", partial(run.variant, "fast-fp8"), 45),
-        Part("fast-int4", partial(run.variant, "fast-int4"), 40),
-        Part("exact-fp8-kv", partial(run.variant, "exact-fp8-kv"), 35),
-        Part("exact-no-graphs", partial(run.variant, "exact-no-graphs"), 35),
-    ]
-
-
-def run_parts(report: Report, chosen: Sequence[Part], *, is_strict: bool) -> None:
-    """One after the other, as long as there is time; a strict run ends where something fails."""
-    for part in chosen:
-        print(f"[{max(report.left_s, 0):.0f} s left] {part.name}", flush=True)
-        report.attempt(part.name, "", part.run, part.needs_s)
-        gc.collect()
-        torch.cuda.empty_cache()  # the next model needs the room
-        if is_strict and report.has_failures:
-            return
+        plain = {clients: self.report.plain(decode_kind(clients, context)) for clients, context in SERVED.items()}
+        limit_s = min(SERVING_S, self.report.left_s)
+        return measure_serving(self.settings.folder, plain, (PROMPT, ANSWER), limit_s, self.report.add)
 
 
 def describe_machine() -> dict[str, str]:
     """With the versions that matter."""
-    versions = {
-        package: str(importlib.import_module(package).__version__) for package in PACKAGES if find_spec(package)
-    }
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(),
         "cuda": str(torch.version.cuda),
         "python": platform.python_version(),
-        **versions,
+        **{package: version(package) for package in PACKAGES if find_spec(package)},
     }
 
 
@@ -165,18 +111,23 @@ def main() -> int:
     )
     parser.add_argument("--layers", type=int, default=32, help="of the model, which is else like Llama-3.1-8B")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, and only what is most important")
-    parser.add_argument("--strict", action="store_true", help="end at the first failure, so with failing tests")
-    parser.add_argument("--budget", type=float, default=570.0, help="seconds; %(default).0f if left out")
+    parser.add_argument("--strict", action="store_true", help="measure nothing if tests fail")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds; %(default).0f if left out")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("bench.gpu measures on a CUDA GPU, and torch finds none here", file=sys.stderr)
         return 1
-    report = Report(describe_machine(), arguments.json, arguments.budget)
-    with tempfile.TemporaryDirectory(prefix="samewise-bench-") as folder:
-        run = Run(report, Path(folder), arguments.layers, QUICK_REPEATS if arguments.quick else REPEATS)
-        chosen = [part for part in parts(run) if part.is_quick or not arguments.quick]
-        run_parts(report, chosen, is_strict=arguments.strict)
-    report.print_table()
+    os.environ.update(engine_environment())  # of the processes that are started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # with the table
+    report = SavedReport(describe_machine(), arguments.json, arguments.budget)
+    try:
+        with tempfile.TemporaryDirectory(prefix="samewise-bench-") as folder:
+            repeats = QUICK_REPEATS if arguments.quick else REPEATS
+            settings = Settings(Path(folder), arguments.layers, repeats, SERVED)
+            chosen = [part for part in PARTS if part.is_quick or not arguments.quick]
+            Run(report, settings).measure(chosen, is_strict=arguments.strict)
+    finally:
+        report.print_table()
     return int(report.has_failures)
 
 

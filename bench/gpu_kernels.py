@@ -40,7 +40,7 @@ class KernelBench:
     """Measures kernels one by one."""
 
     report: Report
-    limits: Limits
+    limits: Limits | None
     device: torch.device
 
     def measure(self) -> Figure:
@@ -94,11 +94,12 @@ class KernelBench:
         """The products of one layer: each by itself, then their sum."""
         parts = {shape: self._linear(name, rows, shape) for shape in LINEARS}
         ours = sum(part["ms"] for part in parts.values())
+        least_ms = sum(part["least_ms"] for part in parts.values())
         return Figure(
             "linear",
             f"{name}, {rows:,} rows",
             ours,
-            of_limit=sum(part["least_ms"] for part in parts.values()) / ours,
+            of_limit=None if self.limits is None else least_ms / ours,
             plain=sum(part["torch_ms"] for part in parts.values()),
             note="one layer's, against bf16's rate",
             details=parts,
@@ -118,7 +119,7 @@ class KernelBench:
         return {
             "ms": graph_ms(ours, self.device),
             "torch_ms": graph_ms(theirs, self.device),
-            "least_ms": self.limits.least_ms(num_bytes, 2 * rows * math.prod(shape)),
+            "least_ms": self._least_ms(num_bytes, 2 * rows * math.prod(shape)),
         }
 
     def _figure(
@@ -131,8 +132,13 @@ class KernelBench:
     ) -> Figure:
         """`least` are the bytes and the operations of a run."""
         ours_ms, theirs_ms = graph_ms(ours, self.device), graph_ms(theirs, self.device)
-        least_ms = self.limits.least_ms(*least)
-        return Figure(part, what, ours_ms, of_limit=least_ms / ours_ms, plain=theirs_ms, details={"least_ms": least_ms})
+        least_ms = self._least_ms(*least)
+        of_limit = None if self.limits is None else least_ms / ours_ms
+        return Figure(part, what, ours_ms, of_limit=of_limit, plain=theirs_ms, details={"least_ms": least_ms})
+
+    def _least_ms(self, num_bytes: float, flops: float) -> float:
+        """NaN if the limits are not known."""
+        return math.nan if self.limits is None else self.limits.least_ms(num_bytes, flops)
 
     def _attention(self, layers: int, tokens: int, kv_dtype: torch.dtype, *, exact: bool) -> Any:
         shapes = [KVShape(KV_HEADS, DIM, DIM)] * layers

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 VOCAB_SIZE = 128256
 NUM_SPECIAL = 256
 BOS, EOS = VOCAB_SIZE - NUM_SPECIAL, VOCAB_SIZE - NUM_SPECIAL + 1
-WEIGHT_STD = 0.02
+WEIGHT_STD, EMBEDDING_STD = 0.02, 0.5
 INDEX = "model.safetensors.index.json"
 TEMPLATE = """{{ bos_token }}{% for message in messages %}<|special_6|>{{ message.role }}<|special_7|>
 {{ message.content }}<|special_9|>{% endfor %}{% if add_generation_prompt %}<|special_6|>assistant<|special_7|>
@@ -49,8 +49,9 @@ def llama_8b(num_layers: int = 32) -> LlamaConfig:
 def write_model(folder: Path, config: LlamaConfig, device: torch.device) -> int:
     """Fill the folder. Returns how many bytes the weights take.
 
-    Weights are drawn on the device, one shard for each layer: norms are ones, all else is normal with WEIGHT_STD, so
-    that activations stay finite.
+    Weights are drawn on the device, one shard for each layer: norms are ones, all else is normal with WEIGHT_STD but
+    for embeddings and, as in GPT-2, what is added to the residual stream, which has less the more layers there are. So
+    a small error stays small to the end, as in trained models, and a large one can be told from it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config.architectures = ["LlamaForCausalLM"]
@@ -62,7 +63,7 @@ def write_model(folder: Path, config: LlamaConfig, device: torch.device) -> int:
     weight_map: dict[str, str] = {}
     total = 0
     for shard, names in _shards(_shapes(config)).items():
-        weights = {name: _draw(shape, generator) for name, shape in names.items()}
+        weights = {name: _draw(shape, _std(name, config.num_hidden_layers), generator) for name, shape in names.items()}
         save_file(weights, folder / shard, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(weights, shard)
         total += sum(weight.nbytes for weight in weights.values())
@@ -88,9 +89,15 @@ def _shards(shapes: Mapping[str, torch.Size]) -> dict[str, dict[str, torch.Size]
     return shards
 
 
-def _draw(shape: torch.Size, generator: torch.Generator) -> Tensor:
+def _std(name: str, num_layers: int) -> float:
+    if "embed_tokens" in name:
+        return EMBEDDING_STD
+    return WEIGHT_STD * (2 * num_layers) ** -0.5 if "o_proj" in name or "down_proj" in name else WEIGHT_STD
+
+
+def _draw(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
     weight = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
-    return weight.fill_(1) if len(shape) == 1 else weight.normal_(0, WEIGHT_STD, generator=generator)
+    return weight.fill_(1) if len(shape) == 1 else weight.normal_(0, std, generator=generator)
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

@@ -1,10 +1,14 @@
 """The same steps by plain transformers: the model's own forward, SDPA attention and its cache that grows, no graphs."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from bench.gpu_timing import synchronize
@@ -14,10 +18,11 @@ class PlainSteps:
     """The counterpart of gpu_steps.RunnerSteps. Times are of the host's clock, until the device is done."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        self._model = model.eval().to(device)
+        options: Any = {"dtype": dtype, "attn_implementation": "sdpa", "device_map": device}
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
+        self._model = model.eval()
         self._device = device
-        self._vocab_size = model.config.vocab_size
+        self._vocab_size = self._model.config.vocab_size
         self._cache = DynamicCache()
         self._next = torch.zeros(0, 1, dtype=torch.int64, device=device)
 
@@ -50,6 +55,15 @@ class PlainSteps:
         output.logits[:, -1:].argmax(-1)
         synchronize(self._device)
         return 1e3 * (time.perf_counter() - start)
+
+    @torch.inference_mode()
+    def logprobs(self, prompt: Sequence[int]) -> NDArray[np.float64]:
+        """Of each token of a prompt but the first."""
+        tokens = torch.tensor([prompt], device=self._device)
+        logits: Tensor = self._model(tokens, use_cache=False).logits[0, :-1]  # [tokens - 1, vocab]
+        chosen = logits.float().log_softmax(-1).gather(1, tokens[0, 1:, None])
+        result: NDArray[np.float64] = chosen.squeeze(1).double().cpu().numpy()
+        return result
 
     def release(self) -> None:
         """Forget them all."""

@@ -4,7 +4,7 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ class Figure:
     def cells(self) -> tuple[str, ...]:
         """As HEADINGS has them."""
         faster = self.plain / self.value if self.plain and self.value else None
+        if faster is not None and self.unit.endswith("/s"):
+            faster = 1 / faster
         return (
             self.part,
             self.what,
@@ -73,31 +75,29 @@ class Figure:
 
 
 class Report:
-    """All figures so far. The file is written again with each: a run that is ended early leaves what it has found."""
+    """All figures so far."""
 
-    def __init__(self, machine: Mapping[str, Any], output: Path, budget_s: float = math.inf) -> None:
-        """The budget counts from now on; what does not fit into it is left out."""
-        self._machine = machine
-        self._output = output
+    def __init__(self, budget_s: float = math.inf, earlier: Sequence[Figure] = ()) -> None:
+        """The budget counts from now on; what does not fit into it is left out. `earlier` figures are known already."""
         self._ends_at = time.perf_counter() + budget_s
-        self._figures: list[Figure] = []
+        self.figures = list(earlier)
 
     @property
     def has_failures(self) -> bool:
-        return any(figure.is_failure for figure in self._figures)
+        return any(figure.is_failure for figure in self.figures)
 
     @property
     def left_s(self) -> float:
         """Seconds of the budget."""
         return self._ends_at - time.perf_counter()
 
+    def plain(self, part: str) -> float | None:
+        """What plain transformers took for it in an earlier figure."""
+        return next((figure.plain for figure in self.figures if figure.part == part and figure.plain is not None), None)
+
     def add(self, figure: Figure) -> None:
-        """Print and save it."""
-        self._figures.append(figure)
-        print("  " + " | ".join(cell for cell in figure.cells() if cell), flush=True)
-        content = {"machine": dict(self._machine), "figures": [_as_dict(one) for one in self._figures]}
-        self._output.parent.mkdir(parents=True, exist_ok=True)
-        self._output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        """Keep it."""
+        self.figures.append(figure)
 
     def attempt(self, part: str, what: str, measure: Callable[[], Figure], needs_s: float = 5.0) -> None:
         """Add what it returns; if it raises, add that instead, and go on. The traceback is printed.
@@ -111,17 +111,37 @@ class Report:
             figure = measure()
         except ModuleNotFoundError as error:
             name = (error.name or "").split(".")[0]
-            figure = _failure(part, what, error) if name in _OWN else _left_out(part, what, name)
+            figure = _failure(part, what, error) if name in _OWN else left_out(part, what, [name])
         except Exception as error:  # noqa: BLE001  (whatever it is, the other parts are worth their time)
             figure = _failure(part, what, error)
         self.add(figure)
+
+
+class SavedReport(Report):
+    """Prints each figure, and writes the file again with it: a run that is ended early leaves what it has found."""
+
+    def __init__(self, machine: Mapping[str, Any], output: Path, budget_s: float = math.inf) -> None:
+        super().__init__(budget_s)
+        self._machine = machine
+        self._output = output
+
+    def add(self, figure: Figure) -> None:
+        """Print and save it."""
+        super().add(figure)
+        print("  " + " | ".join(cell for cell in figure.cells() if cell), flush=True)
+        content = {"machine": dict(self._machine), "figures": [_as_dict(one) for one in self.figures]}
+        try:
+            self._output.parent.mkdir(parents=True, exist_ok=True)
+            self._output.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+        except OSError as error:
+            print(f"{self._output} cannot be written: {error}", flush=True)
 
     def print_table(self, console: Console | None = None) -> None:
         """All figures, and where the file is."""
         lines = Table(*HEADINGS, box=None, padding=(0, 2, 0, 0))
         for column in lines.columns[2:6]:
             column.justify = "right"
-        for figure in self._figures:
+        for figure in self.figures:
             lines.add_row(*figure.cells())
         console = console or Console(width=WIDTH)
         console.print(", ".join(f"{name} {value}" for name, value in self._machine.items()))
@@ -129,8 +149,9 @@ class Report:
         console.print(f"Every number is in {self._output}", soft_wrap=True)
 
 
-def _left_out(part: str, what: str, package: str) -> Figure:
-    return Figure(part, what, note=f"left out: needs {package}, which is not installed")
+def left_out(part: str, what: str, packages: Sequence[str]) -> Figure:
+    """For want of packages."""
+    return Figure(part, what, note=f"left out: not installed: {', '.join(packages)}")
 
 
 def _failure(part: str, what: str, error: Exception) -> Figure:

@@ -1,53 +1,71 @@
 """The server on the GPU under load over HTTP. Needs all the packages that `samewise serve` does."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bench.gpu_clients import Load, put_load
 from bench.gpu_report import Figure
 from bench.local_server import local_server
-from server.loadtest.session import BenchOptions, BenchResult, run_bench
-from server.loadtest.workload import Lengths, Workload
+from model_runner.models.inspection import inspect_model
+from model_runner.models.loading import load_config
+from server.loadtest.report import Report, summarize
 
-CLIENTS = (1, 16, 64, 256)
-LENGTH = 128
-"""Tokens of each prompt, and of each answer."""
 REQUESTS_PER_CLIENT = 2
 LEAST_REQUESTS = 4
+NAME = "random"
 
 
-def measure_serving(folder: Path, clients: Sequence[int], limit_s: float, add: Callable[[Figure], None]) -> Figure:
-    """Start a server and put each load on it; what is done after `limit_s` seconds counts."""
+def measure_serving(
+    folder: Path,
+    plain_ms: Mapping[int, float | None],
+    lengths: tuple[int, int],
+    limit_s: float,
+    add: Callable[[Figure], None],
+) -> Figure:
+    """Start a server and put loads on it; what is done after `limit_s` seconds counts.
+
+    Args:
+        folder: of the model.
+        plain_ms: how many clients there are, and what plain transformers takes for a token of each, if that is known.
+        lengths: tokens of each prompt and of each answer.
+        limit_s: at most.
+        add: takes the figures.
+    """
     try:
-        asyncio.run(asyncio.wait_for(_measure(folder, clients, add), limit_s))
+        asyncio.run(asyncio.wait_for(_measure(folder, plain_ms, lengths, add), limit_s))
     except TimeoutError:
-        return Figure("serving", "all loads", note=f"ended after {limit_s:.0f} s")
-    return Figure("serving", "all loads", note="done")
+        return Figure("serving", "all loads", note=f"FAILED: ended after {limit_s:.0f} s", is_failure=True)
+    return Figure("serving", "all loads", note="plain: decoding alone, in one batch")
 
 
-async def _measure(folder: Path, clients: Sequence[int], add: Callable[[Figure], None]) -> None:
+async def _measure(
+    folder: Path, plain_ms: Mapping[int, float | None], lengths: tuple[int, int], add: Callable[[Figure], None]
+) -> None:
     limits = ["--max-num-seqs", "256", "--max-num-batched-tokens", "8192", "--max-model-len", "8192"]
     options = ["--device", "cuda", "--log-level", "warning", "--speculation", "off", *limits]
-    async with local_server([str(folder), *options]) as server:
-        for count in clients:
-            num_requests = max(LEAST_REQUESTS, REQUESTS_PER_CLIENT * count)
-            workload = Workload(num_requests, Lengths(LENGTH, LENGTH), Lengths(LENGTH, LENGTH), seed=count)
-            load = BenchOptions(f"{server.url}/v1", workload, concurrency=count, warmup=min(count, 4))
-            add(_figure(await run_bench(load, lambda _: None)))
+    vocab_size = inspect_model(load_config(folder)).vocab_size
+    async with local_server([str(folder), "--served-model-name", NAME, *options]) as server:
+        for clients, step_ms in plain_ms.items():
+            num_requests = max(LEAST_REQUESTS, REQUESTS_PER_CLIENT * clients)
+            load = Load(f"{server.url}/v1", NAME, vocab_size, clients, num_requests, *lengths, seed=clients)
+            plain = None if step_ms is None else 1e3 * clients / step_ms
+            add(figure(clients, summarize(await put_load(load)), plain))
 
 
-def _figure(result: BenchResult) -> Figure:
-    report = result.report
+def figure(clients: int, report: Report, plain: float | None) -> Figure:
+    """Of one load; `plain` are the tokens of a second that plain transformers decodes."""
     first, gap = report.time_to_first_token_ms, report.inter_token_ms
     times = [f"first {first.p50:.0f}, p99 {first.p99:.0f} ms"] if first else []
     times += [f"next {gap.p50:.1f}, p99 {gap.p99:.1f} ms"] if gap else []
     failed = report.num_requests - report.num_completed
     return Figure(
         "serving",
-        f"{result.concurrency} clients",
+        f"{clients} clients",
         report.output_tokens_per_s,
         "tok/s",
+        plain=plain,
         note="; ".join([*times, *([f"{failed} FAILED"] if failed else [])]),
         is_failure=failed > 0,
-        details=result.as_dict(),
+        details=report.as_dict(),
     )

@@ -1,24 +1,29 @@
 """Single steps of the real runner, without a scheduler: decode of a batch, and the prefill of a prompt."""
 
-import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from bench.gpu_timing import Spans, synchronize
-from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
-from model_runner.models.target import TargetModel
+from model_runner.contract import (
+    AdmittedRequest,
+    ChoiceResult,
+    SamplingParams,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+)
 from model_runner.runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
+REPORTING = SamplingParams(temperature=0.0, prompt_logprobs=0)
+STEPS = 12
+"""Of decoding, that are timed together: the first of them finds the device idle, the others are launched ahead."""
 MARGIN = 128
 """Tokens that a choice may get in a measurement."""
-STEPS = 4
-"""Of decoding, that are timed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +35,15 @@ class StepTime:
 
 
 class RunnerSteps:
-    """Drives a runner with plans of its own; one measurement after the other."""
+    """Drives a runner with plans of its own; one measurement after the other. Steps that fail raise RuntimeError."""
 
-    def __init__(self, runner: ModelRunner, device: torch.device) -> None:
+    def __init__(self, runner: ModelRunner, spans: Spans) -> None:
+        """`spans` are of the runner's forward passes."""
         self._runner = runner
-        self._device = device
+        self._spans = spans
         self._random = np.random.default_rng(0)
         self._keys: list[str] = []
+        """Of the choices that the runner has."""
         self._released: tuple[str, ...] = ()
         """Of the next plan: a step needs something to compute."""
 
@@ -46,35 +53,37 @@ class RunnerSteps:
         size = self._runner.info.block_size
         per_choice = -(-(context + MARGIN) // size)
         blocks = [tuple(range(row * per_choice, (row + 1) * per_choice)) for row in range(rows)]
-        self._keys = [f"row-{row}" for row in range(rows)]
+        keys = [f"row-{row}" for row in range(rows)]
         first = [
             AdmittedRequest(key, prompt, context, 0, own, GREEDY)
-            for key, prompt, own in zip(self._keys, prompts, blocks, strict=False)
+            for key, prompt, own in zip(keys, prompts, blocks, strict=False)
         ]
         copies, others = [], []
         for row in range(len(first), rows):
             source = row % len(first)
             copies += list(zip(blocks[source], blocks[row], strict=True))
             tokens = (*prompts[source], 0)
-            others.append(AdmittedRequest(self._keys[row], tokens, len(tokens), context, blocks[row], GREEDY))
-        computed = tuple(ScheduledRequest(entry.key, context, ()) for entry in first)
-        self._runner.execute(StepPlan(self._take_released(), (), tuple(first), computed))
-        self._runner.execute(StepPlan((), tuple(copies), tuple(others), self._one_each()))
+            others.append(AdmittedRequest(keys[row], tokens, len(tokens), context, blocks[row], GREEDY))
+        self._execute(first, tuple(ScheduledRequest(entry.key, context, ()) for entry in first))
+        self._execute(others, tuple(ScheduledRequest(key, 1, ()) for key in keys), copies)
 
     def decode(self) -> StepTime:
         """A token for each of them: the mean of STEPS steps, launched ahead as the engine does it."""
-        plan = StepPlan((), (), (), self._one_each())
-        synchronize(self._device)
-        with timed_forward(self._runner._target, self._device) as spans:
-            start = time.perf_counter()
-            running = self._runner.launch(plan)
-            for _ in range(STEPS - 1):
-                following = self._runner.launch(plan, is_ahead=True) if running.can_follow else None
-                running.result()
-                running = following or self._runner.launch(plan)
-            running.result()
-            step_ms = 1e3 * (time.perf_counter() - start) / STEPS
-            return StepTime(step_ms, spans.take_ms() / STEPS)
+        plan = StepPlan((), (), (), tuple(ScheduledRequest(key, 1, ()) for key in self._keys))
+        results = []
+        synchronize(self._spans.device)
+        self._spans.clear()
+        start = time.perf_counter()
+        running = self._runner.launch(plan)
+        for _ in range(STEPS - 1):
+            following = self._runner.launch(plan, is_ahead=True) if running.can_follow else None
+            results.append(running.result())
+            running = following or self._runner.launch(plan)
+        results.append(running.result())
+        step_ms = 1e3 * (time.perf_counter() - start) / STEPS
+        for result in results:
+            checked(result)
+        return StepTime(step_ms, self._spans.take_ms() / STEPS)
 
     def release(self) -> None:
         """Have the next measurement's first step forget them all."""
@@ -82,44 +91,58 @@ class RunnerSteps:
 
     def prefill(self, tokens: int) -> StepTime:
         """A prompt in one step, and the first token after it."""
-        blocks = tuple(range(-(-(tokens + 1) // self._runner.info.block_size)))
-        admitted = AdmittedRequest("prompt", self._tokens(tokens), tokens, 0, blocks, GREEDY)
-        self._keys = ["prompt"]
-        released, scheduled = self._take_released(), ScheduledRequest("prompt", tokens, ())
-        time_ = self._step(StepPlan(released, (), (admitted,), (scheduled,)))
-        self.release()
-        return time_
+        admitted = self._prompt(self._tokens(tokens), GREEDY)
+        try:
+            synchronize(self._spans.device)
+            self._spans.clear()
+            start = time.perf_counter()
+            self._execute([admitted], (ScheduledRequest(admitted.key, tokens, ()),))
+            step_ms = 1e3 * (time.perf_counter() - start)
+            return StepTime(step_ms, self._spans.take_ms())
+        finally:
+            self.release()
 
-    def _take_released(self) -> tuple[str, ...]:
-        released, self._released = self._released, ()
-        return released
+    def logprobs(self, prompt: Sequence[int], *, alone: int) -> NDArray[np.float64]:
+        """Of each token of a prompt but the first; so many of the last are computed in steps of their own."""
+        admitted, found = [self._prompt(tuple(prompt), REPORTING)], []
+        try:
+            for count in [len(prompt) - alone, *[1] * alone]:
+                (choice,) = self._execute(admitted, (ScheduledRequest("prompt", count, ()),), is_whole=False)
+                found += [report.logprob for report in choice.prompt_logprobs]
+                admitted = []
+        finally:
+            self.release()
+        return np.array(found)
 
-    def _one_each(self) -> tuple[ScheduledRequest, ...]:
-        return tuple(ScheduledRequest(key, 1, ()) for key in self._keys)
+    def _prompt(self, tokens: tuple[int, ...], sampling: SamplingParams) -> AdmittedRequest:
+        blocks = tuple(range(-(-(len(tokens) + 1) // self._runner.info.block_size)))
+        return AdmittedRequest("prompt", tokens, len(tokens), 0, blocks, sampling)
+
+    def _execute(
+        self,
+        admitted: Sequence[AdmittedRequest],
+        scheduled: tuple[ScheduledRequest, ...],
+        copies: Sequence[tuple[int, int]] = (),
+        *,
+        is_whole: bool = True,
+    ) -> Sequence[ChoiceResult]:
+        """Whatever comes of the step, the runner has the choices from now on, and those that were released no more."""
+        plan = StepPlan(self._released, tuple(copies), tuple(admitted), scheduled)
+        self._released = ()
+        self._keys += [entry.key for entry in admitted]
+        return checked(self._runner.execute(plan), is_whole=is_whole)
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._random.integers(0, self._runner.info.vocab_size, count).tolist())
 
-    def _step(self, plan: StepPlan) -> StepTime:
-        synchronize(self._device)
-        with timed_forward(self._runner._target, self._device) as spans:
-            start = time.perf_counter()
-            self._runner.execute(plan)
-            step_ms = 1e3 * (time.perf_counter() - start)
-            return StepTime(step_ms, spans.take_ms())
 
-
-@contextlib.contextmanager
-def timed_forward(target: TargetModel, device: torch.device) -> Iterator[Spans]:
-    """Time what the target's forward gives the device, be it kernels or the replay of a graph."""
-    spans, forward = Spans(device), target.forward
-
-    def timed(*args: Any, **options: Any) -> Any:
-        with spans.span():
-            return forward(*args, **options)
-
-    target.forward = timed  # type: ignore[method-assign]
-    try:
-        yield spans
-    finally:
-        del target.forward  # the class has its own again
+def checked(result: StepResult, *, is_whole: bool = True) -> Sequence[ChoiceResult]:
+    """Its choices. Raises RuntimeError if one failed or, in a step that ends all prompts, has no token."""
+    if result.out_of_memory:
+        raise RuntimeError(f"out of memory: {result.out_of_memory}")
+    for choice in result.choices:
+        if choice.error is not None:
+            raise RuntimeError(f"{choice.key} failed: {choice.error.message}")
+        if is_whole and not choice.tokens:
+            raise RuntimeError(f"{choice.key} got no token")
+    return result.choices

@@ -1,20 +1,21 @@
 """The ways to run the model on a GPU: their steps beside what the machine allows and beside plain transformers."""
 
 import statistics
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bench.gpu_plain import PlainSteps
 from bench.gpu_report import Figure, Goal, Report
 from bench.gpu_steps import MARGIN, STEPS, RunnerSteps, StepTime
+from bench.gpu_turns import Turns, take_turns
 from bench.gpu_work import DecoderWork, Limits
 from model_runner.config import KVCacheDType, Quantization, RunnerConfig
 from model_runner.memory import GIB
-from model_runner.runner import ModelRunner
 
 PREFILL = 8192
 CONTEXT = 1024
@@ -23,7 +24,13 @@ PREFILLED = PREFILL // CONTEXT
 DECODE_OF_BANDWIDTH = 0.80
 PREFILL_OF_RATE = 0.50
 OUTSIDE_FORWARD = 0.05
-_UNTIMED = 3
+COMPARED, COMPARED_ALONE = 1000, 8
+"""Tokens whose log-probabilities are compared with plain transformers', and how many of them are computed one by one,
+as in decoding."""
+LARGEST_ERROR = {"none": 0.1, "fp8": 0.4, "int4": 0.8}
+"""Of log-probabilities, as a share of how they differ among themselves. Rounding to these types makes about half of it
+in such a model, leaving out the attention of one of 32 layers 0.2, and other numbers 1.4."""
+UNTIMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class Variant:
 
 
 VARIANTS = {
-    "exact": Variant("exact"),
+    "exact": Variant("exact", decode_rows=(1, 16, 64, 256)),
     "fast": Variant("fast", exact=False),
     "fast-fp8": Variant("fast fp8", exact=False, quantization="fp8"),
     "fast-int4": Variant("fast int4", exact=False, quantization="int4", decode_rows=(1, 64)),
@@ -72,120 +79,124 @@ VARIANTS = {
 }
 
 
-class PlainTimes:
-    """What plain transformers takes: measured in turns with the first variant, and remembered for the others."""
-
-    def __init__(self) -> None:
-        self.steps: PlainSteps | None = None
-        self._ms: dict[str, float] = {}
-
-    def load(self, folder: Path, device: torch.device) -> None:
-        self.steps = PlainSteps(folder, device, torch.bfloat16)
-
-    def unload(self) -> None:
-        """The times stay."""
-        self.steps = None
-
-    def book(self, kind: str, times: Sequence[float]) -> float | None:
-        """The median of these, else what it was before; None if it never was measured."""
-        if times:
-            self._ms[kind] = statistics.median(times)
-        return self._ms.get(kind)
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Measures variants of one model, in turns with plain transformers where that is loaded."""
+    """Measures a variant, in turns with plain transformers where that is loaded."""
 
-    folder: Path
+    variant: Variant
+    steps: RunnerSteps
+    plain: PlainSteps | None
     work: DecoderWork
-    limits: Limits
-    device: torch.device
-    plain: PlainTimes
+    limits: Limits | None
+    """None if they are not known."""
     report: Report
     repeats: int
 
-    def measure(self, variant: Variant) -> Figure:
-        """Load it, run it, and report its figures. Returns what loading took."""
-        runner = ModelRunner.load(variant.config(self.folder, self.work))
-        steps, info = RunnerSteps(runner, self.device), runner.info
-        for rows in variant.decode_rows:
-            self.report.attempt(f"decode {rows}", variant.name, partial(self.decode, steps, variant, rows))
-        if variant.has_prefill:
-            self.report.attempt("prefill", variant.name, partial(self.prefill, steps, variant))
-        parts = {"weights_s": info.weights_s, "first_step_s": info.first_step_s, "num_blocks": info.num_blocks}
-        return Figure("load", variant.name, info.weights_s + info.first_step_s, "s", details=parts)
+    def measure(self, expected: NDArray[np.float64] | None) -> None:
+        """Report its figures. `expected` are plain transformers' log-probabilities of `compared_tokens`."""
+        attempt, name = self.report.attempt, self.variant.name
+        if expected is not None:
+            attempt("logprobs", name, partial(self.logprobs, expected))
+        for rows in self.variant.decode_rows:
+            attempt(f"decode {rows}", name, partial(self.decode, rows))
+        if self.variant.has_prefill:
+            attempt("prefill", name, self.prefill)
 
-    def decode(self, steps: RunnerSteps, variant: Variant, rows: int, context: int = CONTEXT) -> Figure:
+    def logprobs(self, expected: NDArray[np.float64]) -> Figure:
+        """How far they are from plain transformers'."""
+        prompt = compared_tokens(self.work.shape.vocab_size, len(expected) + 1)
+        found = self.steps.logprobs(prompt, alone=COMPARED_ALONE)
+        whole = slice(None, -COMPARED_ALONE)
+        prefilled = relative_error(found[whole], expected[whole], expected.std())
+        decoded = relative_error(found[-COMPARED_ALONE:], expected[-COMPARED_ALONE:], expected.std())
+        bound = LARGEST_ERROR[self.variant.quantization]
+        goal = Goal("decoded", decoded, bound, at_least=False)
+        goals = (Goal("prefilled", prefilled, bound, at_least=False), goal)
+        is_failure = not all(goal.is_met for goal in goals)
+        what = self.variant.name
+        return Figure("logprobs", what, 100 * max(prefilled, decoded), "% off", goals=goals, is_failure=is_failure)
+
+    def decode(self, rows: int, context: int = CONTEXT) -> Figure:
         """One token for each of `rows` choices."""
-        plain = self.plain.steps
-        try:
-            steps.admit(rows, context, prefilled=PREFILLED)
-            if plain is not None:
-                plain.admit(rows, context, prefilled=PREFILLED)
-            ours, others = self._in_turns(steps.decode, None if plain is None else plain.decode, self.repeats)
-        finally:
-            steps.release()
-            if plain is not None:
-                plain.release()
-        seen = context + 1 + STEPS * (_UNTIMED + (self.repeats + 1) / 2)
-        num_bytes = self.work.decode_bytes(rows, seen, variant.quantization, variant.kv_dtype)
-        flops = self.work.decode_flops(rows, seen)
-        kind = f"decode {rows} x {context:,}"
-        return self._figure(kind, variant, (num_bytes, flops), ours, self.plain.book(kind, others))
+        admit = partial(self.steps.admit, rows, context, prefilled=PREFILLED)
+        ours = Turns(self.steps.decode, admit, self.steps.release)
+        theirs = None
+        if (plain := self.plain) is not None:
+            theirs = Turns(plain.decode, partial(plain.admit, rows, context, prefilled=PREFILLED), plain.release)
+        # The tokens that a choice sees, its own included: those of its first timed step, and half of what comes then.
+        seen = context + 1.5 + STEPS * (UNTIMED + self.repeats / 2)
+        least = (
+            self.work.decode_bytes(rows, seen, self.variant.quantization, self.variant.kv_dtype),
+            self.work.decode_flops(rows, seen),
+        )
+        return self._figure(decode_kind(rows, context), least, ours, theirs)
 
-    def prefill(self, steps: RunnerSteps, variant: Variant, tokens: int = PREFILL) -> Figure:
+    def prefill(self, tokens: int = PREFILL) -> Figure:
         """A prompt of so many tokens in one step."""
-        plain = self.plain.steps
-        theirs = None if plain is None else lambda: plain.prefill(tokens)
-        ours, others = self._in_turns(lambda: steps.prefill(tokens), theirs, max(3, self.repeats // 4))
-        num_bytes = self.work.weight_bytes(variant.quantization)
-        flops = self.work.prefill_flops(tokens)
-        kind = f"prefill {tokens:,}"
-        return self._figure(kind, variant, (num_bytes, flops), ours, self.plain.book(kind, others))
-
-    @staticmethod
-    def _in_turns(
-        ours: Callable[[], StepTime], theirs: Callable[[], float] | None, repeats: int
-    ) -> tuple[list[StepTime], list[float]]:
-        times, others = [], []
-        for _ in range(_UNTIMED + repeats):
-            times.append(ours())
-            if theirs is not None:
-                others.append(theirs())
-        return times[_UNTIMED:], others[_UNTIMED:]
+        ours = Turns(partial(self.steps.prefill, tokens))
+        theirs = None if self.plain is None else Turns(partial(self.plain.prefill, tokens))
+        least = self.work.weight_bytes(self.variant.quantization), self.work.prefill_flops(tokens)
+        return self._figure(f"prefill {tokens:,}", least, ours, theirs)
 
     def _figure(
-        self, kind: str, variant: Variant, least: tuple[float, float], times: list[StepTime], plain_ms: float | None
+        self, kind: str, least: tuple[float, float], ours: Turns[StepTime], theirs: Turns[float] | None
     ) -> Figure:
-        """`least` are the bytes and the operations of a step."""
+        """`least` are the bytes and the operations of a step. Raises what ours raised, having reported theirs."""
+        take_turns([ours] if theirs is None else [ours, theirs], UNTIMED + self.repeats)
+        plain_ms, note = self.report.plain(kind), ""
+        if theirs is not None and theirs.error is None:
+            plain_ms = statistics.median(theirs.results[UNTIMED:])
+        elif theirs is not None:
+            note = f"plain: {type(theirs.error).__name__}"
+        if ours.error is not None:
+            if theirs is not None:
+                self.report.add(Figure(kind, "transformers", plain=plain_ms, note=note))
+            raise ours.error
+        times = ours.results[UNTIMED:]
         step_ms = statistics.median(time.step_ms for time in times)
-        forward_ms = statistics.median(time.forward_ms for time in times)
         outside = statistics.median(1 - time.forward_ms / time.step_ms for time in times)
-        of_limit = self.limits.least_ms(*least) / step_ms
+        least_ms = None if self.limits is None else self.limits.least_ms(*least)
+        of_limit = None if least_ms is None else least_ms / step_ms
         return Figure(
             kind,
-            variant.name,
+            self.variant.name,
             step_ms,
             of_limit=of_limit,
             plain=plain_ms,
-            goals=(*_speed_goal(kind, variant, of_limit), Goal("outside", outside, OUTSIDE_FORWARD, at_least=False)),
+            goals=(*self._speed_goal(kind, of_limit), Goal("outside", outside, OUTSIDE_FORWARD, at_least=False)),
+            note=note,
             details={
-                "forward_ms": forward_ms,
+                "forward_ms": statistics.median(time.forward_ms for time in times),
                 "fastest_ms": min(time.step_ms for time in times),
                 "slowest_ms": max(time.step_ms for time in times),
-                "least_ms": self.limits.least_ms(*least),
+                "least_ms": least_ms,
                 "bytes": least[0],
                 "flops": least[1],
                 "repeats": len(times),
             },
         )
 
+    def _speed_goal(self, kind: str, of_limit: float | None) -> tuple[Goal, ...]:
+        """There is one for the decode of a single choice, and one for prompts, in 16 bits."""
+        if self.variant.quantization != "none" or of_limit is None:
+            return ()
+        if kind.startswith("prefill"):
+            return (Goal("of limit", of_limit, PREFILL_OF_RATE, at_least=True),)
+        is_single = kind.startswith("decode 1 ")
+        return (Goal("of limit", of_limit, DECODE_OF_BANDWIDTH, at_least=True),) if is_single else ()
 
-def _speed_goal(kind: str, variant: Variant, of_limit: float) -> tuple[Goal, ...]:
-    """There is one for the decode of a single choice, and one for prompts, in 16 bits."""
-    if variant.quantization != "none":
-        return ()
-    if kind.startswith("prefill"):
-        return (Goal("of limit", of_limit, PREFILL_OF_RATE, at_least=True),)
-    return (Goal("of limit", of_limit, DECODE_OF_BANDWIDTH, at_least=True),) if kind.startswith("decode 1 ") else ()
+
+def decode_kind(rows: int, context: int) -> str:
+    """The part of the figures that say how long such a step takes."""
+    return f"decode {rows} x {context:,}"
+
+
+def compared_tokens(vocab_size: int, count: int = COMPARED) -> list[int]:
+    """The same in every process."""
+    tokens: list[int] = np.random.default_rng(1).integers(0, vocab_size, count).tolist()
+    return tokens
+
+
+def relative_error(found: NDArray[np.float64], expected: NDArray[np.float64], scale: float) -> float:
+    """Root mean square of the differences, as a share of `scale`. NaN if anything is."""
+    return float(np.sqrt(np.mean((found - expected) ** 2)) / scale)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ import httpx
 
 START_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 60.0
+_ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ async def local_server(
     """
     port = _free_port()
     command = [sys.executable, *program, "--host", "127.0.0.1", "--port", str(port), *arguments]
-    process = await asyncio.create_subprocess_exec(*command)
+    process = await asyncio.create_subprocess_exec(*command, env=environment())
     try:
         url = f"http://127.0.0.1:{port}"
         await _until_ready(url, process)
@@ -47,6 +49,12 @@ async def local_server(
             await process.wait()
     if code != 0:
         raise RuntimeError(f"the server ended with code {code}")
+
+
+def environment() -> dict[str, str]:
+    """In which our packages are found though they are not installed, as from the server's engine process."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def process_family(pid: int) -> list[int]:

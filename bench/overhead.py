@@ -19,15 +19,15 @@ from rich.table import Table
 
 from bench.local_server import local_server, process_family
 from model_runner.config import RunnerConfig
-from model_runner.contract import ChoiceResult, SpeculationStats, StepPlan, StepResult
+from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.done_at_launch import DoneAtLaunch
+from model_runner.info import RunnerInfo, SpeculationStats
 from model_runner.models.repository import resolve_model
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.scheduler import Scheduler
 from server.app import create_app
 from server.config import Settings
-from server.engine.client import EngineInfo
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
@@ -37,7 +37,7 @@ from server.loadtest.client import Endpoint
 from server.loadtest.display import progress_bar
 from server.loadtest.session import BenchOptions, run_bench
 from server.loadtest.workload import WORDS, Lengths, Workload
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 
 CONTEXT = 4096
 NUM_BLOCKS = 4096
@@ -87,7 +87,7 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_num_batched_tokens=512,
         max_model_len=CONTEXT,
     )
-    info = EngineInfo(
+    info = RunnerInfo(
         vocab_size=tokenizer.vocab_size,
         max_model_len=CONTEXT,
         block_size=limits.block_size,
@@ -96,6 +96,8 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device="none",
         dtype="none",
+        kv_dtype="none",
+        kernels="none",
     )
     return LoadedEngine(Engine(Scheduler(limits, NUM_BLOCKS), runner), info)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +15,9 @@ from bench import roofline
 from bench.local_server import local_server
 from bench.model_work import ModelWork
 from model_runner.models.repository import resolve_model
+from server.cli import app
+from server.commands.settings import load
+from server.config import Settings
 from server.loadtest.display import progress_bar
 from server.loadtest.session import BenchOptions, BenchResult, run_bench
 from server.loadtest.workload import Lengths, Workload
@@ -86,8 +90,16 @@ def write_docs(page: Path, machine: roofline.Roofline, cells: list[list[str]]) -
     page.write_text(f"{before}{BEGIN}\n{'; '.join(limits)}.\n\n{written}\n{END}{after}", encoding="utf-8")
 
 
+def served_settings(server_arguments: list[str]) -> Settings:
+    """What `samewise serve` makes of these arguments, its environment and its file; raises as it would."""
+    command = typer.main.get_group(app).commands["serve"]
+    with command.make_context("serve", list(server_arguments)) as context:
+        flags = dict(context.params)
+    return load(flags, flags.pop("config"))
+
+
 def main() -> None:
-    """Measure the machine, then the server; print both, write both."""
+    """Measure the machine, then the server; print both, write both where that is asked for."""
     parser = argparse.ArgumentParser(
         description="Measure the server at several concurrencies, together with the machine it runs on.",
         epilog="Further arguments go to `samewise serve`.",
@@ -97,20 +109,22 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
-    parser.add_argument("--docs", type=Path, help="also write the table into this page")
+    parser.add_argument("--docs", type=Path, help="also replace the table in this page")
     arguments, server_arguments = parser.parse_known_args()
     console = Console()
+    server_arguments += ["--device", arguments.device]
+    model = resolve_model(served_settings(server_arguments).model, console)
     machine = roofline.measure(arguments.device)
     console.print(roofline.table(machine))
-    server_arguments += ["--device", arguments.device]
     results = asyncio.run(measure(arguments.concurrency, arguments.input_len, arguments.output_len, server_arguments))
-    work = ModelWork.of(resolve_model(None, console).path)
+    work = ModelWork.of(model.path)
     per_output = arguments.input_len / arguments.output_len
     bounds = [work.bound_tokens_per_s(machine, concurrency, per_output) for concurrency in arguments.concurrency]
     cells = rows(results, bounds)
     console.print(table(cells))
     if arguments.docs:
         write_docs(arguments.docs, machine, cells)
+        console.print(f"{arguments.docs} has the new table")
     if arguments.output:
         content: dict[str, Any] = {"machine": asdict(machine), "loads": [result.as_dict() for result in results]}
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The machine's limits and the server under load, written into docs/performance.md; arguments go to bench.serving.
+# The machine's limits and the server under load; arguments go to bench.serving. To replace the table in the page:
+# bench/serving.sh --speculation off --docs docs/performance.md
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec .venv/bin/python -m bench.serving --concurrency 1 8 32 64 --docs docs/performance.md "$@"
+exec .venv/bin/python -m bench.serving --concurrency 1 8 32 64 "$@"

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from model_runner.config import RunnerConfig
-from model_runner.contract import SpeculationStats, StepPlan, StepResult
+from model_runner.contract import StepPlan, StepResult
 from model_runner.done_at_launch import DoneAtLaunch
+from model_runner.info import SpeculationStats
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine

@@ -2,22 +2,21 @@
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress
 
 from bench.local_server import local_server, process_family, resident_mib
 from bench.soak_mix import SoakRequest, SoakTarget, make_mix
-from server.api_client import DONE, EventParser, error_message
+from server.api_client import AnswerError, Chunk, ChunkParser
 
 SETTLE_S = 10.0
 SETTLE_CHECK_S = 0.2
@@ -80,10 +79,6 @@ class SoakReport:
         ]
 
 
-class RequestFailedError(Exception):
-    """A request that should have been answered was not."""
-
-
 async def soak(plan: SoakPlan, progress: Progress | None = None) -> SoakReport:
     """Run the plan. Failures are in the report; raises only if the server cannot be asked what it can do."""
     report = SoakReport()
@@ -109,7 +104,9 @@ async def _run_clients(
         for request in queue:
             try:
                 answer = await _send(client, request)
-            except (RequestFailedError, httpx.TransportError) as error:
+            except AnswerError as error:
+                report.failures[f"{error.kind}: {error}"] += 1
+            except httpx.TransportError as error:
                 report.failures[str(error) or type(error).__name__] += 1
             else:
                 if answer is None:
@@ -129,35 +126,32 @@ async def _run_clients(
 
 
 async def _send(client: httpx.AsyncClient, request: SoakRequest) -> Answer | None:
-    """The answer; None if the client left before its end. Raises RequestFailedError and httpx.TransportError."""
+    """The answer; None if the client left before its end. Raises AnswerError and httpx.TransportError."""
     async with client.stream("POST", request.path, json=request.body) as response:
         if response.status_code != 200:
-            raise RequestFailedError(f"HTTP {response.status_code}: {error_message(await response.aread())}")
+            raise AnswerError.refusal(response.status_code, await response.aread())
         if not request.body["stream"]:
-            return _answer_of([json.loads(await response.aread())])
-        chunks: list[dict[str, Any]] = []
-        parser = EventParser()
+            return _answer_of([msgspec.json.decode(await response.aread(), type=Chunk)])
+        chunks: list[Chunk] = []
+        parser = ChunkParser()
         async for data in response.aiter_bytes():
-            for payload in parser.feed(data):
-                if payload == DONE:
-                    return _answer_of(chunks)
+            for chunk in parser.feed(data):
                 if request.leaves_after is not None and len(chunks) >= request.leaves_after:
                     return None
-                chunks.append(json.loads(payload))
-                if "error" in chunks[-1]:
-                    raise RequestFailedError(error_message(payload))
-    raise RequestFailedError("the stream ended without [DONE]")
+                chunks.append(chunk)
+            if parser.is_done:
+                break
+    parser.close()
+    return _answer_of(chunks)
 
 
-def _answer_of(parts: list[dict[str, Any]]) -> Answer:
+def _answer_of(parts: Sequence[Chunk]) -> Answer:
     """From the one body, or from the chunks of a stream."""
     texts: dict[int, str] = {}
     reasons: dict[int, str | None] = {}
-    for choice in (choice for part in parts for choice in part["choices"]):
-        index = choice["index"]
-        message = choice.get("message") or choice.get("delta") or {}
-        texts[index] = texts.get(index, "") + (choice.get("text") or message.get("content") or "")
-        reasons[index] = choice["finish_reason"] or reasons.get(index)
+    for choice in (choice for part in parts for choice in part.choices):
+        texts[choice.index] = texts.get(choice.index, "") + choice.content
+        reasons[choice.index] = choice.finish_reason or reasons.get(choice.index)
     return tuple((texts[index], reasons[index]) for index in sorted(texts))
 
 

@@ -18,11 +18,12 @@ from bench.shared_runner import Engines
 from bench.speculation_matrix import FEATURES, Cell, Matrix
 from bench.speculation_workloads import asked, copied, repeated
 from model_runner.config import RunnerConfig
-from model_runner.contract import SamplingParams, Speculation, SpeculationStats
+from model_runner.contract import SamplingParams, Speculation
+from model_runner.info import SpeculationStats
 from model_runner.models.repository import resolve_model
 from scheduler.interface import EngineRequest
 from server.served_model import ServedModel
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 
 NUM_TOKENS = 128
 ROUNDS = 3

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contrastive_search import ContrastiveSearch
+from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.memory import MemoryPlan, Needs, plan_memory
 from model_runner.models.early_exit import EarlyExit, find_early_exit
@@ -29,39 +32,13 @@ from model_runner.scoring.dola import LayerContrast
 from model_runner.scoring.guidance import Guidance
 from model_runner.scoring.transform import ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_bytes, heads_kv, make_heads_proposer
+from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_bytes, heads_kv, make_heads_proposer, method_of
 from model_runner.speculative.methods import Blocks, make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
 
 logger = logging.getLogger("samewise.runner")
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerInfo:
-    """What a loaded runner can do."""
-
-    vocab_size: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    device: str
-    dtype: str
-    """Of the weights in products."""
-    kv_dtype: str
-    kernels: str
-    """See Platform.kernels."""
-    speculation_methods: tuple[str, ...] = ()
-    """Methods that a request can name."""
-    num_early_exits: int = 0
-    """Layers before which the model can be asked for the next token; 0 if it cannot."""
-    weights_s: float = 0.0
-    """Seconds that reading and packing the weights took."""
-    first_step_s: float = 0.0
-    """Seconds that the warm-up took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +92,7 @@ def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[Ru
     heads_room = HeadsRoom(platform, Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs))
     parts, num_early_exits = _put_together(config, heads_room, plan, shapes, loaded)
     info = _describe(platform, plan, sizes, shapes.target.vocab_size, num_early_exits)
-    return parts, replace(info, speculation_methods=parts.speculator.methods, weights_s=weights_s)
+    return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +120,24 @@ class _Weights:
 
 def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     hf_config = platform.read_config(config.model)
+    heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
+    _check_methods(config.heads, heads)
     return _Shapes(
         target=inspect_model(hf_config),
         draft=_inspect_beside(config, platform, config.draft_model, "draft"),
         aux=_inspect_beside(config, platform, config.aux_model, "auxiliary"),
-        heads=[load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads],
+        heads=heads,
     )
+
+
+def _check_methods(folders: Sequence[Path], heads: Sequence[Heads]) -> None:
+    """A request names a method, so that there can be only one of each."""
+    taken: dict[str, Path] = {}
+    for folder, one in zip(folders, heads, strict=True):
+        method = method_of(one)
+        if method in taken:
+            raise ValueError(f"the heads in {taken[method]} and in {folder} both draft by {method}; leave out one")
+        taken[method] = folder
 
 
 def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | None, role: str) -> ModelShape | None:
@@ -257,5 +246,7 @@ def _describe(platform: Platform, plan: MemoryPlan, sizes: Sizes, vocab_size: in
         dtype=plan.dtype,
         kv_dtype=plan.kv_dtype,
         kernels=platform.kernels,
+        hardware=platform.hardware,
+        software=f"torch {torch.__version__}, transformers {transformers.__version__}",
         num_early_exits=num_early_exits,
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from model_runner.info import SpeculationStats
+
 Verification = Literal["match", "rejection", "typical"]
 
 SAMPLER_ORDER = (
@@ -167,8 +169,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
     beam_candidates: int = 0
-    """For beam search: draw nothing, but offer so many of the most probable next tokens (`ChoiceResult.candidates`).
-    What stands before `temperature` acts on log-probabilities then, as in transformers, and the rest does not."""
+    """For beam search: draw nothing, but offer so many of the most probable next tokens, in the result's field of the
+    same name. What stands before `temperature` acts on log-probabilities then, as in transformers, and the rest does
+    not."""
 
     @property
     def num_candidates(self) -> int:
@@ -238,10 +241,16 @@ class ScheduledRequest:
     new_blocks: tuple[int, ...]
     """Appended to the choice's block table before the step."""
     num_draft: int = 0
-    """For how many draft tokens beyond these there is room; at most what the choice's last result offered. The
-    candidates of contrastive search come all or, where the last result offered none, not at all."""
+    """For how many draft tokens beyond these there is room; at most what the choice's last result offered."""
+    num_candidates: int = 0
+    """How many candidates contrastive search compares: all that the choice's last result had."""
     chosen: int | None = None
-    """The candidate of the choice's last result that it goes on with: the last of its known tokens from now on."""
+    """The beam candidate of the choice's last result that it goes on with: the last of its known tokens from now on."""
+
+    @property
+    def num_rows(self) -> int:
+        """All that the step computes for the choice."""
+        return self.num_tokens + self.num_draft + self.num_candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,41 +315,21 @@ class ChoiceResult:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """If asked for: one for each prompt token whose predecessor was computed in this step, in order."""
     num_draft: int = 0
-    """How many draft tokens the runner would like to verify in the choice's next step, or how many candidates it has to
-    compare there; at most `num_candidates`."""
+    """How many draft tokens the runner would like to verify in the choice's next step."""
     num_accepted: int = 0
     """Draft tokens verified in this step that became output, and ..."""
     num_rejected: int = 0
     """... those that did not."""
+    num_candidates: int = 0
+    """How many candidates contrastive search has to compare in the choice's next step."""
     error: Failure | None = None
     """Set if this choice cannot go on; the others are not affected."""
-    candidates: tuple[Candidate, ...] = ()
-    """In place of `tokens` if the choice asks for candidates: the best first, the lower id first among equals. Fewer
+    beam_candidates: tuple[Candidate, ...] = ()
+    """In place of `tokens` if the choice asks for them: the best first, the lower id first among equals. Fewer
     than asked for where no more are possible."""
     sampler_state: float | None = None
     """With `tokens`: what the sampler must be told, besides them, if the choice is admitted again. Only mirostat has a
     state that the tokens do not tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationStats:
-    """What one method did since the start."""
-
-    method: str
-    drafted: int
-    """Draft tokens verified."""
-    accepted_by_depth: tuple[int, ...]
-    """How often the draft token 1, 2, ... after the last known one was accepted."""
-    verified_by_depth: tuple[int, ...]
-    """How often there was a draft at that depth whose predecessors had all been accepted."""
-    steps: int
-    """Steps of single choices that verified at least one draft token, ..."""
-    tokens: int
-    """... and what they committed."""
-    draft_s: float
-    """Seconds spent on making drafts, and ..."""
-    verify_s: float
-    """... on the forward passes of steps with drafts, shared by their rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from model_runner.batch import Batch, SampleRows
 from model_runner.contract import SamplingParams, ScheduledRequest
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.models.features import LAST, Feature
-from model_runner.row_sums import row_sums
+from model_runner.row_sums import row_softmax, row_sums
 from model_runner.sampling.logprobs import top
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler, constrain
@@ -121,11 +121,11 @@ class ContrastiveSearch:
     def candidates(self, slots: Sequence[int], scheduled: Sequence[ScheduledRequest]) -> list[DraftTree]:
         """For each scheduled choice, what is compared in this step."""
         return [
-            self._searching[slot].candidates if entry.num_draft and slot in self._searching else NO_DRAFT
+            self._searching[slot].candidates if entry.num_candidates else NO_DRAFT
             for slot, entry in zip(slots, scheduled, strict=True)
         ]
 
-    def offers(self) -> dict[int, int]:
+    def num_candidates(self) -> dict[int, int]:
         """For each slot that searches, how many candidates there are for its next token."""
         return {slot: len(searching.candidates) for slot, searching in self._searching.items()}
 
@@ -177,7 +177,7 @@ class ContrastiveSearch:
         rows = self._sampling.rows([place.slot for place in places])
         raw = _take(logits, [place.sample.first for place in places])
         scores, _ = constrain(raw, rows)  # no errors: there were candidates
-        probs = torch.softmax(scores.double(), -1)
+        probs = row_softmax(scores.double())
         tokens = {
             row: _best(place, probs[row], hidden[place.last + 1 : place.last + 1 + len(place.sample.tree)])
             for row, place in enumerate(places)

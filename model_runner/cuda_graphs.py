@@ -17,6 +17,7 @@ from torch import Tensor
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import NO_TOKENS, Batch, IntArray
 from model_runner.host_arrays import to_device
+from model_runner.memory import DoesNotFitError
 from model_runner.models.features import Feature
 from model_runner.models.target import HFTargetModel, TokenRows, fetch_picks, take_picks
 from model_runner.sampling.picks import PickPlan, Prepicks
@@ -44,7 +45,11 @@ class GraphMaker(Protocol):
 
 
 class CudaGraphs:
-    """torch's CUDA graphs. They share the memory for what only lives within a step, as one runs at a time."""
+    """torch's CUDA graphs of one model.
+
+    They share the memory for what only lives within a step, as one runs at a time. What one of them returns lasts until
+    the next runs; so another model, which runs before that is read, has graphs with a memory of their own.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -113,14 +118,20 @@ class GraphedTarget:
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Capture all graphs. Called when a first step has run, which compiled all kernels."""
+        """Capture all graphs. Called when a first step has run, which compiled all kernels.
+
+        Raises:
+            DoesNotFitError: if there is too little memory left.
+        """
         self._target.settle()
         start = time.perf_counter()
-        self._metadata = self._attention.reserve(self._sizes[-1], self._max_blocks)
-        # The largest comes first, so that the others find room in the memory that it has taken.
-        sizes = track(self._sizes[::-1], "CUDA graphs", console=Console(stderr=True), disable=not sys.stderr.isatty())
-        for size in sizes:
-            self._captured[size] = self._capture(size)
+        try:
+            self._capture_all()
+        except torch.OutOfMemoryError as error:
+            raise DoesNotFitError(
+                f"CUDA graphs of steps of up to {self._sizes[-1]} rows do not fit beside weights and KV cache; "
+                "lower kv_cache_gib or max_num_batched_tokens, or do without cuda_graphs"
+            ) from error
         seconds = time.perf_counter() - start
         logger.info("graphs     %d, for steps of up to %d rows, in %.1f s", len(self._sizes), self._sizes[-1], seconds)
 
@@ -169,6 +180,13 @@ class GraphedTarget:
         if num_rows == 0 or num_rows > max(self._captured, default=0):
             return None
         return self._sizes[bisect.bisect_left(self._sizes, num_rows)]
+
+    def _capture_all(self) -> None:
+        self._metadata = self._attention.reserve(self._sizes[-1], self._max_blocks)
+        # The largest comes first, so that the others find room in the memory that it has taken.
+        sizes = track(self._sizes[::-1], "CUDA graphs", console=Console(stderr=True), disable=not sys.stderr.isatty())
+        for size in sizes:
+            self._captured[size] = self._capture(size)
 
     def _capture(self, size: int) -> _Captured:
         inputs = torch.zeros(5, size, dtype=torch.int64, device=self._attention.cache.keys[0].device)

@@ -241,8 +241,8 @@ def _quantized(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
     A vector with a number that is not finite gets the scale NaN, so that nothing that went wrong is hidden.
     """
-    largest = LARGEST[dtype]
     highest = vectors.float().abs().amax(-1)
+    largest = torch.full_like(highest, LARGEST[dtype])  # CUDA would multiply by the reciprocal of a plain number
     usable = highest.isfinite() & (highest >= _SMALLEST)
     scales = torch.where(usable, highest / largest, torch.where(highest < _SMALLEST, 0.0, math.nan))
     factor = torch.where(usable, largest / highest, 0.0)

@@ -10,6 +10,7 @@ from model_runner.config import RunnerConfig, Sizes
 from model_runner.kv_cache import KVShape
 
 GIB = 1 << 30
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 class DoesNotFitError(ValueError):
@@ -153,14 +154,22 @@ def _cache_bytes(left: int, useful: int, config: RunnerConfig, room: Room) -> in
     return shared if room.cache_limit is None else min(shared, room.cache_limit)
 
 
-def free_memory() -> int:
-    """Bytes of the host that can be allocated now, within the limits of the control group."""
+def free_memory(group: Path = _CONTROL_GROUP) -> int:
+    """Bytes of the host that can be allocated now, within the limit of the control group (version 2)."""
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(meminfo["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit = group / "memory.max"
     if limit.exists() and (text := limit.read_text().strip()) != "max":
-        free = min(free, int(text) - int(used.read_text()))
+        free = min(free, int(text) - _used_memory(group))
     return free
+
+
+def _used_memory(group: Path) -> int:
+    """Bytes that the group cannot give up. What it has read of files also counts as current, a downloaded model say,
+    but pages that nobody has used for a while make room when memory is asked for.
+    """
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int((group / "memory.current").read_text()) - int(stat["inactive_file"])
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from model_runner.assemble import RunnerInfo, RunnerParts, assemble
+from model_runner.assemble import RunnerParts, assemble
 from model_runner.batch import Batch, IntArray
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
@@ -17,20 +17,20 @@ from model_runner.contract import (
     LaunchedStep,
     SamplingParams,
     ScheduledRequest,
-    SpeculationStats,
     StepPlan,
     StepResult,
     TokenLogprobs,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
+from model_runner.info import RunnerInfo, SpeculationStats
 from model_runner.kv_cache import Move
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.platforms.platform import Platform
 from model_runner.sampling.logprobs import prompt_logprobs
-from model_runner.sampling.picks import Prepicks
+from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.scoring.transform import RawStep
 from model_runner.speculative.budget import StepLoad
-from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
+from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_times import StepTimes
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
@@ -70,7 +70,8 @@ class ModelRunner:
         runner = cls(parts, info)
         start = time.perf_counter()
         runner.warm_up()
-        runner.info = replace(info, first_step_s=time.perf_counter() - start)
+        first_step_s = time.perf_counter() - start
+        runner.info = replace(info, started_in=(*info.started_in, ("first step", first_step_s)))
         return runner
 
     @property
@@ -156,11 +157,23 @@ class ModelRunner:
         decided = [verdicts.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
         next_step = TargetStep(self._commit(plan, work.choices, decided, work.batch), step.features, step.logits)
         offers = self._propose(_next_load(work.choices, len(verdicts)), next_step)
-        offers |= self._search.offers()
+        num_candidates = self._search.num_candidates()
         parts = zip(plan.scheduled, work.slots, decided, work.drafts, strict=True)
         return StepResult(
             tuple(
-                _result(entry.key, verdict, len(draft), offers.get(slot, 0), prompts.get(index, ()))
+                ChoiceResult(
+                    key=entry.key,
+                    tokens=tuple(verdict.tokens),
+                    logprobs=tuple(verdict.logprobs),
+                    prompt_logprobs=prompts.get(index, ()),
+                    num_draft=offers.get(slot, 0),
+                    num_accepted=len(verdict.nodes),
+                    num_rejected=len(draft) - len(verdict.nodes),
+                    num_candidates=num_candidates.get(slot, 0),
+                    error=verdict.error,
+                    beam_candidates=verdict.candidates,
+                    sampler_state=verdict.sampler_state,
+                )
                 for index, (entry, slot, verdict, draft) in enumerate(parts)
             )
         )
@@ -257,10 +270,6 @@ class ModelRunner:
             for part in step.batch.prompt_rows
         }
 
-    def add_proposer(self, method: str, proposer: Proposer) -> None:
-        """Let requests name another method of speculation."""
-        self._speculator.add(method, proposer)
-
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
         """What speculation did since the start, by method."""
         return self._speculator.stats()
@@ -290,8 +299,9 @@ class ModelRunner:
     def _step_seconds(self, rows: int, context: int = 0) -> float:
         """What a forward pass takes over so many rows after so many positions. Writes to blocks, so only at first."""
         batch = self._first_batch(rows, context)
+        plan = PickPlan.greedy(len(batch.logits_index)) if self._picks_ahead else None
         start = time.perf_counter()
-        self._target.forward(batch)[0, 0].item()  # which waits for the device
+        self._target.forward(batch, (), plan)[0, 0].item()  # which waits for the device
         return time.perf_counter() - start
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:
@@ -347,20 +357,3 @@ def _load(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> S
 def _next_load(choices: Sequence[Choice], ready: int) -> StepLoad:
     """What the next step computes if only those go on that have just got tokens."""
     return StepLoad(ready, sum(len(choice.tokens) for choice in choices) * ready // max(len(choices), 1), ready)
-
-
-def _result(
-    key: str, verdict: Verdict, num_verified: int, num_draft: int, prompt: tuple[TokenLogprobs, ...]
-) -> ChoiceResult:
-    return ChoiceResult(
-        key=key,
-        tokens=tuple(verdict.tokens),
-        logprobs=tuple(verdict.logprobs),
-        prompt_logprobs=prompt,
-        num_draft=num_draft,
-        num_accepted=len(verdict.nodes),
-        num_rejected=num_verified - len(verdict.nodes),
-        error=verdict.error,
-        candidates=verdict.candidates,
-        sampler_state=verdict.sampler_state,
-    )

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
-from model_runner.contract import Failure, SamplingParams, Speculation, SpeculationStats, TokenLogprobs
+from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
+from model_runner.info import SpeculationStats
 
 
 class FinishReason(StrEnum):

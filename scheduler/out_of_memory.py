@@ -74,12 +74,12 @@ class StepLimit:
         sizes: Counter[str] = Counter()  # by the key of the choice, or of its group's first
         for share in plan.scheduled:
             if (request := running.get(share.key)) is not None:
-                sizes[request.members[0].key] += share.num_tokens + share.num_draft
-        num_tokens = sum(share.num_tokens + share.num_draft for share in plan.scheduled)
+                sizes[request.members[0].key] += share.num_rows
+        num_tokens = sum(share.num_rows for share in plan.scheduled)
         retreat = self._choose(sizes, num_tokens, running)
         for share in plan.scheduled:
             if share.key in running:
-                running[share.key].num_draft = 0
+                running[share.key].forget_offers()
         self._tokens = max(1, num_tokens // 2)
         self._num_passed = 0
         logger.warning(

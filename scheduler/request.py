@@ -50,7 +50,9 @@ class Request:
     num_cached: int | None = None
     """Prompt tokens found in the prefix cache; None until the first admission."""
     num_draft: int = 0
-    """Draft tokens that the runner offered to verify in the next step, or candidates that it has to compare."""
+    """Draft tokens that the runner offered to verify in the next step."""
+    num_candidates: int = 0
+    """Candidates of contrastive search, which the next step must compute beside the last known token."""
     sampler_state: float | None = None
     """What the runner said with the last of `tokens`, for when the choice is admitted again."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -79,11 +81,6 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def num_candidates(self) -> int:
-        """Candidates of contrastive search, which the next step must compute beside the last known token."""
-        return self.num_draft if self.sampling.num_candidates else 0
-
-    @property
     def needs_every_position(self) -> bool:
         """Whether all tokens must be computed for this choice itself: what others computed does not tell enough."""
         return self.wants_prompt_logprobs or self.sampling.num_candidates > 0
@@ -106,11 +103,16 @@ class Request:
         """Forget everything computed, after the blocks were given back."""
         self.num_computed = 0
         self.num_published = 0
-        self.num_draft = 0
+        self.forget_offers()
         self.blocks = []
         self.prompt_logprobs.clear()
         self.chosen = None
         self.forked_from = None
+
+    def forget_offers(self) -> None:
+        """The next step verifies and compares nothing."""
+        self.num_draft = 0
+        self.num_candidates = 0
 
     def take_chosen(self) -> int | None:
         """The token to tell the runner of, once."""

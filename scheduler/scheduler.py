@@ -25,26 +25,26 @@ The beams of a search are a group, and so are a choice and its guide: admitted w
 preempted together, and in lockstep, which means that the last known tokens of all are computed in the same step.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from model_runner.contract import ChoiceResult, Failure, ScheduledRequest, StepPlan, StepResult
+from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from scheduler.ahead import goes_on_alone, plan_ahead
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.checks import check_request
+from scheduler.choices import Choices
 from scheduler.config import SchedulerConfig
 from scheduler.counters import Counters
 from scheduler.groups import BeamMembers, Guided, lockstep, search_from_start
 from scheduler.integrity import check_books
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
-from scheduler.output import failure_of, output_of
 from scheduler.prefix_cache import PrefixCache
-from scheduler.queue import WaitingQueue, make_queue
+from scheduler.queue import make_queue
 from scheduler.request import Request, make_choices
+from scheduler.roster import Roster
+from scheduler.searches import Searches
 from scheduler.sharing import KVSharing, Start
 from scheduler.step import Step
-from scheduler.stopping import judge
 
 
 class Scheduler:
@@ -61,13 +61,13 @@ class Scheduler:
         cache = PrefixCache()
         self._pool = BlockPool(num_blocks, cache)
         self._sharing = KVSharing(cache, config.block_size, config.prefix_caching)
-        self._waiting: WaitingQueue = make_queue(config.policy)
+        self._waiting = make_queue(config.policy)
+        self._roster = Roster(self._waiting, self._pool, config.max_num_seqs)
+        self._running = self._roster.running
         self._limit = StepLimit(config.max_num_batched_tokens, self._waiting.rank)
-        self._running: dict[str, Request] = {}  # by key, in admission order
-        self._live: dict[str, dict[int, Request]] = {}  # by request id and choice: the waiting and the running
-        self._searches: dict[str, BeamMembers] = {}  # by request id
+        self._choices = Choices(self._roster, self._sharing)
+        self._searches = Searches(self._roster, self._sharing)
         self._watch_text = watch_text
-        self._released: list[str] = []  # keys that the runner still knows, for the next plan that reaches it
         self._num_arrived = 0
         self._counters = Counters()
 
@@ -78,22 +78,20 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any choice lives."""
-        return bool(self._live or self._searches)
+        return bool(self._choices or self._searches)
 
     def add(self, request: EngineRequest) -> None:
         """Line up all choices of a request. Raises ValueError if its id is in use or it can never run."""
-        if request.request_id in self._live or request.request_id in self._searches:
+        if request.request_id in self._choices or request.request_id in self._searches:
             raise ValueError(f"request {request.request_id!r} is already here")
         check_request(request, self._config, self.num_blocks)
         if request.beam_search is not None:
             if request.beam_search.stop and self._watch_text is None:
                 raise ValueError(f"request {request.request_id!r} has stop strings, and nobody here reads text")
             (beam,) = self._line_up(search_from_start(request))
-            search = BeamMembers(request, request.beam_search, self._watch_text, beam)
-            self._searches[request.request_id] = search
+            self._searches.add(BeamMembers(request, request.beam_search, self._watch_text, beam))
         else:
-            choices = self._line_up(request)
-            self._live[request.request_id] = {choice.sampling.choice: choice for choice in choices}
+            self._choices.add(self._line_up(request))
 
     def _line_up(self, request: EngineRequest) -> list[Request]:
         choices = make_choices(request, self._num_arrived, self._config.block_size)
@@ -106,16 +104,8 @@ class Scheduler:
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End one choice, or all. Their blocks are free at once; what is unknown or has ended is left alone."""
-        siblings = self._live.get(request_id, {})
-        for request in [request for index, request in siblings.items() if choice in (None, index)]:
-            self._end(request.members)
-            self._forget(request)
-        search = self._searches.get(request_id)
-        if search is not None:
-            search.open = [index for index in search.open if choice not in (None, index)]
-            if not search.open:
-                self._end(search.members)
-                del self._searches[request_id]
+        self._choices.abort(request_id, choice)
+        self._searches.abort(request_id, choice)
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
@@ -128,18 +118,17 @@ class Scheduler:
         self._admit_waiting(step)
         if not step.shares:
             return StepPlan((), (), (), ())
-        released, self._released = tuple(self._released), []
         scheduled = tuple(step.shares[key] for key in self._running if key in step.shares)
         self._counters.steps += 1
         self._counters.scheduled_tokens += sum(share.num_tokens for share in scheduled)
-        return StepPlan(released, tuple(step.copies), tuple(step.admitted), scheduled)
+        return StepPlan(self._roster.take_released(), tuple(step.copies), tuple(step.admitted), scheduled)
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after one whose results are still to come, if these cannot matter to it; see ahead.py.
 
         It goes between that one's execution and its `update`, and is executed and updated after it.
         """
-        if self._waiting and self._num_free_slots > 0:
+        if self._waiting and self._roster.num_free_slots > 0:
             return None
         going = goes_on_alone(plan, self._running.values())
         if not going or len(going) > self._limit.budget(self._running, self._waiting):
@@ -164,14 +153,19 @@ class Scheduler:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
                 request.prompt_logprobs += choice.prompt_logprobs
-        outputs = []
-        for share in plan.scheduled:
-            request = self._running.get(share.key)
-            if request is not None and request.request_id in self._live and request.guides is None:
-                outputs += self._advance(request, share, results[share.key])
-        for search in list(self._searches.values()):
-            outputs += self._advance_search(search, results)
-        return outputs
+        return self._choices.advance(plan.scheduled, results) + self._searches.advance(results)
+
+    def _retreat(self, plan: StepPlan, reason: str) -> list[RequestOutput]:
+        """Go on after a step for which memory ran out: it brought nobody anything."""
+        self._counters.out_of_memory += 1
+        retreat = self._limit.retreat(plan, self._running, reason)
+        if retreat.preempted is not None:
+            self._roster.preempt(retreat.preempted)
+            self._counters.preemptions += 1
+        if retreat.failed is None:
+            return []
+        owner = self._searches if retreat.failed.request_id in self._searches else self._choices
+        return owner.fail(retreat.failed, OUT_OF_MEMORY)
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
@@ -184,9 +178,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and every choice is accounted for."""
-        choices = [choice.members for siblings in self._live.values() for choice in siblings.values()]
-        groups = [*choices, *(search.members for search in self._searches.values())]
         self._pool.check_integrity([request.blocks for request in self._running.values()])
+        groups = self._choices.members + self._searches.members
         check_books(groups, self._running, len(self._waiting), self._config.block_size)
 
     # -- one step ------------------------------------------------------------------------------------------------------
@@ -201,12 +194,13 @@ class Scheduler:
             return
         starts = [self._sharing.fork(member) for member in members]
         num_new = [
-            self._num_new_blocks(member, start, num_tokens)
+            self._num_to_grow(member, num_tokens) if start is None else self._num_to_begin(member, start)
             for member, start, num_tokens in zip(members, starts, shares, strict=True)
         ]
         while not self._pool.can_allocate(sum(num_new)):
             victim = max(self._running.values(), key=self._waiting.rank)
-            self._preempt(victim, step)
+            self._roster.preempt(victim, unheard_of=step.take_back(victim.members))
+            self._counters.preemptions += 1
             if victim in members:
                 return
         for member, start, count, num_tokens in zip(members, starts, num_new, shares, strict=True):
@@ -225,7 +219,7 @@ class Scheduler:
         The output that is left to it bounds them, so they stay within the blocks and positions that it may ever use.
         """
         share = step.shares.get(request.key)
-        if share is None or share.num_draft or request.num_computed + share.num_tokens < len(request.tokens):
+        if share is None or request.num_computed + share.num_tokens < len(request.tokens):
             return
         members = request.members
         num_draft = min(request.num_draft, step.budget // len(members), request.max_tokens - request.num_output - 1)
@@ -250,12 +244,13 @@ class Scheduler:
         while self._waiting and step.budget >= len(self._waiting.peek().members):
             head = self._waiting.peek()
             members = head.members
-            if self._num_free_slots < (1 if head.group is None else head.group.width):
+            if self._roster.num_free_slots < (1 if head.group is None else head.group.width):
                 return
-            starts = [start for member in members if (start := self._find_start(member)) is not None]
+            found = [self._sharing.find_start(member, self._choices.running_siblings(member)) for member in members]
+            starts = [start for start in found if start is not None]
             if len(starts) < len(members):
                 return
-            num_new = [self._num_new_blocks(*entry, 0) for entry in zip(members, starts, strict=True)]
+            num_new = [self._num_to_begin(member, start) for member, start in zip(members, starts, strict=True)]
             shared = [block for start in starts for block in start.shared]
             if not self._pool.can_allocate(sum(num_new), sharing=set(shared)):
                 return
@@ -266,22 +261,13 @@ class Scheduler:
             for member, num_tokens in zip(members, lockstep(members, step.budget), strict=True):
                 step.admit(member, num_tokens)
 
-    @property
-    def _num_free_slots(self) -> int:
-        """Choices that can still run beside the running ones; groups that run keep slots for all they may need."""
-        groups = {id(request.group): request.group for request in self._running.values() if request.group is not None}
-        alone = sum(request.group is None for request in self._running.values())
-        return self._config.max_num_seqs - alone - sum(group.width for group in groups.values())
+    def _num_to_grow(self, request: Request, num_tokens: int) -> int:
+        """The blocks that a running request lacks to compute so many tokens."""
+        end = request.num_computed + num_tokens + request.num_candidates
+        return max(0, self._blocks_for(end) - len(request.blocks))
 
-    def _find_start(self, request: Request) -> Start | None:
-        siblings = self._live.get(request.request_id, {}).values() if request.guides is None else ()
-        return self._sharing.find_start(request, [other for other in siblings if other.key in self._running])
-
-    def _num_new_blocks(self, request: Request, start: Start | None, num_tokens: int) -> int:
-        """What a running request lacks to compute so many tokens, or one that begins for all of its tokens."""
-        if start is None:
-            end = request.num_computed + num_tokens + request.num_candidates
-            return max(0, self._blocks_for(end) - len(request.blocks))
+    def _num_to_begin(self, request: Request, start: Start) -> int:
+        """The blocks that a request needs for all of its tokens, beside those that it shares."""
         return self._blocks_for(len(request.tokens) + request.sampling.num_candidates) - len(start.shared)
 
     def _place(self, request: Request, start: Start, new_blocks: list[int], step: Step) -> None:
@@ -296,103 +282,6 @@ class Scheduler:
             self._counters.prefix_queries += start.num_looked_up
             self._counters.prefix_hits += min(start.num_cached, start.num_looked_up)  # a fork looks nothing up
         self._running[request.key] = request
-
-    def _preempt(self, request: Request, step: Step) -> None:
-        for member in request.members:
-            if member.key in self._running:
-                self._stop_running(member, is_known=step.take_back(member))
-            member.start_over()
-        self._waiting.requeue(request.members[0])
-        self._counters.preemptions += 1
-
-    # -- after a step --------------------------------------------------------------------------------------------------
-
-    def _advance(self, request: Request, share: ScheduledRequest, choice: ChoiceResult) -> list[RequestOutput]:
-        """What a step that is booked brought a choice: nothing while its prompt is computed or candidates looked up."""
-        if choice.error is not None:
-            return [self._fail(request, choice.error)]
-        request.num_draft = choice.num_draft
-        looks_only = request.sampling.num_candidates > 0 and share.num_draft == 0
-        if bool(choice.tokens) == (request.remaining > 0 or looks_only):
-            raise IntegrityError(f"{request.key!r} got {len(choice.tokens)} tokens with {request.remaining} to compute")
-        if request.remaining > 0:
-            self._sharing.publish(request.members)
-            return []
-        verdict = judge(request, choice.tokens)
-        request.sampler_state = choice.sampler_state
-        for member in request.members:
-            member.tokens += choice.tokens[: verdict.num_kept]
-            member.num_computed = min(member.num_computed + len(choice.tokens) - 1, len(member.tokens))
-        self._sharing.publish(request.members)
-        if verdict.reason is not None:
-            self._end(request.members)
-            self._forget(request)
-        elif looks_only:
-            return []
-        return [output_of(request, choice, verdict)]
-
-    def _fail(self, request: Request, error: Failure) -> RequestOutput:
-        """End a choice whose computation went wrong, and let nobody find its blocks: they may be the cause."""
-        self._sharing.withdraw(request.members)
-        self._end(request.members)
-        self._forget(request)
-        return failure_of(request, error)
-
-    def _fail_search(self, search: BeamMembers, error: Failure) -> list[RequestOutput]:
-        self._sharing.withdraw(search.members)
-        self._end(search.members)
-        del self._searches[search.request_id]
-        return search.fail(error)
-
-    def _advance_search(self, search: BeamMembers, results: Mapping[str, ChoiceResult]) -> list[RequestOutput]:
-        """Book the shares of a search's members, and have it choose how to go on once all have caught up."""
-        of_search = [results[member.key] for member in search.members if member.key in results]
-        error = next((result.error for result in of_search if result.error is not None), None)
-        if error is not None:
-            return self._fail_search(search, error)
-        self._sharing.publish(search.members)
-        if any(member.remaining for member in search.members):
-            return []
-        advance = search.advance([result.candidates for result in of_search])
-        for member in advance.dropped:
-            self._stop_running(member)
-        if not search.members:
-            del self._searches[search.request_id]
-        return advance.outputs
-
-    def _retreat(self, plan: StepPlan, reason: str) -> list[RequestOutput]:
-        """Go on after a step for which memory ran out: it brought nobody anything."""
-        self._counters.out_of_memory += 1
-        retreat = self._limit.retreat(plan, self._running, reason)
-        if retreat.preempted is not None:
-            self._preempt(retreat.preempted, Step(budget=0))
-        if retreat.failed is None:
-            return []
-        if (search := self._searches.get(retreat.failed.request_id)) is not None:
-            return self._fail_search(search, OUT_OF_MEMORY)
-        return [self._fail(retreat.failed, OUT_OF_MEMORY)]
-
-    def _end(self, members: Sequence[Request]) -> None:
-        """Of a group, or of a single choice, that runs or waits."""
-        if members[0].key not in self._running:
-            self._waiting.remove(members[0])
-            return
-        for member in members:
-            if member.key in self._running:  # and not still to be forked
-                self._stop_running(member)
-
-    def _stop_running(self, request: Request, *, is_known: bool = True) -> None:
-        """`is_known` says whether the runner has heard of the request."""
-        del self._running[request.key]
-        self._pool.release(request.blocks)
-        if is_known:
-            self._released.append(request.key)
-
-    def _forget(self, request: Request) -> None:
-        siblings = self._live[request.request_id]
-        del siblings[request.sampling.choice]
-        if not siblings:
-            del self._live[request.request_id]
 
     def _blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self._config.block_size)

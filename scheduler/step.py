@@ -1,5 +1,6 @@
 """The plan of a step while it is made."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from model_runner.contract import AdmittedRequest, ScheduledRequest
@@ -18,11 +19,15 @@ class Step:
 
     def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
         """Have the request compute so many tokens, and its candidates, for which the blocks have room as well."""
-        num_candidates = request.num_candidates
-        self.shares[request.key] = ScheduledRequest(
-            request.key, num_tokens, new_blocks, num_candidates, request.take_chosen()
+        share = ScheduledRequest(
+            key=request.key,
+            num_tokens=num_tokens,
+            new_blocks=new_blocks,
+            num_candidates=request.num_candidates,
+            chosen=request.take_chosen(),
         )
-        self.budget -= num_tokens + num_candidates
+        self.shares[request.key] = share
+        self.budget -= share.num_rows
 
     def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
         """Give it room for so many drafts as well."""
@@ -51,12 +56,17 @@ class Step:
         if num_tokens:
             self.give(request, num_tokens)
 
-    def take_back(self, request: Request) -> bool:
-        """Leave a preempted request out, before its blocks are given back; returns whether the runner knows it."""
-        share = self.shares.pop(request.key, None)
-        if share is not None:
-            self.budget += share.num_tokens + share.num_draft
-        num_admitted = len(self.admitted)
-        self.admitted = [admitted for admitted in self.admitted if admitted.key != request.key]
-        self.copies = [copy for copy in self.copies if copy[1] not in request.blocks]
-        return len(self.admitted) == num_admitted
+    def take_back(self, requests: Sequence[Request]) -> set[str]:
+        """Leave preempted requests out, before their blocks are given back.
+
+        Returns:
+            The keys of those that only this plan would have admitted: the runner does not hear of them.
+        """
+        keys = {request.key for request in requests}
+        blocks = {block for request in requests for block in request.blocks}
+        for key in keys & self.shares.keys():
+            self.budget += self.shares.pop(key).num_rows
+        unheard_of = {admitted.key for admitted in self.admitted if admitted.key in keys}
+        self.admitted = [admitted for admitted in self.admitted if admitted.key not in keys]
+        self.copies = [copy for copy in self.copies if copy[1] not in blocks]
+        return unheard_of

@@ -1,24 +1,47 @@
-"""What `samewise chat` and `samewise bench` need to talk to any OpenAI-compatible server. No I/O in here."""
+"""What whoever talks to an OpenAI-compatible server has to know of its answers. No I/O in here."""
 
 from collections.abc import Iterator, Mapping
+from typing import Self
 
 import msgspec
 
-DONE = b"[DONE]"
+_DONE = b"[DONE]"
 
 
-class Delta(msgspec.Struct):
-    """New text of a chat choice."""
+class AnswerError(Exception):
+    """The server answered, but not what was asked for. The message is for the user."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        """`kind` is a few words to count by."""
+        super().__init__(message)
+        self.kind = kind
+
+    @classmethod
+    def refusal(cls, status: int, body: bytes) -> Self:
+        """For a status other than 200."""
+        return cls(f"HTTP {status}", error_message(body))
+
+
+class Message(msgspec.Struct):
+    """Text of a chat choice."""
 
     content: str | None = None
 
 
 class Choice(msgspec.Struct):
-    """New text of one choice: `delta` on the chat endpoint, `text` on the completions endpoint."""
+    """Text of one choice, or a piece of it: `message` or `delta` on the chat endpoint, else `text`."""
 
-    delta: Delta | None = None
+    index: int = 0
+    message: Message | None = None
+    delta: Message | None = None
     text: str | None = None
     finish_reason: str | None = None
+
+    @property
+    def content(self) -> str:
+        """The text, wherever it is."""
+        part = self.delta or self.message
+        return (part.content if part else self.text) or ""
 
 
 class Usage(msgspec.Struct):
@@ -29,7 +52,7 @@ class Usage(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """The fields of a stream chunk that the commands look at; all others are skipped without being parsed."""
+    """What is looked at of a stream's chunk, or of a whole answer; other fields are skipped without being parsed."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -37,23 +60,8 @@ class Chunk(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """New text of the first choice, empty if there is none."""
-        if not self.choices:
-            return ""
-        choice = self.choices[0]
-        return (choice.delta.content if choice.delta else choice.text) or ""
-
-
-class Model(msgspec.Struct):
-    """An entry of /v1/models."""
-
-    id: str
-
-
-class Models(msgspec.Struct):
-    """The answer of /v1/models."""
-
-    data: list[Model]
+        """Of the first choice, empty if there is none."""
+        return self.choices[0].content if self.choices else ""
 
 
 class EventParser:
@@ -71,6 +79,55 @@ class EventParser:
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
+
+
+class ChunkParser:
+    """Decodes a streamed answer while its bytes come."""
+
+    def __init__(self) -> None:
+        self._events = EventParser()
+        self._decoder = msgspec.json.Decoder(Chunk)
+        self.is_done = False
+        """Whether the stream has said that it is complete."""
+
+    def feed(self, data: bytes) -> Iterator[Chunk]:
+        """Yield the chunks that these bytes complete. Raises AnswerError for one that is malformed or an error."""
+        for payload in self._events.feed(data):
+            if payload == _DONE:
+                self.is_done = True
+                return
+            try:
+                chunk = self._decoder.decode(payload)
+            except msgspec.DecodeError as error:
+                shown = payload[:100].decode(errors="replace")
+                raise AnswerError("malformed chunk", f"the server sent a malformed chunk: {error}: {shown}") from None
+            if chunk.error is not None:
+                raise AnswerError("error in stream", error_message(payload))
+            yield chunk
+
+    def close(self) -> None:
+        """No more bytes come. Raises AnswerError if the answer is not complete."""
+        if not self.is_done:
+            raise AnswerError("incomplete stream", "the server closed the connection before the answer was complete")
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def first_model(body: bytes) -> str:
+    """The first model in the answer of /models. Raises AnswerError."""
+    try:
+        models = msgspec.json.decode(body, type=_Models).data
+    except msgspec.DecodeError:
+        raise AnswerError("malformed list", "this is not an OpenAI list of models") from None
+    if not models:
+        raise AnswerError("no model", "the server lists no model; name one with --model")
+    return models[0].id
 
 
 def base_url(url: str) -> str:

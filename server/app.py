@@ -14,19 +14,26 @@ from server.auth import AuthMiddleware, load_keys
 from server.config import Settings
 from server.engine.client import EngineClient
 from server.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
+from server.fingerprint import Fingerprint
 from server.metrics import Metrics
-from server.middleware import RequestMiddleware
+from server.middleware import RequestMiddleware, report
 from server.openai import chat, completions, models, tokenize
+from server.openai.protocol.samplers import DRY_SEQUENCE_BREAKERS
 from server.openapi import install_openapi
 from server.responses import error_response
 from server.served_model import ServedModel
 from server.services import Services
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 from server.validation import from_validation
 
 _DESCRIPTION = (
     "An OpenAI-compatible API. Every parameter is honoured exactly or refused with an error that names it; "
     "the same request gives the same answer, whatever else the server is doing."
+)
+
+ROUTERS = (
+    *(chat.router, completions.router, models.router, tokenize.router, tokenize.info_router),
+    *(capabilities.router, ops.router),
 )
 
 
@@ -39,18 +46,19 @@ def create_app(
 
     Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read.
     """
-    model = ServedModel.from_folder(folder.path, tokenizer, settings.served_model_name or folder.name, aux)
+    fingerprint = Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings)
+    name = settings.served_model_name or folder.name
+    model = ServedModel.from_folder(folder.path, tokenizer, name, None if aux is None else aux.name)
+    tokenizer.spell_breakers(DRY_SEQUENCE_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
     metrics = Metrics(engine, model.name)
     app = FastAPI(
         title="Samewise", version=__version__, description=_DESCRIPTION, redoc_url=None, redirect_slashes=False
     )
-    app.state.services = Services(engine, tokenizer, model, settings, metrics)
+    app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint)
     app.add_middleware(AuthMiddleware, keys=load_keys(settings))
     app.add_middleware(RequestMiddleware, metrics=metrics)  # added last: outermost
-    for router in (chat.router, completions.router, models.router, tokenize.router, tokenize.info_router):
+    for router in ROUTERS:
         app.include_router(router)
-    app.include_router(capabilities.router)
-    app.include_router(ops.router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -61,8 +69,7 @@ def create_app(
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(report(error, request.scope))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
@@ -73,7 +80,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: unknown paths and methods, mostly."""
     assert isinstance(error, HTTPException)
-    return error_response(_from_framework(error, request.method, request.url.path))
+    return error_response(report(_from_framework(error, request.method, request.url.path), request.scope))
 
 
 def _from_framework(error: HTTPException, method: str, path: str) -> ApiError:

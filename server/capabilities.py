@@ -7,11 +7,12 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from model_runner.contract import SamplingParams
 from server.openai.completions import DEFAULT_MAX_TOKENS
 from server.openai.protocol.chat import ChatCompletionRequest
 from server.openai.protocol.completions import CompletionRequest
 from server.openai.protocol.rules import RequestModel, exclusions
-from server.openai.protocol.samplers import DRY_SEQUENCE_BREAKERS
+from server.openai.protocol.samplers import DRY, DRY_SEQUENCE_BREAKERS, MIROSTAT, XTC
 from server.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.responses import documented_errors
 from server.services import ServicesDep
@@ -22,35 +23,30 @@ ENDPOINTS: Mapping[str, type[RequestModel]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
+_NEUTRAL = SamplingParams()
 _API_DEFAULTS: Mapping[str, object] = {
-    "temperature": 1,
-    "top_p": 1,
-    "top_k": 0,
-    "min_p": 0,
-    "typical_p": 1,
-    "penalty_alpha": 0,
-    "repetition_penalty": 1,
-    "no_repeat_ngram_size": 0,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "top_n_sigma": 0,
-    "epsilon_cutoff": 0,
-    "eta_cutoff": 0,
+    **{
+        name: getattr(_NEUTRAL, name)
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "typical_p", "penalty_alpha", "repetition_penalty"),
+            *("no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "min_tokens"),
+            *("top_n_sigma", "epsilon_cutoff", "eta_cutoff"),
+        )
+    },
     "xtc_probability": 0,
-    "xtc_threshold": 0.1,
+    "xtc_threshold": XTC.threshold,
     "mirostat": 0,
-    "mirostat_tau": 5,
-    "mirostat_eta": 0.1,
+    "mirostat_tau": MIROSTAT.tau,
+    "mirostat_eta": MIROSTAT.eta,
     "dry_multiplier": 0,
-    "dry_base": 1.75,
-    "dry_allowed_length": 2,
-    "dry_penalty_last_n": -1,
+    "dry_base": DRY.base,
+    "dry_allowed_length": DRY.allowed_length,
+    "dry_penalty_last_n": DRY.last_n,
     "dry_sequence_breakers": list(DRY_SEQUENCE_BREAKERS),
     "sampler_order": "samewise",
     "n": 1,
     "stream": False,
     "skip_special_tokens": True,
-    "min_tokens": 0,
     "priority": 0,
 }
 
@@ -63,10 +59,10 @@ class FieldCapability(BaseModel):
     support: Literal["honoured", "no_effect", "refused"] = Field(
         description="`no_effect`: validated, cannot change the output. `refused`: only values that ask for nothing."
     )
-    required: bool
+    required: bool = Field(description="Whether a request must have it.")
     default: Any = Field(description="With the loaded model.")
     values: dict[str, Any] = Field(description="JSON schema of the accepted values, which include null for absent.")
-    description: str | None
+    description: str | None = Field(description="What it does.")
     requires: list[str] = Field(description="Fields that must be on as well.")
     excludes: list[str] = Field(description="Fields that it cannot go together with.")
 
@@ -82,20 +78,20 @@ class SpeculationCapability(BaseModel):
 class Capabilities(BaseModel):
     """What this server can do with the loaded model."""
 
-    model: str
-    max_model_len: int
+    model: str = Field(description="Its name in requests.")
+    max_model_len: int = Field(description="Prompt and output together, in tokens.")
     max_choices: int = Field(description="Choices that one request may ask for, over all of its prompts.")
-    vocab_size: int
-    device: str
-    dtype: str
+    vocab_size: int = Field(description="Token ids that the model has.")
+    device: str = Field(description="Where the model runs.")
+    dtype: str = Field(description="Type of the weights in products.")
     chat: bool = Field(description="Whether the model has a chat template.")
     chat_template_variables: list[str] = Field(description="What `chat_template_kwargs` may set.")
-    logprobs: Literal["raw", "processed"]
-    policy: str
+    logprobs: Literal["raw", "processed"] = Field(description="The setting of this name.")
+    policy: str = Field(description="The setting of this name: `priority` makes the field of that name count.")
     speculation: SpeculationCapability
     aux_model: str | None = Field(description="The amateur of `contrastive`; null: this server has none.")
     dola_layers: int = Field(description="`dola.layers` may name layers below this number; 0: the model has no `dola`.")
-    endpoints: dict[str, dict[str, FieldCapability]]
+    endpoints: dict[str, dict[str, FieldCapability]] = Field(description="By path and name, every field of a request.")
 
 
 @router.get("/v1/capabilities", responses=documented_errors(401, 503))
@@ -141,7 +137,7 @@ def describe_fields(request: type[RequestModel], defaults: Mapping[str, object])
     excluded = exclusions(request)
     return {
         name: _describe(
-            _resolve(field, definitions),
+            resolve(field, definitions),
             name in required,
             _default(request, name, defaults),
             [*excluded.get(name, ()), *(other for other, names in excluded.items() if name in names)],
@@ -173,17 +169,21 @@ def _describe(field: dict[str, Any], required: bool, default: object, excludes: 
 def _default(request: type[RequestModel], name: str, defaults: Mapping[str, object]) -> object:
     if name in defaults:
         return defaults[name]
+    if name == "max_completion_tokens":
+        return defaults.get("max_tokens")
     if name == "max_tokens" and request is CompletionRequest:
         return DEFAULT_MAX_TOKENS
-    return _API_DEFAULTS.get(name)
+    default = _API_DEFAULTS.get(name)
+    # Whole numbers as clients write them.
+    return int(default) if isinstance(default, float) and default.is_integer() else default
 
 
-def _resolve(node: Any, definitions: Mapping[str, Any]) -> Any:
+def resolve(node: Any, definitions: Mapping[str, Any]) -> Any:
     """The schema with its references written out."""
     if isinstance(node, dict):
         if "$ref" in node:
-            return _resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
-        return {key: _resolve(value, definitions) for key, value in node.items()}
+            return resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
+        return {key: resolve(value, definitions) for key, value in node.items()}
     if isinstance(node, list):
-        return [_resolve(item, definitions) for item in node]
+        return [resolve(item, definitions) for item in node]
     return node

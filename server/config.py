@@ -37,10 +37,13 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
 
     device: Device = Field("auto", description="Where the model runs.")
-    dtype: DType = Field("auto", description="Type that the model computes in; auto is float32 on CPU.")
+    dtype: DType = Field(
+        "auto", description="Type that the model computes in; auto is float32 on CPU, the model's own on CUDA."
+    )
     quantization: Quantization = Field(
         "auto",
-        description="Type of the weights in products: int8 (CPU, and there by default), fp8 (CUDA), int4 or none.",
+        description="Type of the weights in products: int8 (CPU, and there by default), fp8 (CUDA), int4 or none (by "
+        "default on CUDA).",
     )
     exact: bool = Field(
         True, description="The same answer in every batch, bit for bit; --no-exact is faster on CUDA and promises less."
@@ -48,7 +51,7 @@ class Settings(BaseSettings):
     cuda_graphs: bool = Field(True, description="On CUDA, replay small steps from graphs captured at the start.")
     max_model_len: int | None = Field(None, ge=1, description="Prompt and output together; by default the model's.")
     max_num_seqs: int | None = Field(
-        None, ge=1, description="Choices that run at the same time; by default 64 on CPU, 256 on CUDA."
+        None, ge=1, description="Choices (answers) that run at the same time; by default 64 on CPU, 256 on CUDA."
     )
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="Tokens computed in one step; by default 512 on CPU, 8192 on CUDA."
@@ -61,7 +64,11 @@ class Settings(BaseSettings):
     )
     kv_cache_gib: float | None = Field(None, gt=0, description="Memory for the KV cache; by default from what is free.")
     prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
-    policy: Policy = Field("fcfs", description="Order of the waiting requests.")
+    policy: Policy = Field(
+        "fcfs",
+        description="Who waits for how long: first come, first served; lower `priority` of requests first; or turns "
+        "between requests with different `cache_salt`.",
+    )
     logprobs: LogprobsMode = Field("raw", description="Logprobs of the raw or of the processed distribution.")
     threads: int | None = Field(None, ge=1, description="Threads of the CPU kernels; by default the cores at hand.")
 
@@ -73,7 +80,9 @@ class Settings(BaseSettings):
         None, description="Smaller model with the same tokenizer, for speculation: folder, GGUF file or hub name."
     )
     heads: Names = Field(
-        (), description="Medusa, Hydra or EAGLE heads for speculation: folder or hub name; may be given several times."
+        (),
+        description="Medusa, Hydra or EAGLE heads for speculation: folder or hub name; may be given several times; by "
+        "default those that come with the embedded model.",
     )
 
     aux_model: str | None = Field(

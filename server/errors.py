@@ -29,10 +29,10 @@ RETRY_AFTER_S = 1.0
 class ErrorDetail(BaseModel):
     """What went wrong."""
 
-    message: str
-    type: str
+    message: str = Field(description="What is wrong, in a sentence for people.")
+    type: str = Field(description="Whose fault it is, in OpenAI's words.")
     param: str | None = Field(description="JSON path of the field that is to blame, such as `messages[2].content`.")
-    code: str | None
+    code: str | None = Field(description="What is wrong, for programs, such as `unknown_parameter`.")
 
 
 class ErrorBody(BaseModel):
@@ -114,7 +114,12 @@ class AuthenticationError(ApiError):
 
 
 class InternalError(ApiError):
-    """Our fault. The log has the trace, under the request id that the message names."""
+    """Our fault. The log has the rest, under the request id that the client's message names."""
+
+    def naming(self, request_id: str) -> "InternalError":
+        """The same, with the id in its message."""
+        message = f"{self.message.removesuffix('.')}. The request's id is {request_id}."
+        return InternalError(message, param=self.param, code=self.code)
 
 
 class RequestTimeoutError(ApiError):

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
 from socket import socket
 
 import uvloop
@@ -22,9 +23,11 @@ from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
 from server.http_server import BindError, DrainingServer, bind, configure
 from server.logs import configure_logging
-from server.speculation import SpeculationRules
+from server.planning.speculation import SpeculationRules
 
 FAILURE_CHECK_S = 1.0
+
+logger = logging.getLogger("samewise.server")
 
 
 class StartError(Exception):
@@ -66,6 +69,7 @@ def serve(settings: Settings, started: float) -> None:
     except BindError as error:
         raise StartError(str(error)) from None
     with listener:
+        _warn_if_open(settings, listener)
         checkpoints = find_checkpoints(settings, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Life(settings, checkpoints, listener, console, started).run())
@@ -102,7 +106,7 @@ class _Life:
     def _build_server(self, engine: EngineClient) -> DrainingServer:
         """Runs in a thread, so that the event loop goes on to start the engine."""
         from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
-        from server.tokenization import Tokenizer  # noqa: PLC0415
+        from server.text.tokenization import Tokenizer  # noqa: PLC0415
 
         try:
             tokenizer = Tokenizer.from_folder(self._folder.path)
@@ -156,6 +160,16 @@ class _Life:
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
+
+
+def _warn_if_open(settings: Settings, listener: socket) -> None:
+    address = listener.getsockname()[0]
+    if settings.api_key is None and settings.api_keys_file is None and not ip_address(address).is_loopback:
+        logger.warning(
+            "The server listens on %s without an API key: whoever can reach it may use it. "
+            "--api-key sets a key, --host 127.0.0.1 admits this machine only.",
+            address,
+        )
 
 
 def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:

@@ -1,6 +1,7 @@
 """Prometheus metrics, with vLLM's names and the prefix `samewise:`: existing dashboards need a changed prefix."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -8,8 +9,11 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from model_runner.contract import SpeculationStats
-from server.engine.client import EngineClient
+from model_runner.info import SpeculationStats
+from server.engine.client import EngineClient, EngineState
+
+EndReason = Literal["stop", "length", "abort", "error", "timeout"]
+"""Why a choice ended; `abort`: nobody wants it any more."""
 
 _PREFIX = "samewise:"
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -43,9 +47,11 @@ class EngineCollector(Collector):
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._engine.stats
+        stats, held = self._engine.stats, self._engine.num_held
+        yield self._state()
         yield self._gauge("num_requests_running", "Choices that the engine computes now.", stats.num_running)
-        yield self._gauge("num_requests_waiting", "Choices that wait for the engine.", stats.num_waiting)
+        yield self._gauge("num_requests_waiting", "Choices that wait for the engine.", stats.num_waiting + held)
+        yield self._gauge("num_requests_held", "Those of them that it has not: it restarts, or died of one.", held)
         yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
@@ -55,6 +61,14 @@ class EngineCollector(Collector):
         yield self._counter("scheduled_tokens", "Tokens computed, recomputation included.", stats.scheduled_tokens)
         yield self._counter("engine_restarts", "Times the engine was started again.", self._engine.num_restarts)
         yield from speculation_metrics(stats.speculation, self._model)
+
+    def _state(self) -> Metric:
+        family = GaugeMetricFamily(
+            _PREFIX + "engine_state", "1 for the state it is in.", labels=["model_name", "state"]
+        )
+        for state in EngineState:
+            family.add_metric([self._model, state.value], state is self._engine.state)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(_PREFIX + name, text, labels=["model_name"])
@@ -95,14 +109,16 @@ class Metrics:
         self._registry.register(EngineCollector(engine, model))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests that the engine took.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._success = Counter(
             f"{_PREFIX}request_success",
-            "Choices that ended, by reason.",
+            "Choices that ended, by reason; abort: the client left.",
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
+        for reason in get_args(EndReason):
+            self._success.labels(self._model, reason)  # so that the first one is an increase
         self._http = Counter(
             f"{_PREFIX}http_requests", "HTTP requests.", ["method", "handler", "status"], registry=self._registry
         )
@@ -122,7 +138,7 @@ class Metrics:
         self._http.labels(method if method in _METHODS else "other", handler, str(status)).inc()
 
     def observe_start(self, prompt_tokens: int, max_tokens: int, n: int) -> None:
-        """One prompt was accepted."""
+        """The engine has taken a prompt."""
         self._prompt_tokens.inc(prompt_tokens)
         self._request_prompt.observe(prompt_tokens)
         self._request_max.observe(max_tokens)
@@ -138,7 +154,7 @@ class Metrics:
             for _ in range(count):
                 self._inter_token.observe(seconds / count)
 
-    def observe_choice_end(self, reason: str) -> None:
+    def observe_choice_end(self, reason: EndReason) -> None:
         self._success.labels(self._model, reason).inc()
 
     def observe_end(self, seconds: float, generated: int) -> None:

@@ -1,5 +1,6 @@
-"""Around every request: its id, its access line, and an answer also when our own code fails. Pure ASGI."""
+"""Around every request: its ids, its access line, and an answer also when our own code fails. Pure ASGI."""
 
+import http
 import logging
 import re
 import time
@@ -12,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import InternalError
+from server.errors import ApiError, InternalError
 from server.metrics import Metrics
 from server.request_id import new_request_id
 from server.responses import error_response
@@ -32,8 +33,12 @@ class RequestRecord:
     """What the access line says about a request; the endpoints fill in what they learn."""
 
     request_id: str
+    answer_id: str | None = None
+    """The answer's own; the ids of its requests in the engine's log begin with it."""
     started: float = field(default_factory=time.perf_counter)
     status: int = CLIENT_CLOSED
+    stream_error: int | None = None
+    """Status of the error that ended a stream, whose own status had been sent before."""
     tokens_in: int | None = None
     tokens_out: int | None = None
     ttft_s: float | None = None
@@ -41,12 +46,35 @@ class RequestRecord:
     """Only if the server is told to log prompts; so is `output`."""
     output: str | None = None
 
+    @property
+    def ids(self) -> dict[str, str | None]:
+        """For a line of the log."""
+        return {"request_id": self.request_id, "answer_id": self.answer_id}
+
 
 def record_of(request: Request) -> RequestRecord:
     """The record that the middleware made for this request."""
     record = request.scope["state"]["record"]
     assert isinstance(record, RequestRecord)
     return record
+
+
+def report(error: Exception, scope: Scope) -> ApiError:
+    """What the client is told of the error that ends its request. The server's own faults leave a line in the log.
+
+    Whatever is no ApiError is a bug: the log gets its trace, the client the id under which it is found there.
+    """
+    record: RequestRecord = scope["state"]["record"]
+    if not isinstance(error, ApiError):
+        _errors.error("unhandled exception", extra=record.ids, exc_info=error)
+        return InternalError("The server had an error while processing your request.").naming(record.request_id)
+    if isinstance(error, InternalError):
+        _errors.error("request failed: %s", error.message, extra=record.ids)
+        return error.naming(record.request_id)
+    if error.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        level = logging.DEBUG if scope["path"] in _PROBES else logging.WARNING
+        _errors.log(level, "request failed: %s", error.message, extra=record.ids)
+    return error
 
 
 class RequestMiddleware:
@@ -75,12 +103,11 @@ class RequestMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, SendTimeoutError) as error:
-            _errors.info("client gone", extra={"request_id": record.request_id, "reason": type(error).__name__})
-        except Exception:  # noqa: BLE001 - the last line of defence: the log gets the trace, the client the id
-            _errors.exception("unhandled exception", extra={"request_id": record.request_id})
+            _errors.info("client gone", extra={**record.ids, "reason": type(error).__name__})
+        except Exception as error:  # noqa: BLE001 - the last line of defence
+            known = report(error, scope)
             if not response_started:
-                message = f"The server had an error while processing your request. Its id is {record.request_id}."
-                await error_response(InternalError(message))(scope, receive, send_with_id)
+                await error_response(known)(scope, receive, send_with_id)
         finally:
             self._finish(scope, record)
 
@@ -95,9 +122,10 @@ class RequestMiddleware:
             scope["path"],
             record.status,
             extra={
-                "request_id": record.request_id,
+                **record.ids,
                 "route": route,
                 "status": record.status,
+                "stream_error": record.stream_error,
                 "tokens_in": record.tokens_in,
                 "tokens_out": record.tokens_out,
                 "ttft_s": record.ttft_s,

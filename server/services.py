@@ -5,13 +5,15 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from model_runner.info import RunnerInfo
 from server.config import Settings
-from server.engine.client import EngineClient, EngineInfo, EngineState, EngineUnavailableError
+from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.errors import UnavailableError, unknown_model
+from server.fingerprint import Fingerprint
 from server.metrics import Metrics
-from server.params import Planner
+from server.planning.params import Planner
 from server.served_model import ServedModel
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 
 _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
 
@@ -25,8 +27,9 @@ class Services:
     model: ServedModel
     settings: Settings
     metrics: Metrics
+    fingerprint: Fingerprint
 
-    def info(self) -> EngineInfo:
+    def info(self) -> RunnerInfo:
         """What the engine knows about the model. Raises UnavailableError while it takes no work."""
         if self.engine.state not in _TAKES_WORK:
             raise UnavailableError(f"The engine is {self.engine.state.value}. Please try again later.")

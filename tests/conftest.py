@@ -51,6 +51,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-tests-on", choices=("cuda", "cpu"), default="cuda", help="the device of tests/gpu")
 
 
+def pytest_runtest_logfinish() -> None:
+    """End this process after a fault of its GPU: xdist starts another, and the fault fails no tests but its own."""
+    if "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(1)
+
+
 def tiny_config(family: str) -> PretrainedConfig:
     """A configuration of the family that runs in a millisecond."""
     makers: dict[str, Callable[[], PretrainedConfig]] = {

@@ -1,13 +1,167 @@
-"""The written reference is the code's."""
+"""The written pages are the code's: what they name, quote and link to is there."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
+import typer.main
+
+from model_runner.models import decoder_families
+from server import cli
+from server.config import Settings
+
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("server", "scheduler", "model_runner", "bench", "tests", "docs", "deploy")
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+FAMILIES = {name.rpartition(".")[2] for name in decoder_families.FAMILIES}
+"""Classes of transformers."""
+OF_OTHERS = FAMILIES | {
+    *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "ZeroMQ", "api.openai.com", "python_info"),
+    *("h_v", "p_j", "p_M"),
+}
+"""What looks like a name of ours in code spans and drawings: of other programs, hosts, and symbols in formulas."""
+OPTIONS_OF_OTHERS = {"--help", "--index-url", "--network", "--profile"}
+"""Of all commands, of pip and of Docker."""
+
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`]+)`")
+_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+_PATH = re.compile(r"[\w*./-]*[\w*]\.(py|h|sh)|[\w*./-]+/")
+_CALL = re.compile(r"\b([a-z_]\w*)\(")
+
+
+@pytest.fixture(params=PAGES, ids=lambda page: page.name)
+def page(request: pytest.FixtureRequest) -> str:
+    return request.param.read_text()
 
 
 def test_the_api_reference_is_up_to_date() -> None:
     check = [sys.executable, "docs/generate.py", "--check"]
     result = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("row", ["`messages[].content[].text`", "`choices[].stop_reason`", "405", "415", "504"])
+def test_the_api_reference_goes_into_depth(row: str) -> None:
+    assert f"\n| {row} |" in (ROOT / "docs" / "api.md").read_text()
+
+
+def test_names_and_paths_in_pages_exist(page: str) -> None:
+    assert [word for word in _words(page) if not _exists(word)] == []
+
+
+def test_options_in_pages_exist(page: str) -> None:
+    named = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", page)
+    assert [option for option in named if option not in _options()] == []
+
+
+def test_code_in_pages_is_quoted() -> None:
+    for page in PAGES[1:]:
+        for language, block in _FENCED.findall(page.read_text()):
+            if language == "python":
+                assert any(_unindented(block) in _unindented(source.read_text()) for source in SOURCES), block
+
+
+def test_the_table_of_families_is_the_code_s() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    layers = re.findall(r"^\|.*\| `(\w+DecoderLayer)` \|", page, re.MULTILINE)
+    assert sorted(layers) == sorted(FAMILIES)
+
+
+def test_links_in_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            path, _, anchor = target.partition("#")
+            other = page.parent / path if path else page
+            assert other.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in _anchors(other.read_text()), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("word", ["_kv_kind", "scheduler/motor.py", "Engine.halt", "bench.nothing", "ScoreTransformer"])
+def test_what_does_not_exist_is_noticed(word: str) -> None:
+    assert not _exists(word)
+
+
+def _words(page: str) -> Iterator[str]:
+    """What looks like a name or a path of ours: in code spans, and in the drawings."""
+    for span in _SPAN.findall(_FENCED.sub("", page)):
+        for word in span.split():
+            plain = word.strip("()[],;:\"'")
+            if "()" in word or _PATH.fullmatch(plain) or (_NAME.fullmatch(plain) and _is_telling(plain)):
+                yield plain
+    for language, block in _FENCED.findall(page):
+        if not language:
+            yield from (match.group() for match in _PATH.finditer(block))
+            yield from _CALL.findall(block)
+            yield from filter(_is_telling, re.findall(r"\b[A-Z]\w+", block))
+
+
+def _is_telling(word: str) -> bool:
+    """Not just a word that happens to be code."""
+    return "_" in word or "." in word or re.search("[a-z][A-Z]", word) is not None
+
+
+def _exists(word: str) -> bool:
+    names, members = _definitions()
+    if word in names or word in OF_OTHERS or word.removesuffix("_total") in names:  # which ends names of counters
+        return True
+    if _PATH.fullmatch(word) or word.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
+        return any(ROOT.glob(word.rstrip("/"))) or any(any((ROOT / top).glob(f"**/{word}")) for top in FOLDERS)
+    first, *others = word.split(".")
+    if first in members:
+        return all(other in members[first] for other in others)
+    if first in FOLDERS:
+        return (ROOT / f"{'/'.join([first, *others])}.py").exists()
+    return bool(others) and all(part in names for part in (first, *others))
+
+
+@cache
+def _definitions() -> tuple[frozenset[str], dict[str, set[str]]]:
+    """Everything that the sources define, import or write as a string of one word; and the members of each class."""
+    names, members = {f"SAMEWISE_{field.upper()}" for field in Settings.model_fields}, dict[str, set[str]]()
+    for build in ("Dockerfile", "Makefile"):
+        names.update(re.findall(r"\b[A-Z_]+\b", (ROOT / build).read_text()))
+    for source in SOURCES:
+        if source == Path(__file__):
+            continue
+        for node in ast.walk(ast.parse(source.read_text())):
+            names.update(_defined(node))
+            if isinstance(node, ast.ClassDef):
+                members.setdefault(node.name, set()).update(name for part in ast.walk(node) for name in _defined(part))
+    return frozenset(names), members
+
+
+def _defined(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+            yield name
+        case ast.alias(name=name, asname=other):
+            yield other or name
+        case ast.Constant(value=str(text)) if re.fullmatch(r"[\w.-]+", text):
+            yield text
+
+
+@cache
+def _options() -> frozenset[str]:
+    """Of the commands, and of the programs in the repository."""
+    root = typer.main.get_command(cli.app)
+    parameters = [parameter for command in root.commands.values() for parameter in command.params]
+    of_commands = {option for one in [*root.params, *parameters] for option in (*one.opts, *one.secondary_opts)}
+    return frozenset(of_commands | OPTIONS_OF_OTHERS | {name for name in _definitions()[0] if name.startswith("--")})
+
+
+def _unindented(code: str) -> str:
+    return "\n".join(line.strip() for line in code.strip().splitlines())
+
+
+def _anchors(page: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -118,16 +118,6 @@ def make_product(weight: Tensor, kind: GpuWeightKind | None, *, exact: bool, one
     return CublasProduct(weight.detach()) if isinstance(product, TritonProduct) and not exact else product
 
 
-def stored_bytes(kind: GpuWeightKind | None, outputs: int, inputs: int, itemsize: int) -> int:
-    """What a weight takes as a kind, with its scales; `itemsize` bytes a number where it stays dense."""
-    if kind == "fp8":
-        return outputs * inputs + 4 * outputs
-    group = group_size(inputs) if kind == "int4" else None
-    if group is None:
-        return outputs * inputs * itemsize
-    return outputs * inputs // 2 + 4 * outputs * (inputs // group)
-
-
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A weight [..., out, in] in e4m3, and the scales [..., out] by which its outputs are to be multiplied, float32."""
     *outer, inputs = weight.shape
@@ -149,9 +139,13 @@ def tile_shapes_agree(device: torch.device, dtype: torch.dtype) -> bool:
         device: of the products.
         dtype: of the rows: float16, bfloat16, or float8_e4m3fn.
     """
+    return all(_shapes_agree(device, dtype, inputs) for inputs in (1056, 1152))  # the second is whole steps
+
+
+def _shapes_agree(device: torch.device, dtype: torch.dtype, inputs: int) -> bool:
     generator = torch.Generator(device).manual_seed(0)
     rows, weight = (
-        torch.randn(count, 1056, generator=generator, device=device).mul_(factor).to(dtype)
+        torch.randn(count, inputs, generator=generator, device=device).mul_(factor).to(dtype)
         for count, factor in ((150, 4), (520, 0.1))
     )
     ones = torch.ones(520, device=device)
@@ -161,7 +155,7 @@ def tile_shapes_agree(device: torch.device, dtype: torch.dtype) -> bool:
         out = torch.empty(150, 520, dtype=torch.float32, device=device)
         return linear(rows, weight, out, scales=scales, shape=shape)
 
-    first, *others = (product(shape) for shape in shapes(dtype, 1056))
+    first, *others = (product(shape) for shape in shapes(dtype, inputs))
     return all(torch.equal(first, other) for other in others)
 
 

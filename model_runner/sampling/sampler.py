@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model_runner.config import LogprobsMode
 from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
+from model_runner.row_sums import row_log_softmax
 from model_runner.sampling.draw import Draw, take
 from model_runner.sampling.logprobs import candidates_of, describe
 from model_runner.sampling.picks import NO_TOKEN
@@ -88,7 +89,7 @@ class Sampler:
         }
         if not asked:
             return {}
-        logprobs = torch.log_softmax(take(scores, tuple(asked)), -1)
+        logprobs = row_log_softmax(take(scores, tuple(asked)))
         reports = describe(logprobs, [tokens[row] for row in asked], list(asked.values()))
         return dict(zip(asked, reports, strict=True))
 
@@ -97,7 +98,7 @@ def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
     """Logits, but log-probabilities in the rows of `listed`."""
     if not listed:
         return raw
-    return raw.index_copy(0, torch.tensor(listed, device=raw.device), torch.log_softmax(take(raw, listed), -1))
+    return raw.index_copy(0, torch.tensor(listed, device=raw.device), row_log_softmax(take(raw, listed)))
 
 
 def _candidates(
@@ -139,7 +140,7 @@ def _surprises(scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> di
     asked = [row for row in rows.mirostat if tokens[row] != NO_TOKEN]
     if not asked:
         return {}
-    logprobs = torch.log_softmax(take(scores, asked).double(), -1)
+    logprobs = row_log_softmax(take(scores, asked).double())
     chosen = torch.tensor([[tokens[row]] for row in asked], device=scores.device)
     surprises = logprobs.gather(1, chosen).squeeze(1) / -math.log(2)
     return dict(zip(asked, surprises.tolist(), strict=True))

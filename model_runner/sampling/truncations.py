@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_runner.row_sums import cumulative_sums, row_sums
+from model_runner.row_sums import cumulative_sums, entropies, row_log_softmax, row_softmax, row_sums
 from model_runner.sampling.rows import SamplingRows, Setting
 
 _SHORT_TAIL = 4096
@@ -60,9 +60,9 @@ class TypicalP:
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
-        logprobs = torch.log_softmax(old.double(), -1)  # [n, vocab]
+        logprobs = row_log_softmax(old.double())  # [n, vocab]
         probs = logprobs.exp()
-        entropy = row_sums(torch.special.entr(probs))
+        entropy = entropies(probs)
         distance = (-logprobs - entropy).abs()
         # Tokens with the mass typical_p at least have a logprob above `tail`, hence a distance up to `reach`: only
         # these need to be sorted.
@@ -80,7 +80,7 @@ class EpsilonCutoff:
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
-        return used.put(logits, _cut(old, torch.softmax(old.double(), -1), used.values))
+        return used.put(logits, _cut(old, row_softmax(old.double()), used.values))
 
 
 class EtaCutoff:
@@ -91,8 +91,8 @@ class EtaCutoff:
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
-        probs = torch.softmax(old.double(), -1)
-        entropy = row_sums(torch.special.entr(probs))
+        probs = row_softmax(old.double())
+        entropy = entropies(probs)
         return used.put(logits, _cut(old, probs, used.values.minimum(used.values.sqrt() * (-entropy).exp())))
 
 
@@ -115,7 +115,7 @@ class TopP:
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
-        tokens, probs = _head(torch.softmax(old.double(), -1), used.values)
+        tokens, probs = _head(row_softmax(old.double()), used.values)
         probs, order = probs.sort(dim=-1, descending=True, stable=True)
         tokens = tokens.gather(1, order)
         kept = (cumulative_sums(probs)[:, :-1] < used.values) & (probs[:, 1:] > 0)
@@ -141,7 +141,7 @@ class ExcludeTopChoices:
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
-        probs = torch.softmax(old.double(), -1)
+        probs = row_softmax(old.double())
         above = (probs >= used.values) & old.isfinite()
         lowest = old.masked_fill(~above, math.inf).amin(-1, keepdim=True)
         ids = torch.arange(old.shape[-1], device=old.device)
@@ -154,7 +154,7 @@ class SurpriseLimit:
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
-        surprises = torch.log_softmax(old.double(), -1) / -math.log(2)
+        surprises = row_log_softmax(old.double()) / -math.log(2)
         kept = surprises <= used.values
         best = old.argmax(-1, keepdim=True)  # the lowest id among equals
         return used.put(logits, torch.where(kept.scatter(1, best, True), old, -math.inf))

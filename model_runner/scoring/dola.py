@@ -9,7 +9,7 @@ from model_runner.batch import Batch
 from model_runner.contract import DoLa, SamplingParams
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature, entering
-from model_runner.row_sums import row_sums
+from model_runner.row_sums import entropies, row_log_softmax
 from model_runner.scoring.transform import RawStep, Share
 
 _SPAN = 20
@@ -51,14 +51,14 @@ class LayerContrast:
         """[n, vocab] of these rows of the step, each of which asks its own layers."""
         logits = step.logits.index_select(0, of_step)
         tokens = torch.from_numpy(step.batch.logits_index).to(of_step.device).index_select(0, of_step)
-        mature = torch.log_softmax(logits.double(), -1)
+        mature = row_log_softmax(logits.double())
         premature = torch.full_like(mature, torch.nan)  # stays where no distance is a number, and fails the row
         farthest = mature.new_full((len(mature),), -torch.inf)
         for layer in sorted({layer for of_row in candidates for layer in of_row}):
             asking = [row for row, of_row in enumerate(candidates) if layer in of_row]
             rows = torch.tensor(asking, device=logits.device)
             hidden = step.features[entering(layer)].index_select(0, tokens[rows])
-            early = torch.log_softmax(self._exit(hidden).double(), -1)
+            early = row_log_softmax(self._exit(hidden).double())
             distance = divergence(mature[rows], early)
             is_farther = distance > farthest[rows]  # among equals the lower layer stays
             farthest[rows[is_farther]] = distance[is_farther]
@@ -95,4 +95,4 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    return row_sums(torch.special.entr(probs)).squeeze(1)
+    return entropies(probs).squeeze(1)

@@ -8,6 +8,7 @@ from torch import Tensor
 from model_runner.batch import Batch
 from model_runner.contract import SamplingParams
 from model_runner.models.features import Feature
+from model_runner.row_sums import row_log_softmax
 from model_runner.scoring.transform import RawStep, Share
 
 
@@ -32,9 +33,9 @@ class Guidance:
         guides = [row for guide in ready for row in guide.rows]
         own = step.logits.index_select(0, share.rows)
         other = step.logits.index_select(0, torch.tensor(guides, dtype=torch.int64, device=own.device))
-        base = torch.log_softmax(other, -1)
+        base = row_log_softmax(other)
         scale = torch.tensor(scales, dtype=base.dtype, device=base.device).view(-1, 1)
-        scores = base + scale * (torch.log_softmax(own, -1) - base)
+        scores = base + scale * (row_log_softmax(own) - base)
         return scores.masked_fill_(own == -torch.inf, -torch.inf)
 
     def warm_up(self, batch: Batch) -> None:

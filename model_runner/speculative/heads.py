@@ -1,8 +1,10 @@
 """Proposers for trained heads of every kind."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from model_runner.kv_cache import KVShape
@@ -46,11 +48,16 @@ def heads_kv(heads: Heads) -> tuple[KVShape, ...]:
     return (heads.kv,) if isinstance(heads, RecurrentHeads) else ()
 
 
+def method_of(heads: Heads) -> str:
+    """What a request names them by."""
+    return _METHODS.get(heads.kind, heads.kind)
+
+
 def make_heads_proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom) -> tuple[str, Proposer]:
     """The method's name and its proposer, which takes the heads over."""
     limits = GrowthLimits(max_depth=heads.depth or _SELF_FED_DEPTH)
     room.platform.prepare_heads(heads)
-    return _METHODS.get(heads.kind, heads.kind), _proposer(heads, model, room, limits)
+    return method_of(heads), _proposer(heads, model, room, limits)
 
 
 def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: GrowthLimits) -> Proposer:
@@ -65,5 +72,10 @@ def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: Gro
     num_blocks = num_draft_blocks(blocks.num_blocks, blocks.max_num_seqs, blocks.block_size, limits.num_extended)
     cache = room.platform.make_cache([heads.kv], num_blocks, blocks.block_size)
     kv = DraftKV(blocks.num_blocks, blocks.block_size, limits.num_extended, lag=1)
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    return RecurrentProposer(heads, TargetEnds(embed, head), room.platform.attention(cache), kv, limits)
+    ends = TargetEnds(embed, _in_its_type(model.get_output_embeddings()))  # type: ignore[no-untyped-call]
+    return RecurrentProposer(heads, ends, room.platform.attention(cache), kv, limits)
+
+
+def _in_its_type(head: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """A head of the target's type for states in float32: its weights are too many to be brought to their type."""
+    return lambda states: head(states.to(head.weight.dtype)).float()

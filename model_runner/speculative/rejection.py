@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_runner.draft_tree import ROOT, DraftTree, Fork
-from model_runner.row_sums import row_sums
+from model_runner.row_sums import row_softmax, row_sums
 from model_runner.sampling.draw import Draw
 from model_runner.sampling.noise import Stream, uniform
 from model_runner.sampling.rows import SamplingRows
@@ -60,7 +60,7 @@ class _Test:
 
     def __init__(self, forks: Sequence[Fork], scores: Tensor) -> None:
         self._forks = forks
-        self.left = torch.softmax(scores.double(), -1)
+        self.left = row_softmax(scores.double())
         """[n, vocab] p after the rejections so far."""
         self._guess = _drawn_from(forks, self.left)  # [n, vocab] q after the rejections so far; 0 for chosen drafts
 

@@ -8,8 +8,9 @@ from itertools import accumulate
 import numpy as np
 
 from model_runner.batch import SampleRows
-from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation, SpeculationStats
+from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
+from model_runner.info import SpeculationStats
 from model_runner.speculative import auto
 from model_runner.speculative.budget import Budget, StepLoad
 from model_runner.speculative.calibration import Calibration

@@ -1,7 +1,7 @@
 """Counting what a method's drafts brought."""
 
-from model_runner.contract import SpeculationStats
 from model_runner.draft_tree import DraftTree
+from model_runner.info import SpeculationStats
 from model_runner.speculative.verify import Verdict
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_runner.draft_tree import Fork
-from model_runner.row_sums import row_sums
+from model_runner.row_sums import entropies, row_softmax
 from model_runner.sampling.draw import Draw
 from model_runner.sampling.rows import SamplingRows
 
@@ -46,8 +46,8 @@ class TypicalDraw:
         return tokens
 
     def _accepted(self, scores: Tensor, tested: Sequence[int]) -> dict[int, int]:
-        probs = torch.softmax(scores[torch.tensor(tested, device=scores.device)].double(), -1)
-        entropy = row_sums(torch.special.entr(probs)).squeeze(1)
+        probs = row_softmax(scores[torch.tensor(tested, device=scores.device)].double())
+        entropy = entropies(probs).squeeze(1)
         thresholds = (DELTA * (-entropy).exp()).clamp(max=EPSILON).tolist()
         tokens = {}
         for row, of_row, threshold in zip(tested, probs, thresholds, strict=True):

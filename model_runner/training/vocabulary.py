@@ -19,10 +19,3 @@ def choose_draft_ids(examples: Iterable[Example], size: int, vocab_size: int) ->
         counts += np.bincount(example.tokens[example.num_prompt :], minlength=vocab_size)
     frequent = np.argsort(-counts, kind="stable")[:size]
     return torch.from_numpy(np.sort(frequent))
-
-
-def positions_in(draft_ids: Tensor, vocab_size: int) -> Tensor:
-    """[vocab_size] the place of each token in the draft vocabulary, -1 for those outside."""
-    places = torch.full((vocab_size,), -1, dtype=torch.int64)
-    places[draft_ids] = torch.arange(len(draft_ids))
-    return places

@@ -1,13 +1,12 @@
 """The server that answers."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import msgspec
 
-from server.api_client import DONE, Chunk, EventParser, Models, error_message, headers
+from server.api_client import AnswerError, ChunkParser, error_message, first_model, headers
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -37,25 +36,30 @@ class ChatServer:
         try:
             response = self._client.get(f"{self._base_url}/models")
             self._check(response)
-            models = msgspec.json.decode(response.content, type=Models).data
+            return first_model(response.content)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from None
-        except msgspec.DecodeError:
-            raise ServerError(f"{self._base_url}/models is not an OpenAI list of models") from None
-        if not models:
-            raise ServerError("the server lists no model; name one with --model")
-        return models[0].id
+        except AnswerError as error:
+            raise ServerError(f"{self._base_url}/models: {error}") from None
 
     def answer(self, body: Mapping[str, Any]) -> Generator[str]:
         """Yield the answer as it comes. Closing the generator ends the request. Raises ServerError."""
+        parser = ChunkParser()
         try:
             with self._client.stream("POST", f"{self._base_url}/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
                 self._check(response)
-                yield from _texts(response.iter_bytes())
+                for data in response.iter_bytes():
+                    for chunk in parser.feed(data):
+                        yield chunk.text
+                    if parser.is_done:
+                        return
+            parser.close()
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from None
+        except AnswerError as error:
+            raise ServerError(str(error)) from None
 
     def _check(self, response: httpx.Response) -> None:
         if response.status_code == 200:
@@ -74,19 +78,3 @@ class ChatServer:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return ServerError(f"no server answers at {self._base_url}; is `samewise serve` running?")
         return ServerError(f"the connection to {self._base_url} broke: {str(error) or type(error).__name__}")
-
-
-def _texts(chunks: Iterator[bytes]) -> Iterator[str]:
-    parser, decoder = EventParser(), msgspec.json.Decoder(Chunk)
-    for data in chunks:
-        for payload in parser.feed(data):
-            if payload == DONE:
-                return
-            try:
-                chunk = decoder.decode(payload)
-            except msgspec.DecodeError as error:
-                raise ServerError(f"the server sent a malformed chunk: {error}") from None
-            if chunk.error is not None:
-                raise ServerError(error_message(payload))
-            yield chunk.text
-    raise ServerError("the server closed the connection before the answer was complete")

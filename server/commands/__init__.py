@@ -1,1 +1,1 @@
-"""What each command of `samewise` does; a module is imported only when its command runs."""
+"""The commands of `samewise`: the options of each, and what it does. What only that needs is imported when it runs."""

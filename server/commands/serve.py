@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from server.commands.console import fail, warn
+from server.start_signals import end_start_on_signals
 
 if TYPE_CHECKING:
     from server.config import Settings
@@ -41,6 +42,7 @@ def register(app: typer.Typer) -> None:
 def run(settings: "Settings") -> None:
     """Serve until a signal ends it. Exits with 1, and one line that says why, if that cannot be done."""
     started = time.perf_counter()
+    end_start_on_signals()
     from model_runner.models.repository import ModelNotFoundError  # noqa: PLC0415
     from server.lifecycle import StartError, serve  # noqa: PLC0415
 

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import os
+import re
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from server.config import Settings
 PREFIX = "SAMEWISE_"
 OTHER_VARIABLES = frozenset({"SAMEWISE_CONFIG", "SAMEWISE_CACHE"})
 """Variables with the prefix that are read elsewhere."""
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+"""Kubernetes gives containers SAMEWISE_PORT=tcp://10.0.0.1:8000 where there is a Service named samewise."""
 
 
 class SettingsError(ValueError):
@@ -146,4 +149,14 @@ def _describe(
         source = f"{name} in {config_file}"
     secret = SecretStr in _alternatives(Settings.model_fields[name].annotation)
     got = "" if secret else f" (got {error['input']!r})"
-    return f"{source}: {error['msg'][0].lower()}{error['msg'][1:]}{got}"
+    return f"{source}: {error['msg'][0].lower()}{error['msg'][1:]}{got}{_advice(source, error['input'])}"
+
+
+def _advice(source: str, value: object) -> str:
+    """Advice, if Kubernetes and not the user has set the variable."""
+    if source != PREFIX + "PORT" or not SERVICE_LINK.match(str(value)):
+        return ""
+    return (
+        "; Kubernetes sets it for a Service named samewise: put `enableServiceLinks: false` into the pod's "
+        "specification, or name the Service otherwise"
+    )

@@ -21,7 +21,9 @@ Model = Annotated[
     typer.Argument(show_default=False, help="Folder, GGUF file or hub name; by default the embedded model."),
 ]
 Kind = Annotated[Literal["medusa", "hydra", "eagle3"], typer.Option(help="Kind of heads.")]
-Output = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the heads go.")]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the heads go, for `samewise serve --heads`.")
+]
 Work = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Where data and progress are kept; by default beside --output."),
@@ -95,7 +97,7 @@ def _answerer(model: Path, name: str) -> "Answerer":
     from server.engine.offline import OfflineAnswerer  # noqa: PLC0415
     from server.engine.worker import load_engine  # noqa: PLC0415
     from server.served_model import ServedModel  # noqa: PLC0415
-    from server.tokenization import Tokenizer  # noqa: PLC0415
+    from server.text.tokenization import Tokenizer  # noqa: PLC0415
 
     engine = load_engine(EngineConfig(RunnerConfig(model, speculation="off"))).engine
     tokenizer = Tokenizer.from_folder(model)
@@ -103,7 +105,7 @@ def _answerer(model: Path, name: str) -> "Answerer":
 
 
 def _decoder(model: Path) -> "Callable[[Sequence[int]], str]":
-    from server.tokenization import Tokenizer  # noqa: PLC0415
+    from server.text.tokenization import Tokenizer  # noqa: PLC0415
 
     return partial(Tokenizer.from_folder(model).decode, skip_special_tokens=True)
 

@@ -1,10 +1,10 @@
 """What the HTTP side calls: one interface, whether the engine runs in a process of its own or in this one."""
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
 from typing import Protocol
 
+from model_runner.info import RunnerInfo
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 
 
@@ -16,31 +16,6 @@ class EngineState(StrEnum):
     RESTARTING = "restarting"
     DRAINING = "draining"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What the engine knows once the model is loaded."""
-
-    vocab_size: int
-    max_model_len: int
-    """Prompt and output together, in tokens."""
-    block_size: int
-    num_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    device: str
-    dtype: str
-    """Of the weights in products."""
-    kv_dtype: str = "float32"
-    kernels: str = "none"
-    """What runs the model: an instruction set, or a compiler."""
-    started_in: tuple[tuple[str, float], ...] = ()
-    """What took time at the start, with the seconds that it took."""
-    speculation_methods: tuple[str, ...] = ()
-    """Methods that a request can name."""
-    num_early_exits: int = 0
-    """Layers before which the model can be asked for the next token; 0 if it cannot."""
 
 
 class EngineUnavailableError(Exception):
@@ -62,13 +37,18 @@ class EngineClient(Protocol):
     def state(self) -> EngineState: ...
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> RunnerInfo:
         """Raises EngineUnavailableError until the engine has been ready once."""
         ...
 
     @property
     def stats(self) -> EngineStats:
-        """The last snapshot that the engine sent."""
+        """The last snapshot that the engine sent; nothing runs and waits in one that has ended."""
+        ...
+
+    @property
+    def num_held(self) -> int:
+        """Live choices that are not in the engine: it restarts, or they wait because one may have killed it."""
         ...
 
     @property
@@ -82,12 +62,14 @@ class EngineClient(Protocol):
         """Returns when the engine answers; raises EngineUnavailableError when it failed to start."""
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+    def generate(
+        self, request: EngineRequest, admitted: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[RequestOutput]:
         """Submit and yield the outputs of all choices as they come, until every choice has finished.
 
-        Closing the generator early aborts what still runs. Raises EngineUnavailableError or QueueFullError before the
-        first output, RequestFailedError at any time. A restart of the engine is not seen here: outputs go on where
-        they stopped.
+        Calls `admitted` when the request is taken. Raises QueueFullError if it is not, EngineUnavailableError and
+        RequestFailedError at any time. Closing the generator early aborts what still runs. A restart of the engine is
+        not seen here: outputs go on where they stopped.
         """
         ...
 

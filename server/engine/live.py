@@ -92,6 +92,12 @@ class LiveRequests:
         return sum(live.num_unfinished for live in self._live.values())
 
     @property
+    def num_held(self) -> int:
+        """Those of requests that are not in the engine."""
+        held = (live for request_id, live in self._live.items() if not self._policy.is_inside(request_id))
+        return sum(live.num_unfinished for live in held)
+
+    @property
     def num_submitted(self) -> int:
         """Requests that are in the engine."""
         return self._policy.num_inside

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from model_runner.info import RunnerInfo
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
-from server.engine.client import EngineInfo
 from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, Shutdown, StepDone, Submit, ToEngine
 
 logger = logging.getLogger("samewise.engine")
@@ -52,7 +52,7 @@ class LoadedEngine:
     """An engine that is ready, and what there is to know about it."""
 
     engine: Engine
-    info: EngineInfo
+    info: RunnerInfo
 
 
 def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:

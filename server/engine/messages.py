@@ -10,9 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from model_runner.config import RunnerConfig
+from model_runner.info import RunnerInfo
 from scheduler.config import Policy
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
-from server.engine.client import EngineInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded; requests may come."""
 
-    info: EngineInfo
+    info: RunnerInfo
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):

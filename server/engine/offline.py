@@ -8,10 +8,10 @@ from itertools import islice
 from model_runner.training.answers import Answer, Question
 from model_runner.training.prompts import Prompt
 from scheduler.interface import EngineRequest
-from server.chat_template import ChatTemplateError
 from server.engine.loop import Engine
 from server.served_model import ServedModel
-from server.tokenization import Tokenizer
+from server.text.chat_template import ChatTemplateError
+from server.text.tokenization import Tokenizer
 
 logger = logging.getLogger("samewise.training")
 

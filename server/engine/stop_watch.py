@@ -4,8 +4,8 @@ from collections.abc import Callable
 from copy import copy
 
 from scheduler.interface import EngineRequest
-from server.detokenizer import Detokenizer, StopMatcher
-from server.tokenization import Tokenizer
+from server.text.detokenizer import Detokenizer, StopMatcher
+from server.text.tokenization import Tokenizer
 
 
 class StopWatch:

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from model_runner.info import RunnerInfo
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
-from server.engine.client import EngineInfo, EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
+from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
 from server.engine.live import LiveRequests
 from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, StepDone, Submit, ToEngine
 from server.engine.recovery import Backoff
@@ -57,7 +58,7 @@ class EngineSupervisor(ABC):
         self._limits = limits
         self._requests = LiveRequests()
         self._link: EngineLink | None = None  # to an engine that is ready
-        self._info: EngineInfo | None = None
+        self._info: RunnerInfo | None = None
         self._stats = EngineStats()
         self._num_restarts = 0
         self._num_messages = 0
@@ -82,7 +83,7 @@ class EngineSupervisor(ABC):
         return EngineState.STARTING if self._info is None else EngineState.RESTARTING
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> RunnerInfo:
         if self._info is None:
             raise EngineUnavailableError(self._failure or "The engine is still loading the model.")
         return self._info
@@ -90,6 +91,10 @@ class EngineSupervisor(ABC):
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def num_held(self) -> int:
+        return self._requests.num_held
 
     @property
     def num_restarts(self) -> int:
@@ -105,10 +110,13 @@ class EngineSupervisor(ABC):
             await self._settled.wait()
             self._refuse_unless_open()
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+    async def generate(
+        self, request: EngineRequest, admitted: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[RequestOutput]:
         """See EngineClient. Raises ValueError if a request with this id is live."""
         self._admit(request)
         live = self._requests.add(request)
+        admitted()
         self._submit_released()
         try:
             while (output := await live.next()) is not None:
@@ -205,6 +213,7 @@ class EngineSupervisor(ABC):
         finally:
             gentle = self._stopping and self._link is not None
             self._link = None
+            self._stats = replace(self._stats, num_running=0, num_waiting=0, kv_usage=0.0)
             self._settled.clear()
             await link.close(SHUTDOWN_GRACE_S if gentle else 0.0)
 
@@ -238,7 +247,7 @@ class EngineSupervisor(ABC):
             seen = self._num_messages
         return f"it was silent for {self._limits.engine_timeout_s:g} s while it had work, and was killed"
 
-    def _become_ready(self, link: EngineLink, info: EngineInfo) -> None:
+    def _become_ready(self, link: EngineLink, info: RunnerInfo) -> None:
         self._info = info
         self._link = link
         self._settled.set()

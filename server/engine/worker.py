@@ -5,7 +5,6 @@ costs no torch.
 """
 
 import argparse
-import ctypes
 import gc
 import importlib
 import logging
@@ -15,23 +14,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import zmq
 
 from model_runner.config import RunnerConfig
-from server.engine.client import EngineInfo
+from model_runner.parent import die_with_parent
 from server.engine.loop import EXIT_CRASHED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
 from server.engine.stop_watch import StopWatches
 from server.logs import configure_logging
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 
 DEFAULT_FACTORY = "server.engine.worker:load_engine"
 
-HEAD_METHODS = frozenset({"eagle", "hydra", "medusa", "mtp"})
 PARENT_CHECK_MS = 1000
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Factory = Callable[[EngineConfig], LoadedEngine]
 
@@ -56,38 +54,15 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         policy=config.policy,
         prefix_caching=config.prefix_caching,
     )
-    info = EngineInfo(
-        vocab_size=runner.info.vocab_size,
-        max_model_len=runner.info.max_model_len,
-        block_size=runner.info.block_size,
-        num_blocks=runner.info.num_blocks,
-        max_num_seqs=runner.info.max_num_seqs,
-        max_num_batched_tokens=runner.info.max_num_batched_tokens,
-        device=runner.info.device,
-        dtype=runner.info.dtype,
-        kv_dtype=runner.info.kv_dtype,
-        kernels=runner.info.kernels,
-        speculation_methods=runner.info.speculation_methods,
-        num_early_exits=runner.info.num_early_exits,
-        started_in=(
-            ("imports", imports_s),
-            ("weights", runner.info.weights_s),
-            ("first step", runner.info.first_step_s),
-        ),
-    )
+    info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
     watches = StopWatches(partial(Tokenizer.from_folder, config.runner.model))
     return LoadedEngine(Engine(Scheduler(scheduler_config, runner.info.num_blocks, watches), runner), info)
 
 
 def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:
-    """Raises ValueError for a setting that would have no effect with the model that was loaded."""
-    there = f"there is {', '.join(methods)}" if methods else "there is no speculation"
+    """Raises ValueError if the loaded model does not have the method of requests that name none."""
     if config.speculation not in ("off", "auto", *methods):
-        raise ValueError(f"speculation by {config.speculation} is not possible here; {there}")
-    if config.draft_model is not None and "draft_model" not in methods:
-        raise ValueError(f"the draft model {config.draft_model} cannot be used here; {there}")
-    if config.heads and not HEAD_METHODS.intersection(methods):
-        raise ValueError(f"the heads {', '.join(map(str, config.heads))} cannot be used here; {there}")
+        raise ValueError(f"speculation by {config.speculation} is not possible here; there is {', '.join(methods)}")
 
 
 @contextmanager
@@ -134,15 +109,6 @@ def detach_from_terminal() -> None:
     """Leave Ctrl-C and SIGTERM to the parent: it lets running requests finish, then tells this process to exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the parent dies, so that no engine is left behind, even in a long step.
-
-    Only on Linux; elsewhere the channel notices between steps.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def resolve_factory(path: str) -> Factory:

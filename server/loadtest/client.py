@@ -8,7 +8,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from server.api_client import DONE, Chunk, EventParser, error_message
+from server.api_client import AnswerError, Chunk, ChunkParser
 from server.loadtest.workload import LoadRequest
 
 Endpoint = Literal["completions", "chat"]
@@ -71,14 +71,6 @@ class Outcome:
         return self.finished - self.started
 
 
-class StreamError(Exception):
-    """The stream carried an error, or ended early."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 async def send(client: httpx.AsyncClient, target: Target, request: LoadRequest) -> Outcome:
     """Send one request and read its stream to the end. Never raises for what the server or the network does."""
     content = msgspec.json.encode(target.body(request))
@@ -90,7 +82,7 @@ async def send(client: httpx.AsyncClient, target: Target, request: LoadRequest) 
         outcome.failure = Failure("timeout", f"not finished after {target.timeout_s:g} s")
     except httpx.TransportError as error:
         outcome.failure = Failure("connection", f"{type(error).__name__}: {error}".rstrip(": "))
-    except StreamError as error:
+    except AnswerError as error:
         outcome.failure = Failure(error.kind, str(error))
     outcome.finished = time.perf_counter()
     return outcome
@@ -100,26 +92,16 @@ async def _stream(client: httpx.AsyncClient, url: str, content: bytes, outcome: 
     headers = {"content-type": "application/json"}
     async with client.stream("POST", url, content=content, headers=headers) as response:
         if response.status_code != 200:
-            raise StreamError(f"HTTP {response.status_code}", error_message(await response.aread()))
-        parser, decoder = EventParser(), msgspec.json.Decoder(Chunk)
+            raise AnswerError.refusal(response.status_code, await response.aread())
+        parser = ChunkParser()
         async for data in response.aiter_bytes():
             now = time.perf_counter()
-            for payload in parser.feed(data):
-                if payload == DONE:
-                    outcome.output_tokens = outcome.output_tokens or len(outcome.chunk_times)
-                    return
-                _record(_decode(decoder, payload), now, outcome)
-    raise StreamError("incomplete stream", "the stream ended without [DONE]")
-
-
-def _decode(decoder: msgspec.json.Decoder[Chunk], payload: bytes) -> Chunk:
-    try:
-        chunk = decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise StreamError("malformed chunk", f"{error}: {payload[:100].decode(errors='replace')}") from None
-    if chunk.error is not None:
-        raise StreamError("error in stream", error_message(payload))
-    return chunk
+            for chunk in parser.feed(data):
+                _record(chunk, now, outcome)
+            if parser.is_done:
+                break
+    parser.close()
+    outcome.output_tokens = outcome.output_tokens or len(outcome.chunk_times)
 
 
 def _record(chunk: Chunk, now: float, outcome: Outcome) -> None:

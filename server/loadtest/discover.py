@@ -5,7 +5,7 @@ from dataclasses import replace
 import httpx
 import msgspec
 
-from server.api_client import Models, error_message
+from server.api_client import AnswerError, error_message, first_model
 from server.loadtest.client import Target, send
 from server.loadtest.workload import LoadRequest
 
@@ -16,26 +16,22 @@ class DiscoveryError(Exception):
 
 async def find_model(client: httpx.AsyncClient, base_url: str) -> str:
     """The first model that the server lists. Raises DiscoveryError."""
-    try:
-        response = await client.get(f"{base_url}/models", timeout=30.0)
-    except httpx.InvalidURL as error:
-        raise DiscoveryError(f"{base_url}: {error}") from None
-    except httpx.TransportError as error:
-        raise DiscoveryError(f"no server answers at {base_url} ({type(error).__name__})") from None
+    url = f"{base_url}/models"
+    response = await _get(client, url)
     if response.status_code != 200:
-        raise DiscoveryError(f"{base_url}/models: HTTP {response.status_code}: {error_message(response.content)}")
+        raise DiscoveryError(f"{url}: HTTP {response.status_code}: {error_message(response.content)}")
     try:
-        models = msgspec.json.decode(response.content, type=Models).data
-    except msgspec.DecodeError:
-        raise DiscoveryError(f"{base_url}/models is not an OpenAI list of models") from None
-    if not models:
-        raise DiscoveryError(f"{base_url}/models lists no model; name one with --model")
-    return models[0].id
+        return first_model(response.content)
+    except AnswerError as error:
+        raise DiscoveryError(f"{url}: {error}") from None
 
 
 async def find_vocab_size(client: httpx.AsyncClient, base_url: str) -> int | None:
-    """Vocabulary size from /tokenizer_info, which stands beside /v1; None where the server does not tell."""
-    response = await client.get(f"{base_url.removesuffix('/v1')}/tokenizer_info", timeout=30.0)
+    """Vocabulary size from /tokenizer_info, which stands beside /v1; None where the server does not tell.
+
+    Raises DiscoveryError if it does not answer.
+    """
+    response = await _get(client, f"{base_url.removesuffix('/v1')}/tokenizer_info")
     if response.status_code != 200:
         return None
     try:
@@ -49,6 +45,15 @@ async def probe(client: httpx.AsyncClient, target: Target, request: LoadRequest)
     outcome = await send(client, target, replace(request, max_tokens=1))
     if outcome.failure is not None:
         raise DiscoveryError(f"{outcome.failure.kind}: {outcome.failure.message}")
+
+
+async def _get(client: httpx.AsyncClient, url: str) -> httpx.Response:
+    try:
+        return await client.get(url, timeout=30.0)
+    except httpx.InvalidURL as error:
+        raise DiscoveryError(f"{url}: {error}") from None
+    except httpx.TransportError as error:
+        raise DiscoveryError(f"no server answers at {url} ({type(error).__name__})") from None
 
 
 class _TokenizerInfo(msgspec.Struct):

@@ -10,15 +10,16 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 from fastapi import Request
 
+from model_runner.contract import Breaker
 from scheduler.interface import BeamScore
 from server.disconnect import wait_unless_gone
 from server.middleware import record_of
 from server.openai.choice import OutputToken, Piece
 from server.openai.meter import Meter
-from server.openai.protocol.common import StreamOptions
+from server.openai.protocol.common import SamplingFields, StreamOptions
 from server.openai.protocol.objects import CompletionTokensDetails, PromptTokensDetails, Usage
 from server.openai.run import Run
-from server.params import Plan
+from server.planning.params import Plan
 from server.services import Services
 
 _T = TypeVar("_T")
@@ -42,11 +43,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def make_head(services: Services, id: str, plan: Plan) -> Head:  # noqa: A002 - the property's name
+async def make_head(services: Services, plan: Plan) -> Head:
     """The head of a new answer."""
-    fingerprint = services.model.fingerprint(services.info(), services.settings)
-    name = services.model.name
-    head = Head(id=id, created=int(time.time()), model=name, system_fingerprint=fingerprint, seed=plan.seed)
+    head = Head(
+        id=plan.id,
+        created=int(time.time()),
+        model=services.model.name,
+        system_fingerprint=await services.fingerprint.of(services.info()),
+        seed=plan.seed,
+    )
     if plan.verification != "match":
         head["verification"] = plan.verification
     return head
@@ -65,6 +70,13 @@ async def encode(services: Services, text: str, *, add_special_tokens: bool) -> 
     if len(text) < ENCODE_IN_THREAD:
         return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(services.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+async def spell_breakers(services: Services, body: SamplingFields) -> tuple[Breaker, ...]:
+    """DRY's sequence breakers as tokens, which are looked for in the whole vocabulary: the others' streams go on."""
+    if not body.breakers:
+        return ()
+    return await asyncio.to_thread(services.tokenizer.spell_breakers, body.breakers, services.info().vocab_size)
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:

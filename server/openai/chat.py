@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from model_runner.contract import Breaker
 from server.body import JSONRoute
-from server.middleware import record_of
 from server.openai.answer import (
     Head,
     UsageReport,
@@ -19,6 +19,7 @@ from server.openai.answer import (
     make_usage,
     new_id,
     score_of,
+    spell_breakers,
     start_run,
     unless_gone,
 )
@@ -38,7 +39,7 @@ from server.openai.protocol.objects import (
 from server.openai.run import Run
 from server.openai.sse import event_stream
 from server.openapi import GENERATION_ERRORS, streamed
-from server.params import NEGATIVE_PROMPT, Planner, Wanted
+from server.planning.params import NEGATIVE_PROMPT, Planner, Wanted
 from server.responses import documented_errors, json_response
 from server.services import Services, ServicesDep
 
@@ -61,12 +62,13 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
     tokens = await encode(services, text, add_special_tokens=False)
     prediction = await _prediction(services, planner, body)
     negative_prompt = await _negative_prompt(services, planner, body)
-    completion_id = new_id("chatcmpl")
-    plan = planner.plan(completion_id, body, [tokens], _wanted(body, prediction, negative_prompt))
-    answer = _ChatAnswer(body, start_run(services, request, plan), make_head(services, completion_id, plan), services)
+    wanted = _wanted(body, prediction, negative_prompt, await spell_breakers(services, body))
+    plan = planner.plan(new_id("chatcmpl"), body, [tokens], wanted)
+    head = await make_head(services, plan)
+    answer = _ChatAnswer(body, start_run(services, request, plan), head, services)
     if body.stream:
         chunks = answer.chunks()
-        return await event_stream(request, chunks, services.settings, record_of(request).request_id)
+        return await event_stream(request, chunks, services.settings)
     choices = await unless_gone(request, collect(answer.run))
     return json_response(await asyncio.to_thread(answer.whole, choices))  # many logprobs take a while
 
@@ -105,7 +107,12 @@ async def _prediction(services: Services, planner: Planner, body: ChatCompletion
     return await encode(services, body.prediction.text, add_special_tokens=False)
 
 
-def _wanted(body: ChatCompletionRequest, prediction: list[int] | None, negative_prompt: list[int] | None) -> Wanted:
+def _wanted(
+    body: ChatCompletionRequest,
+    prediction: list[int] | None,
+    negative_prompt: list[int] | None,
+    breakers: tuple[Breaker, ...],
+) -> Wanted:
     named = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     return Wanted(
         prompt_param="messages",
@@ -114,6 +121,8 @@ def _wanted(body: ChatCompletionRequest, prediction: list[int] | None, negative_
         default_max_tokens=None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        num_choices=body.num_answers,
+        breakers=breakers,
         prediction=prediction,
         negative_prompt=negative_prompt,
     )

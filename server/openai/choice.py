@@ -3,12 +3,15 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from model_runner.contract import TokenLogprobs
 from scheduler.interface import BeamScore, FinishReason, RequestOutput
-from server.detokenizer import Detokenizer, StopMatcher
-from server.params import OutputOptions
-from server.tokenization import Tokenizer
+from server.planning.params import OutputOptions
+from server.text.detokenizer import Detokenizer, StopMatcher
+from server.text.tokenization import Tokenizer
+
+FinishedBy = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Piece:
 
     text: str
     tokens: tuple[OutputToken, ...] = ()
-    finish_reason: str | None = None
+    finish_reason: FinishedBy | None = None
     stop_reason: str | int | None = None
     """The stop string, or the token among the request's `stop_token_ids`, that ended the choice."""
     beam: BeamScore | None = None
@@ -49,7 +52,7 @@ class ChoiceText:
         self._num_shown = 0
         self.num_tokens = 0
         """Tokens that belong to the answer, the one that completed a stop string included."""
-        self.finish_reason: str | None = None
+        self.finish_reason: FinishedBy | None = None
 
     def push(self, output: RequestOutput) -> Piece:
         """What the engine's output adds; its piece may be empty. Not to be called after the choice has finished."""
@@ -80,7 +83,7 @@ class ChoiceText:
             return self._finish(shown + search.text, "stop", search.stop)
         shown += search.text + self._matcher.flush()
         own_habit = output.stop_token_id in self._options.eos_token_ids
-        reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
+        reason: FinishedBy = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
         return self._finish(shown, reason, None if own_habit else output.stop_token_id)
 
     def _piece(self, shown: str) -> Piece:
@@ -91,7 +94,7 @@ class ChoiceText:
             tokens.append(self._waiting.popleft()[0])
         return Piece(shown, tuple(tokens))
 
-    def _finish(self, shown: str, reason: str, stop_reason: str | int | None) -> Piece:
+    def _finish(self, shown: str, reason: FinishedBy, stop_reason: str | int | None) -> Piece:
         self.finish_reason = reason
         self._num_shown += len(shown)
         rest = tuple(replace(entry, offset=min(entry.offset, self._num_shown)) for entry, _ in self._waiting)

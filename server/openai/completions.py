@@ -8,9 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from model_runner.contract import Breaker
 from server.body import JSONRoute
-from server.detokenizer import Detokenizer
-from server.middleware import record_of
 from server.openai.answer import (
     Head,
     UsageReport,
@@ -21,6 +20,7 @@ from server.openai.answer import (
     make_usage,
     new_id,
     score_of,
+    spell_breakers,
     start_run,
     unless_gone,
 )
@@ -31,9 +31,10 @@ from server.openai.protocol.objects import Completion, CompletionChoice
 from server.openai.run import PromptRun, Run
 from server.openai.sse import event_stream
 from server.openapi import GENERATION_ERRORS, streamed
-from server.params import NEGATIVE_PROMPT, Planner, Wanted
+from server.planning.params import NEGATIVE_PROMPT, Planner, Wanted
 from server.responses import documented_errors, json_response
 from server.services import Services, ServicesDep
+from server.text.detokenizer import Detokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -51,13 +52,15 @@ async def create_completion(body: CompletionRequest, request: Request, services:
     services.check_model(body.model)
     planner = services.planner()
     prompts = [await _tokens(services, planner, body, index) for index in range(len(body.prompts))]
-    completion_id = new_id("cmpl")
-    plan = planner.plan(completion_id, body, prompts, _wanted(body, await _negative_prompt(services, planner, body)))
+    negative_prompt = await _negative_prompt(services, planner, body)
+    wanted = _wanted(body, negative_prompt, await spell_breakers(services, body))
+    plan = planner.plan(new_id("cmpl"), body, prompts, wanted)
+    head = await make_head(services, plan)
     run = start_run(services, request, plan)
-    answer = _CompletionAnswer(body, run, make_head(services, completion_id, plan), services)
+    answer = _CompletionAnswer(body, run, head, services)
     if body.stream:
         chunks = answer.chunks()
-        return await event_stream(request, chunks, services.settings, record_of(request).request_id)
+        return await event_stream(request, chunks, services.settings)
     choices = _best(await unless_gone(request, collect(run)), body.num_choices, body.num_answers)
     return json_response(await asyncio.to_thread(answer.whole, choices))  # logprobs of a long prompt take a while
 
@@ -80,7 +83,7 @@ async def _negative_prompt(services: Services, planner: Planner, body: Completio
     return await encode(services, text, add_special_tokens=True)
 
 
-def _wanted(body: CompletionRequest, negative_prompt: Sequence[int] | None) -> Wanted:
+def _wanted(body: CompletionRequest, negative_prompt: Sequence[int] | None, breakers: tuple[Breaker, ...]) -> Wanted:
     ranks = body.num_choices > body.num_answers
     counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return Wanted(
@@ -90,7 +93,8 @@ def _wanted(body: CompletionRequest, negative_prompt: Sequence[int] | None) -> W
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         prompt_logprobs=max((count for count in counts if count is not None), default=None),
-        best_of=body.best_of,
+        num_choices=body.num_choices,
+        breakers=breakers,
         negative_prompt=negative_prompt,
     )
 

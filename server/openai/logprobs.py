@@ -12,7 +12,7 @@ from server.openai.protocol.objects import (
     TokenLogprob,
     TopLogprob,
 )
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 
 NO_PROBABILITY = -9999.0
 

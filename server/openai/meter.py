@@ -2,10 +2,11 @@
 
 import time
 
-from server.metrics import Metrics
+from scheduler.interface import EngineRequest
+from server.metrics import EndReason, Metrics
 from server.middleware import RequestRecord
-from server.params import Plan
-from server.tokenization import Tokenizer
+from server.planning.params import Plan
+from server.text.tokenization import Tokenizer
 
 
 class Meter:
@@ -15,19 +16,24 @@ class Meter:
         self._metrics = metrics
         self._record = record
         self._last: dict[tuple[int, int], float] = {}
+        self._num_running = 0  # choices that the engine has taken and that have not ended
         self._keep_text = False
 
     def start(self, plan: Plan, tokenizer: Tokenizer, *, keep_text: bool) -> None:
-        """The request was accepted. `keep_text` puts prompt and output into the log."""
+        """The request is valid. `keep_text` puts prompt and output into the log."""
         self._keep_text = keep_text
+        self._record.answer_id = plan.id
         self._record.tokens_in = sum(len(request.prompt) for request in plan.requests)
         self._record.tokens_out = 0
-        for request in plan.requests:
-            self._metrics.observe_start(len(request.prompt), request.max_tokens, plan.n)
         if keep_text:
             texts = (tokenizer.decode(request.prompt, skip_special_tokens=False) for request in plan.requests)
             self._record.prompt = "\n".join(texts)
             self._record.output = ""
+
+    def admitted(self, request: EngineRequest) -> None:
+        """The engine has taken one of the prompts."""
+        self._num_running += len(request.choices)
+        self._metrics.observe_start(len(request.prompt), request.max_tokens, len(request.choices))
 
     def tokens(self, choice: tuple[int, int], count: int, text: str) -> None:
         """`count` tokens of a choice came, and showed this text."""
@@ -44,8 +50,14 @@ class Meter:
         if self._keep_text:
             self._record.output = (self._record.output or "") + text
 
-    def choice_end(self, reason: str) -> None:
+    def choice_end(self, reason: EndReason) -> None:
+        self._num_running -= 1
         self._metrics.observe_choice_end(reason)
+
+    def end(self, reason: EndReason) -> None:
+        """All choices that still run end for this reason."""
+        while self._num_running:
+            self.choice_end(reason)
 
     def prompt_end(self, num_tokens: int) -> None:
         """All choices of a prompt have ended, with so many tokens in all."""

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from server.chat_template import ChatTemplate, ChatTemplateError
 from server.errors import InvalidRequestError, shorten
 from server.openai.protocol.chat import Message
+from server.text.chat_template import ChatTemplate, ChatTemplateError
 
 _MUST_SHOW = frozenset({"name", "tool_calls", "refusal"})
 """Parts of a message that may not be lost in silence: the template shows them, or the request is refused."""

@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from model_runner.contract import TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
 from server.engine.client import EngineClient
-from server.errors import RequestTimeoutError, from_engine, from_failure
+from server.errors import RateLimitError, RequestTimeoutError, from_engine, from_failure
+from server.metrics import EndReason
 from server.openai.choice import ChoiceText, Piece
 from server.openai.meter import Meter
-from server.params import Plan
-from server.tokenization import Tokenizer
+from server.planning.params import Plan
+from server.text.tokenization import Tokenizer
 
 _Event = tuple["PromptRun", RequestOutput | Exception | None]
 
@@ -104,7 +106,11 @@ class Run:
                     piece = self._advance(prompt, output)
                     if piece is not None:
                         yield index, piece
+        except Exception as error:
+            self._meter.end(_reason(error))
+            raise
         finally:
+            self._meter.end("abort")
             for pump in pumps:
                 pump.cancel()
 
@@ -113,8 +119,9 @@ class Run:
 
         The time limit is kept here and not by the reader, who may be waiting for a client that does not read.
         """
+        stream = self._engine.generate(prompt.request, partial(self._meter.admitted, prompt.request))
         try:
-            async with asyncio.timeout_at(self._deadline), aclosing(self._engine.generate(prompt.request)) as outputs:
+            async with asyncio.timeout_at(self._deadline), aclosing(stream) as outputs:
                 async for output in outputs:
                     events.put_nowait((prompt, output))
             events.put_nowait((prompt, None))
@@ -148,3 +155,10 @@ class Run:
         accepted = min(output.num_accepted, num_kept)
         self.num_accepted += accepted
         self.num_rejected += output.num_rejected + output.num_accepted - accepted
+
+
+def _reason(error: Exception) -> EndReason:
+    """Why the choices end that ran when it came; those beside a prompt for which there was no room are given up."""
+    if isinstance(error, RequestTimeoutError):
+        return "timeout"
+    return "abort" if isinstance(error, RateLimitError) else "error"

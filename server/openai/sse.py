@@ -1,7 +1,6 @@
 """Server-sent events: a stream begins when there is something to say, stays alive in silence, and ends with [DONE]."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
@@ -11,20 +10,17 @@ from sse_starlette import EventSourceResponse
 
 from server.config import Settings
 from server.disconnect import wait_unless_gone
-from server.errors import ApiError, InternalError
+from server.middleware import record_of, report
 
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": keep-alive\n\n"
-_logger = logging.getLogger("samewise.http")
 
 
 class _Ended:
     """Stands for the end of a generator."""
 
 
-async def event_stream(
-    request: Request, chunks: AsyncGenerator[BaseModel], settings: Settings, request_id: str
-) -> EventSourceResponse:
+async def event_stream(request: Request, chunks: AsyncGenerator[BaseModel], settings: Settings) -> EventSourceResponse:
     """The response that sends the chunks.
 
     Waits for the first chunk, so that an error before it becomes a real status; but no longer than a proxy would put up
@@ -36,7 +32,7 @@ async def event_stream(
     if first.done():
         first.result()  # raises here what must not become an event
     return EventSourceResponse(
-        _events(chunks, first, settings.keepalive_s, request_id),
+        _events(request, chunks, first, settings.keepalive_s),
         ping=0,  # `_with_silence` knows when there was silence, the library does not
         sep="\n",
         send_timeout=settings.request_timeout_s,
@@ -44,21 +40,19 @@ async def event_stream(
 
 
 async def _events(
+    request: Request,
     chunks: AsyncGenerator[BaseModel],
     first: "asyncio.Future[BaseModel | _Ended]",
     keepalive_s: float,
-    request_id: str,
 ) -> AsyncIterator[bytes]:
     try:
         async with aclosing(_with_silence(chunks, first, keepalive_s)) as spaced:
             async for chunk in spaced:
                 yield _COMMENT if chunk is None else _event(chunk)
-    except ApiError as error:
-        yield b"data: " + error.body() + b"\n\n"
-    except Exception:
-        _logger.exception("stream failed", extra={"request_id": request_id})
-        message = f"The server had an error while processing your request. Its id is {request_id}."
-        yield b"data: " + InternalError(message).body() + b"\n\n"
+    except Exception as error:  # noqa: BLE001 - reported
+        known = report(error, request.scope)
+        record_of(request).stream_error = known.status
+        yield b"data: " + known.body() + b"\n\n"
     yield _DONE
 
 

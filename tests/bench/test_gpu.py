@@ -1,31 +1,39 @@
 """What of the GPU's benchmark needs no GPU: its arithmetic, its report, its model, and how it drives a runner."""
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from transformers import AutoModelForCausalLM, LlamaConfig
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from bench.gpu import REPEATS
+from bench.gpu_forward import TimedGraphs
 from bench.gpu_kernels import make_batch
 from bench.gpu_model import INDEX, llama_8b, write_model
+from bench.gpu_parts import known_limits
 from bench.gpu_plain import PlainSteps
-from bench.gpu_report import Figure, Goal, Report
-from bench.gpu_steps import STEPS, RunnerSteps
-from bench.gpu_tests import summary
-from bench.gpu_variants import VARIANTS, Comparison, PlainTimes
+from bench.gpu_report import Figure, Report, SavedReport
+from bench.gpu_steps import MARGIN, STEPS, RunnerSteps, checked
+from bench.gpu_timing import Spans, back_to_back_ms, watch
+from bench.gpu_variants import UNTIMED, VARIANTS, Comparison, compared_tokens
 from bench.gpu_work import DecoderWork, Limits
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import RunnerConfig
+from model_runner.contract import ChoiceResult, Failure, StepResult
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.inspection import inspect_model
+from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
+from tests.model_runner.triton.recorded_graphs import RecordedGraphs
 
 CPU = torch.device("cpu")
 LIMITS = Limits(copy_bytes_per_s=4e12, bf16_flop_per_s=8e14)
@@ -53,15 +61,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class Driven:
+    """A runner on the CPU, whose forward passes are watched, and what drives it."""
+
+    runner: ModelRunner
+    steps: RunnerSteps
+
+
+class WatchedCpu(CpuPlatform):
+    """As gpu_forward.TimedCuda."""
+
+    spans = Spans(CPU)
+
+    def load(self, folder: Path) -> PreTrainedModel:
+        model = super().load(folder)
+        watch(model, self.spans)
+        return model
+
+
 @pytest.fixture
-def runner(folder: Path) -> ModelRunner:
+def driven(folder: Path) -> Driven:
     config = RunnerConfig(folder, device="cpu", quantization="none", kv_cache_gib=0.05, max_num_batched_tokens=2048)
-    return ModelRunner.load(config)
+    runner = ModelRunner.load(config, WatchedCpu(config))
+    return Driven(runner, RunnerSteps(runner, WatchedCpu.spans))
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Report:
-    return Report({"device": "none"}, tmp_path / "new" / "gpu.json")
+def report(tmp_path: Path) -> SavedReport:
+    return SavedReport({"device": "none"}, tmp_path / "new" / "gpu.json")
 
 
 def test_the_work_of_llama_8b() -> None:
@@ -85,6 +113,13 @@ def test_the_larger_of_two_limits_counts() -> None:
     assert LIMITS.least_ms(4e12, 8e14 * 3) == 3000
 
 
+def test_limits_are_known_from_their_figures() -> None:
+    copy, product = Figure("limits", "copy", 4000.0), Figure("limits", "product", 800.0, details=asdict(LIMITS))
+    failed = Figure("limits", "", is_failure=True, details={"traceback": "..."})
+    assert known_limits([failed, copy]) is None
+    assert known_limits([failed, copy, product]) == LIMITS
+
+
 def test_the_model_is_one_that_transformers_and_the_server_read(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16
@@ -93,6 +128,7 @@ def test_the_model_is_one_that_transformers_and_the_server_read(folder: Path) ->
     weights = {name: weight.float() for name, weight in model.named_parameters()}
     assert all((weight == 1).all() for name, weight in weights.items() if "norm" in name)
     assert weights["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert weights["model.layers.0.mlp.down_proj.weight"].std().item() == pytest.approx(0.01, rel=0.05)
     assert not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
 
     tokenizer = Tokenizer.from_folder(folder)
@@ -108,8 +144,8 @@ def test_the_model_is_one_that_transformers_and_the_server_read(folder: Path) ->
     assert text.startswith("<|special_0|><|special_6|>user<|special_7|>\nHi<|special_9|><|special_6|>assistant")
 
 
-def test_choices_with_copied_blocks_decode_as_those_that_were_computed(runner: ModelRunner) -> None:
-    steps = RunnerSteps(runner, CPU)
+def test_choices_with_copied_blocks_decode_as_those_that_were_computed(driven: Driven) -> None:
+    runner, steps = driven.runner, driven.steps
     steps.admit(5, 40, prefilled=2)
     first = steps.decode()
     assert 0 < first.forward_ms < first.step_ms
@@ -127,29 +163,156 @@ def test_choices_with_copied_blocks_decode_as_those_that_were_computed(runner: M
     steps.release()
 
 
-def test_steps_beside_plain_transformers(runner: ModelRunner, folder: Path, report: Report) -> None:
-    plain = PlainTimes()
-    comparison = Comparison(folder, DecoderWork.of(folder), LIMITS, CPU, plain, report, repeats=4)
-    steps = RunnerSteps(runner, CPU)
-    assert comparison.decode(steps, VARIANTS["exact"], 1, 30).plain is None
-    plain.load(folder, CPU)
-    one = comparison.decode(steps, VARIANTS["exact"], 1, 30)
-    prompt = comparison.prefill(steps, VARIANTS["exact"], 200)
-    plain.unload()
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_step_that_fails_is_no_measurement_and_leaves_nothing(
+    driven: Driven, fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, steps, forward, calls = driven.runner, driven.steps, driven.runner._target.forward, 0
+
+    def failing(*args: Any, **options: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise torch.OutOfMemoryError("tried to allocate")
+        if calls == fails_at + 1:
+            raise ValueError("a kernel failed")
+        return forward(*args, **options)
+
+    monkeypatch.setattr(runner._target, "forward", failing)
+    with pytest.raises(RuntimeError, match="out of memory: tried to allocate"):
+        steps.admit(3, 40, prefilled=2)
+    steps.release()
+    with pytest.raises(ValueError, match="a kernel failed"):
+        steps.prefill(40)
+    steps.admit(3, 40, prefilled=2)
+    assert sorted(runner._state._choices) == ["row-0", "row-1", "row-2"]
+    assert len(runner._state._free_slots) == runner.info.max_num_seqs - 3
+
+
+def test_results_without_tokens_are_refused() -> None:
+    assert checked(StepResult((ChoiceResult("a", (1,)),)))
+    assert checked(StepResult((ChoiceResult("a", ()),)), is_whole=False)
+    for bad in (ChoiceResult("a", ()), ChoiceResult("a", (1,), error=Failure("NaN"))):
+        with pytest.raises(RuntimeError, match=r"a (got no token|failed: NaN)"):
+            checked(StepResult((bad,)))
+
+
+def test_choices_have_room_for_all_steps() -> None:
+    assert 2 + STEPS * (UNTIMED + REPEATS) <= MARGIN
+
+
+def test_what_runs_back_to_back_is_timed_by_its_share() -> None:
+    calls = 0
+
+    def sleep() -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.002)
+
+    assert 2 <= back_to_back_ms(sleep, CPU) < 20
+    assert calls > 3 * 8  # more than one in a span
+
+
+def test_replays_of_graphs_are_spans_and_captures_are_not() -> None:
+    spans, recorded = Spans(CPU), RecordedGraphs()
+    x = torch.ones(3)
+    replay, result = TimedGraphs(recorded, spans).capture(lambda: x + 1)
+    assert spans.take_ms() == 0
+    x.fill_(4)
+    replay()
+    assert result.tolist() == [5, 5, 5]
+    assert spans.take_ms() > 0
+    assert spans.take_ms() == 0
+
+
+@pytest.fixture
+def compare(driven: Driven, folder: Path, report: Report) -> Callable[..., Comparison]:
+    def make(name: str, plain: PlainSteps | None = None, limits: Limits | None = LIMITS) -> Comparison:
+        work = DecoderWork.of(folder)
+        return Comparison(VARIANTS[name], driven.steps, plain, work, limits, report, repeats=4)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> PlainSteps:
+    return PlainSteps(folder, CPU, torch.float32)
+
+
+def test_steps_beside_plain_transformers(compare: Callable[..., Comparison], plain: PlainSteps, report: Report) -> None:
+    assert compare("exact").decode(1, 30).plain is None
+    comparison = compare("exact", plain)
+    one, prompt = comparison.decode(1, 30), comparison.prefill(200)
     for figure in (one, prompt):
         assert figure.value is not None
         assert figure.plain is not None
         assert figure.of_limit == pytest.approx(figure.details["least_ms"] / figure.value)
         assert [goal.what for goal in figure.goals] == ["of limit", "outside"]
         assert figure.details["forward_ms"] < figure.value
-    assert one.details["bytes"] == comparison.work.decode_bytes(1, 31 + STEPS * 5.5, "none", torch.bfloat16)
-    remembered = comparison.decode(steps, VARIANTS["fast-fp8"], 1, 30)
+    mean = 30 + 1.5 + STEPS * (UNTIMED + 2)
+    assert one.details["bytes"] == comparison.work.decode_bytes(1, mean, "none", torch.bfloat16)
+    report.add(one)
+    remembered = compare("fast-fp8").decode(1, 30)
     assert remembered.plain == one.plain
     assert [goal.what for goal in remembered.goals] == ["outside"]
+    assert compare("exact", limits=None).decode(1, 30).of_limit is None
 
 
-def test_plain_transformers_repeats_what_it_computed(folder: Path) -> None:
-    plain = PlainSteps(folder, CPU, torch.float32)
+def test_the_context_counted_is_the_mean_of_the_timed_steps(driven: Driven) -> None:
+    repeats, seen = 4, []
+    driven.steps.admit(1, 30, prefilled=1)
+    for turn in range(UNTIMED + repeats):
+        before = len(driven.runner._state._choices["row-0"].tokens)  # which the next step's one token sees
+        driven.steps.decode()
+        seen += list(range(before, before + STEPS)) if turn >= UNTIMED else []
+    assert sum(seen) / len(seen) == 30 + 1.5 + STEPS * (UNTIMED + repeats / 2)
+
+
+def failing(*_: Any) -> NoReturn:
+    raise ValueError("wrong")
+
+
+class Broken(PlainSteps):
+    """Runs out of memory in the middle."""
+
+    def decode(self) -> float:
+        raise torch.OutOfMemoryError("gone")
+
+
+def test_either_of_two_that_fails_leaves_the_other_its_times(
+    compare: Callable[..., Comparison], folder: Path, plain: PlainSteps, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken(folder, CPU, torch.float32)
+    alone = compare("exact", broken).decode(1, 30)
+    assert alone.value is not None
+    assert alone.plain is None
+    assert alone.note == "plain: OutOfMemoryError"
+    assert not broken._cache.layers
+
+    comparison = compare("exact", plain)
+    monkeypatch.setattr(RunnerSteps, "decode", failing)
+    report.attempt("decode", "exact", lambda: comparison.decode(1, 30))
+    monkeypatch.undo()
+    theirs, failed = report.figures
+    assert failed.note == "FAILED: ValueError: wrong"
+    assert theirs.plain is not None
+    assert compare("fast").decode(1, 30).plain == theirs.plain
+
+
+def test_logprobs_beside_plain_transformers(
+    compare: Callable[..., Comparison], plain: PlainSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain.logprobs(compared_tokens(VOCAB_SIZE, 60))
+    figure = compare("exact").logprobs(expected)
+    assert not figure.is_failure
+    assert figure.value is not None
+    assert 0 < figure.value < 1
+    expected[-1] += 10  # of what is computed alone
+    assert compare("exact").logprobs(expected).is_failure
+    assert compare("exact").logprobs(expected[::-1].copy()).is_failure
+
+
+def test_plain_transformers_repeats_what_it_computed(plain: PlainSteps) -> None:
     plain.admit(16, 20, prefilled=8)
     assert plain.decode() > 0
     keys = plain._cache.layers[0].keys
@@ -182,63 +345,3 @@ def test_every_variant_has_room_for_what_it_measures() -> None:
         tokens = config.kv_cache_gib * 2**30 / work.kv_bytes(1, variant.kv_dtype)
         assert tokens > max(variant.decode_rows) * (1024 + 64)
         assert config.kv_cache_gib < 40  # twice beside twice the weights, on 139 GiB
-
-
-def _raises(error: Exception) -> Callable[[], NoReturn]:
-    def measure() -> NoReturn:
-        raise error
-
-    return measure
-
-
-def test_the_report_has_what_was_measured_and_what_was_not(
-    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    goals = Goal("of limit", 0.83, 0.8, at_least=True), Goal("outside", 0.07, 0.05, at_least=False)
-    report.attempt("decode", "exact", lambda: Figure("decode", "exact", 5.0, of_limit=0.83, plain=20.0, goals=goals))
-    report.attempt("serving", "", _raises(ModuleNotFoundError("No module named 'msgspec.json'", name="msgspec.json")))
-    assert not report.has_failures
-    report.attempt("kernels", "", _raises(ModuleNotFoundError("gone", name="model_runner.attention.triton")))
-    assert report.has_failures
-    report.attempt("fast", "", _raises(ValueError("first line\nsecond")))
-    content = json.loads((tmp_path / "new" / "gpu.json").read_text())
-    decode, serving, kernels, fast = content["figures"]
-    assert [goal["is_met"] for goal in decode["goals"]] == [True, False]
-    assert serving["note"] == "left out: needs msgspec, which is not installed"
-    assert not serving["is_failure"]
-    assert kernels["is_failure"]
-    assert fast["note"] == "FAILED: ValueError: first line"
-    assert "raise error" in fast["details"]["traceback"]
-    assert "Traceback" in capsys.readouterr().out
-    report.print_table(Console(width=200))
-    table = capsys.readouterr().out
-    assert "4.00 x" in table
-    assert "of limit 83.0% >= 80%: met; outside 7.0% <= 5%: MISSED" in table
-
-
-def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
-    report = Report({}, tmp_path / "gpu.json", budget_s=20)
-    report.attempt("late", "", _raises(AssertionError("never called")), needs_s=21)
-    assert not report.has_failures
-    assert json.loads((tmp_path / "gpu.json").read_text())["figures"][0]["note"] == "left out: needs 21 s"
-
-
-def test_nan_meets_no_goal() -> None:
-    assert not Goal("", float("nan"), 0.5, at_least=True).is_met
-    assert not Goal("", float("nan"), 0.5, at_least=False).is_met
-
-
-def test_the_summary_of_tests() -> None:
-    case = '<testcase classname="tests.gpu.test_x" name="test_{}">{}</testcase>'
-    passed, failed = case.format("a", ""), case.format("b", "<failure>no</failure>")
-    skipped, broken = case.format("c", "<skipped/>"), case.format("d", "<error>no</error>")
-
-    def of(*cases: str) -> Figure:
-        return summary(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
-
-    assert of(passed, skipped).note == "1 passed, 1 skipped"
-    assert not of(passed, skipped).is_failure
-    both = of(passed, failed, skipped, broken)
-    assert both.is_failure
-    assert both.note == "2 FAILED, 1 passed, 1 skipped: test_x::test_b, test_x::test_d"
-    assert of(skipped).is_failure  # nothing was tested

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,6 +16,7 @@ from server.api_client import EventParser, error_message
 from server.api_client import base_url as clean_url
 from server.cli import app
 from server.loadtest.client import Failure, Outcome, Target
+from server.loadtest.discover import DiscoveryError, find_model, find_vocab_size
 from server.loadtest.report import distribution, percentile, summarize
 from server.loadtest.run import Arrivals, LoadResult, arrival_times, open_client, run_load
 from server.loadtest.workload import WORDS, Lengths, LoadRequest, Workload, make_requests
@@ -150,7 +152,7 @@ async def test_without_usage_chunks_are_counted(base_url: str, fake: FakeOpenAI)
     [
         ({"fails_with": (429, {"message": "Too many."})}, "HTTP 429", "Too many."),
         ({"error_after": 2}, "error in stream", "The engine is gone."),
-        ({"breaks_after": 2}, "incomplete stream", "the stream ended without [DONE]"),
+        ({"breaks_after": 2}, "incomplete stream", "the server closed the connection before the answer was complete"),
         ({"delay_s": 5.0}, "timeout", "not finished after 0.5 s"),
     ],
 )
@@ -161,6 +163,32 @@ async def test_every_failure_has_its_kind(
         setattr(fake, name, value)
     (outcome,) = (await load(base_url, 1, Arrivals(), timeout_s=0.5)).outcomes
     assert outcome.failure == Failure(kind, message)
+
+
+async def test_a_server_that_goes_away_while_it_is_asked_what_it_can_do() -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("gone")
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(fail)) as client:
+        for find in (find_model, find_vocab_size):
+            with pytest.raises(DiscoveryError, match=r"^no server answers at http://x/\S+ \(ReadError\)$"):
+                await find(client, "http://x/v1")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (200, b"<html>", "http://x/v1/models: this is not an OpenAI list of models"),
+        (200, b'{"data": []}', "http://x/v1/models: the server lists no model; name one with --model"),
+        (404, b'{"detail": "Not Found"}', "http://x/v1/models: HTTP 404: Not Found"),
+    ],
+)
+async def test_no_model_is_found(status: int, body: bytes, message: str) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+    async with httpx.AsyncClient(transport=transport) as client:
+        with pytest.raises(DiscoveryError) as raised:
+            await find_model(client, "http://x/v1")
+    assert str(raised.value) == message
 
 
 async def test_no_server_is_a_failure_too() -> None:

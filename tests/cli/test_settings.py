@@ -224,6 +224,31 @@ def test_a_misspelt_variable_is_told() -> None:
     ]
 
 
+SERVICE_LINKS = {
+    "SAMEWISE_SERVICE_HOST": "10.96.0.7",
+    "SAMEWISE_SERVICE_PORT": "8000",
+    "SAMEWISE_SERVICE_PORT_HTTP": "8000",
+    "SAMEWISE_PORT": "tcp://10.96.0.7:8000",
+    "SAMEWISE_PORT_8000_TCP": "tcp://10.96.0.7:8000",
+    "SAMEWISE_PORT_8000_TCP_PROTO": "tcp",
+    "SAMEWISE_PORT_8000_TCP_PORT": "8000",
+    "SAMEWISE_PORT_8000_TCP_ADDR": "10.96.0.7",
+}
+
+
+def test_what_kubernetes_sets_for_a_service_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SERVICE_LINKS.items():
+        monkeypatch.setenv(name, value)
+    result = invoke()
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: SAMEWISE_PORT: input should be a valid integer")
+    assert "a Service named samewise: put `enableServiceLinks: false`" in result.stderr
+    assert settings_of("--port", "80").port == 80
+    assert misspelt_variables(SERVICE_LINKS) == []
+    monkeypatch.setenv("SAMEWISE_PORT", "eighty")
+    assert "Kubernetes" not in invoke().stderr
+
+
 def test_version_and_commands() -> None:
     assert CliRunner().invoke(app, ["--version"]).output.startswith("samewise ")
     output = CliRunner().invoke(app, ["--help"]).output

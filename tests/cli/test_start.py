@@ -34,6 +34,22 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
     assert last_line(serve("--port", "0", str(file))).startswith(f"error: {file} is a file but not a GGUF file")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "address"),
+    [
+        (["--host", "0.0.0.0"], "0.0.0.0"),
+        (["--host", "0.0.0.0", "--api-key", "sk-1"], None),
+        (["--host", "localhost"], None),
+    ],
+)
+def test_a_server_that_is_open_to_everyone_says_so(arguments: list[str], address: str | None, tmp_path: Path) -> None:
+    (tmp_path / "model.txt").touch()
+    lines = serve("--port", "0", *arguments, str(tmp_path / "model.txt")).stderr.splitlines()
+    warnings = [line for line in lines if "WARNING" in line]
+    assert len(warnings) == (address is not None)
+    assert all(f"The server listens on {address} without an API key" in line for line in warnings)
+
+
 @pytest.mark.embedded
 @pytest.mark.usefixtures("embedded_folder")
 def test_an_engine_that_fails() -> None:

@@ -20,7 +20,7 @@ from server.engine.messages import EngineConfig
 from server.engine.offline import OfflineAnswerer
 from server.engine.worker import load_engine
 from server.served_model import ServedModel
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 from tests.server.tiny_model import write_folder
 
 HELLO = Prompt("hello there")

@@ -12,6 +12,7 @@ from bench.speculation_matrix import FEATURES, Feature, Matrix
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
+from model_runner.speculative.proposer import Proposer
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, FinishReason
@@ -70,6 +71,10 @@ class Harness:
             info.vocab_size,
             features,
         )
+
+    def add_proposer(self, method: str, proposer: Proposer) -> None:
+        """Let requests name another method of speculation."""
+        self.runner._speculator.add(method, proposer)
 
     def forget(self) -> None:
         """Have the runner release what it still knows."""

@@ -40,7 +40,7 @@ def test_tiny_models_answer_as_generate_does(
     family: str, count: int, load: Callable[..., Harness], tiny_model: Callable[[str], Path]
 ) -> None:
     requests = [
-        EngineRequest(f"{index}", prompt, GREEDY, max_tokens=3 + index % 20)
+        EngineRequest(f"{index}", prompt, GREEDY, max_tokens=3 + index % 8)
         for index, prompt in enumerate(prompts(count, 320, (1, 700), seed=count))
     ]
     check(load(family, "none"), tiny_model(family), requests)
@@ -53,6 +53,6 @@ def test_the_embedded_model_answers_as_generate_does(
 ) -> None:
     requests = [
         EngineRequest(f"{index}", prompt, GREEDY, max_tokens=4 + index % 9)
-        for index, prompt in enumerate(prompts(count, 49152, (1, 700), seed=count))
+        for index, prompt in enumerate(prompts(count, 49152, (1, 300), seed=count))
     ]
     check(load("embedded", "none"), embedded_folder, requests)

@@ -34,7 +34,7 @@ class Drafted:
         self.proposer = KnowingProposer(harness.runner.info.vocab_size)
         by_name = {request.request_id: request for request in requests}
         self.proposer.learn({(by_name[name].prompt, choice): a.tokens for (name, choice), a in alone.items()})
-        harness.runner.add_proposer("knowing", self.proposer)
+        harness.add_proposer("knowing", self.proposer)
         self.requests = [replace(r, speculation=Speculation("knowing", 5 + i)) for i, r in enumerate(requests)]
         self.alone = alone
 

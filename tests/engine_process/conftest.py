@@ -11,12 +11,12 @@ import pytest
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
 from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
-from server.engine.inprocess import InProcessEngine
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
 from server.engine.recovery import Backoff
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 from tests.engine_process import fake_engine
+from tests.engine_process.inprocess import InProcessEngine
 
 MAX_NUM_SEQS = 64
 MAX_WAITING = 16

@@ -6,8 +6,8 @@ import time
 import zlib
 from dataclasses import dataclass, field
 
+from model_runner.info import RunnerInfo
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
-from server.engine.client import EngineInfo
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
 
@@ -128,7 +128,7 @@ def load(config: EngineConfig) -> LoadedEngine:
             time.sleep(0.5)
         case "forever":
             time.sleep(1000)
-    info = EngineInfo(
+    info = RunnerInfo(
         vocab_size=VOCAB,
         max_model_len=1024,
         block_size=config.runner.block_size,
@@ -137,6 +137,8 @@ def load(config: EngineConfig) -> LoadedEngine:
         max_num_batched_tokens=512,
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
+        kernels="none",
         speculation_methods=("auto", "ngram"),
     )
     return LoadedEngine(FakeEngine(), info)

@@ -198,7 +198,7 @@ async def test_drain_recovers_from_a_crash(running):
     async with running() as client:
         poison = asyncio.create_task(collect(client, request("poison", RAISE, max_tokens=60)))
         consumer = asyncio.create_task(collect(client, wanted))
-        await until(lambda: client.stats.num_running == 2)
+        await until(lambda: client.stats.num_running == 2 or client.num_restarts)  # it may have crashed meanwhile
         await client.drain(30.0)
         with pytest.raises(RequestFailedError):
             await poison
@@ -288,6 +288,29 @@ async def test_requests_that_come_during_a_restart_wait_for_it(running):
         assert await late == {0: expected(request("late"))}
         with pytest.raises(RequestFailedError):
             await poison
+
+
+async def test_nothing_runs_in_an_engine_that_has_ended(running):
+    async with running(loads=("", "slowly")) as client:
+        streams = [asyncio.create_task(collect(client, request("poison", RAISE, max_tokens=60, n=2)))]
+        streams.append(asyncio.create_task(collect(client, request("other", max_tokens=60, n=3))))
+        await until(lambda: client.state is EngineState.RESTARTING)
+        assert (client.stats.num_running, client.num_held) == (0, 5)
+        assert client.stats.steps > 0
+        await client.wait_ready()
+        assert client.num_held == 0
+        await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def test_admission_is_told_once_and_only_of_what_is_taken(running):
+    told = []
+    async with running() as client:
+        room = MAX_NUM_SEQS + MAX_WAITING
+        async for _ in client.generate(request("fits"), lambda: told.append("fits")):
+            assert told == ["fits"]
+        with pytest.raises(QueueFullError):
+            await anext(client.generate(request("large", n=room + 1), lambda: told.append("large")))
+    assert told == ["fits"]
 
 
 async def test_a_restart_that_fails_at_first_is_tried_again(running):

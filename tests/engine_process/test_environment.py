@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from server.engine.process import engine_environment
+from server.engine.environment import engine_environment
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 

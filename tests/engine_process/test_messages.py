@@ -23,6 +23,7 @@ from model_runner.contract import (
     TokenLogprobs,
     Xtc,
 )
+from model_runner.info import RunnerInfo
 from scheduler.interface import (
     BeamScore,
     BeamSearch,
@@ -32,7 +33,6 @@ from scheduler.interface import (
     FinishReason,
     RequestOutput,
 )
-from server.engine.client import EngineInfo
 from server.engine.messages import (
     Abort,
     EngineConfig,
@@ -98,7 +98,7 @@ def test_messages_to_the_engine(message):
 @pytest.mark.parametrize(
     "message",
     [
-        Ready(EngineInfo(1, 2, 3, 4, 5, 6, "cpu", "float32")),
+        Ready(RunnerInfo(1, 2, 3, 4, 5, 6, "cpu", "float32", "float32", "none")),
         LoadFailed("too large"),
         StepDone((), EngineStats()),
         StepDone((OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, (STATS,))),

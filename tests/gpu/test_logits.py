@@ -36,6 +36,17 @@ def same(traces: Sequence[Trace], expected: Sequence[Trace], start: int = 0) -> 
     )
 
 
+def near(traces: Sequence[Trace], expected: Sequence[Trace]) -> bool:
+    """Nearly the same logits, as far as the tokens before them are the same."""
+    errors = []
+    for one, other in zip(traces, expected, strict=True):
+        pairs = zip(one.tokens, other.tokens, strict=True)
+        rows = next((place + 1 for place, (a, b) in enumerate(pairs) if a != b), len(one.rows))
+        found, wanted = one.logits[:rows].double(), other.logits[:rows].double()
+        errors.append((found - wanted).norm(dim=-1) / wanted.norm(dim=-1))
+    return torch.cat(errors).median().item() < 0.05
+
+
 @pytest.mark.parametrize(("family", "settings"), CASES)
 def test_rows_do_not_depend_on_their_step(
     family: str, settings: dict[str, str], load: Load, monkeypatch: pytest.MonkeyPatch
@@ -60,6 +71,8 @@ def test_the_comparison_can_fail(load: Load, monkeypatch: pytest.MonkeyPatch) ->
     prompt = make_prompts(1)[0]
     (one,), (other,) = tracer.trace([prompt]), tracer.trace([[prompt[0] + 1, *prompt[1:]]])
     assert not same([one], [other])
+    assert not near([one], [other])
+    assert near([one], [one])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe", "wide"])
@@ -83,4 +96,5 @@ def test_a_replayed_graph_computes_what_single_launches_do(
     launched = Tracer(load(family, exact=exact, cuda_graphs=False).runner, monkeypatch)
     for count in (1, 2, 5, 33, 64):
         prompts = make_prompts(count)
-        assert same(replayed.trace(prompts, decoded=30), launched.trace(prompts, decoded=30)), count
+        traces = replayed.trace(prompts, decoded=30), launched.trace(prompts, decoded=30)
+        assert same(*traces) if exact else near(*traces), count

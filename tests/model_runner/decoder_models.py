@@ -143,5 +143,5 @@ def layer_runs(model: PreTrainedModel, num_tokens: int) -> list[LayerRun]:
         layer.register_forward_hook(note, with_kwargs=True)
     tokens = torch.randint(3, 300, (1, num_tokens), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        model(tokens, use_cache=False)
+        model(tokens.to(model.device), use_cache=False)
     return runs

@@ -41,7 +41,8 @@ def _attention(form: DecoderForm, x: Tensor, cos_sin: tuple[Tensor, Tensor] | No
     scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) * form.attention.scale  # [heads, tokens, tokens]
     if form.attention.softcap is not None:
         scores = form.attention.softcap * (scores / form.attention.softcap).tanh()
-    distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
+    places = torch.arange(len(x), device=x.device)
+    distance = places[:, None] - places
     seen = (distance >= 0) & (distance < (form.attention.window or len(x)))
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     mixed = weights @ value.repeat_interleave(group, 0)

@@ -1,5 +1,6 @@
 """Decoder layers of transformers against the form they are recognised as."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from model_runner.models.decoder_families import FAMILIES
-from model_runner.models.decoder_form import DecoderForm, recognise
+from model_runner.models.decoder_form import DecoderForm, recognise, replace_recognised
 from tests.model_runner.decoder_models import CASES, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form
 
@@ -126,3 +127,16 @@ def test_a_changed_layer_is_not_recognised() -> None:
     assert recognise(second) is None
     assert recognise(third) is not None
     assert recognise(third.train()) is None
+
+
+def test_layers_are_gone_when_they_are_replaced() -> None:
+    model = tiny_model("llama")
+    layers = [weakref.ref(layer) for layer in model.model.layers]
+    num_alive = []
+
+    def make(index: int, form: DecoderForm) -> nn.Module:
+        num_alive.append(sum(layer() is not None for layer in layers[:index]))
+        return nn.Identity()
+
+    assert replace_recognised(model, make) == 4
+    assert num_alive == [0, 0, 0, 0]

@@ -23,6 +23,7 @@ from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, prepare, resolve_quantization
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
+from tests.engine import tiny_heads
 
 CPU = torch.device("cpu")
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3"]
@@ -245,6 +246,26 @@ def test_free_memory_is_some_of_this_machine() -> None:
     assert 0 < free_memory() < 1 << 50
 
 
+@pytest.mark.parametrize(("limit", "free"), [(3_000_000, 2_200_000), (1_000_000, 200_000)])
+def test_the_control_group_limits_it_and_can_give_up_pages_of_files(limit: int, free: int, tmp_path: Path) -> None:
+    write_control_group(tmp_path, str(limit))
+    assert free_memory(tmp_path) == free
+
+
+@pytest.mark.parametrize("limit", ["max", str(1 << 60), None])
+def test_a_control_group_without_a_limit_has_the_machine(limit: str | None, tmp_path: Path) -> None:
+    write_control_group(tmp_path, limit)
+    assert 100_000_000 < free_memory(tmp_path) < 1 << 50
+
+
+def write_control_group(folder: Path, limit: str | None) -> None:
+    """What the kernel shows of a group that uses 2.5 MB, of which 1.7 MB are pages of files that nobody uses."""
+    if limit is not None:
+        (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text("2500000\n")
+    (folder / "memory.stat").write_text("anon 600000\nfile 1900000\ninactive_file 1700000\nactive_file 200000\n")
+
+
 def test_cache_copies_whole_blocks_in_all_layers() -> None:
     cache = KVCache([KVShape(2, 4, 6), KVShape(1, 8, 8)], 4, 16, torch.float32, CPU)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
@@ -258,3 +279,9 @@ def test_cache_copies_whole_blocks_in_all_layers() -> None:
         assert torch.equal(new, old[[0, 1, 1, 0]])
     assert all(torch.all(keys[1, :, :, 3] == 1) for keys in cache.keys)
     assert all(torch.all(values[1, :, 3] == 1) for values in cache.values)
+
+
+def test_two_heads_of_a_method_are_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    heads = tuple(tiny_heads.write_medusa(tmp_path / name, 320) for name in ("one", "other"))
+    with pytest.raises(ValueError, match=r"the heads in .*/one and in .*/other both draft by medusa"):
+        ModelRunner.load(RunnerConfig(tiny_model("llama"), heads=heads))

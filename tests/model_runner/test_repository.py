@@ -1,6 +1,9 @@
 """Finding models, and converting them once."""
 
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +70,7 @@ def test_failed_conversion_leaves_nothing(
     file.write_bytes(b"junk")
     with pytest.raises(ModelNotFoundError, match="could not be converted"):
         resolve_model(str(file), console)
-    assert [entry.name for entry in cache.iterdir()] == ["hashes"]
+    assert list(cache.iterdir()) == []
 
 
 def test_a_folder_is_used_as_it_is(
@@ -96,6 +99,17 @@ def test_a_folder_without_tokenizer_json_gets_one(
     convert_tokenizer(folder, target)
     assert Tokenizer.from_file(str(target / "tokenizer.json")).encode("b").ids == [1]
     assert (target / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_nothing_is_converted_for_a_parent_that_is_gone(
+    waiting: bool, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    arguments = [str(os.getpid() if waiting else 1), str(tiny_model("llama")), str(target)]
+    result = subprocess.run([sys.executable, "-m", "model_runner.models.conversion", *arguments], check=False)
+    assert target.exists() == waiting
+    assert (result.returncode == 0) == (not waiting)  # the folder has no tokenizer at all
 
 
 @pytest.mark.parametrize("make", ["folder", "file"])

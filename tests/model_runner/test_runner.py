@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model_runner.assemble import RunnerInfo, RunnerParts
+from model_runner.assemble import RunnerParts
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, StepResult
 from model_runner.contrastive_search import ContrastiveSearch
+from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import Feature
 from model_runner.runner import ModelRunner

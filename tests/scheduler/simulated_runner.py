@@ -60,6 +60,7 @@ class Live:
     sampling: SamplingParams
     hashes: list
     num_offered: int = 0
+    num_candidates: int = 0
     guides: str | None = None
 
 
@@ -99,8 +100,8 @@ class SimulatedRunner(DoneAtLaunch):
             if share.chosen is not None:
                 self.live[share.key].tokens.append(share.chosen)
         self._check_writes(plan)
-        num_tokens = sum(share.num_tokens + share.num_draft for share in plan.scheduled)
-        if self.most_tokens is not None and num_tokens > self.most_tokens:
+        num_rows = sum(share.num_rows for share in plan.scheduled)
+        if self.most_tokens is not None and num_rows > self.most_tokens:
             return self._run_out_of_memory(plan)
         for share in plan.scheduled:
             self._write(share)
@@ -119,10 +120,10 @@ class SimulatedRunner(DoneAtLaunch):
         """Nothing is computed, but anything may have been written where the step would have written."""
         for share in plan.scheduled:
             live = self.live[share.key]
-            for position in range(live.num_computed, live.num_computed + share.num_tokens + share.num_draft):
+            for position in range(live.num_computed, live.num_computed + share.num_rows):
                 block, offset = divmod(position, self.block_size)
                 self.kv[live.blocks[block]][offset] = "what a failed step wrote"
-            live.num_offered = 0
+            live.num_offered = live.num_candidates = 0
         return StepResult((), out_of_memory="tried to allocate more than there is")
 
     def _follow(self, share, result, drafts):
@@ -143,12 +144,12 @@ class SimulatedRunner(DoneAtLaunch):
             live = self.live[share.key]
             start, stop = live.num_computed, live.num_computed + share.num_tokens
             assert start < stop <= len(live.tokens)
-            assert share.num_draft == 0 or stop == len(live.tokens), "drafts before the known tokens"
+            is_alone = not share.num_draft and not share.num_candidates
+            assert is_alone or stop == len(live.tokens), "drafts before the known tokens"
             offered = self.live[live.guides or share.key].num_offered
             assert share.num_draft <= offered, "more drafts than were offered"
-            is_whole = not live.sampling.num_candidates or share.num_draft == live.num_offered
-            assert is_whole, "not all candidates"
-            for position in range(start, stop + share.num_draft):
+            assert share.num_candidates == live.num_candidates, "not all candidates"
+            for position in range(start, start + share.num_rows):
                 block = live.blocks[position // self.block_size]
                 if holders[block] > 1:
                     raise KVMismatchError(f"{share.key} writes to block {block}, which others hold as well")
@@ -161,7 +162,7 @@ class SimulatedRunner(DoneAtLaunch):
             block, offset = divmod(position, self.block_size)
             self.kv[live.blocks[block]][offset] = (salt_of(share.key), live.hashes[position])
         live.num_computed += share.num_tokens
-        for position in range(live.num_computed, live.num_computed + share.num_draft):
+        for position in range(live.num_computed, live.num_computed + share.num_draft + share.num_candidates):
             block, offset = divmod(position, self.block_size)
             self.kv[live.blocks[block]][offset] = "a rejected draft"
 
@@ -191,14 +192,13 @@ class SimulatedRunner(DoneAtLaunch):
         tokens, logprobs, history = [], [], live.hashes[-1]
         if live.sampling.beam_candidates:
             found = offers(history, live.sampling)
-            return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs, candidates=found)
-        num_right = history // VOCAB % (share.num_draft + 1)
+            return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs, beam_candidates=found)
         most = live.sampling.num_candidates
-        if most and not share.num_draft and next_token(history, live.sampling) != POISON:
+        if most and not share.num_candidates and next_token(history, live.sampling) != POISON:
             live.num_computed -= 1
-            live.num_offered = 1 + history % most
-            return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs, num_draft=live.num_offered)
-        num_right = 0 if most else history // VOCAB % (share.num_draft + 1)
+            live.num_candidates = 1 + history % most
+            return ChoiceResult(share.key, (), prompt_logprobs=prompt_logprobs, num_candidates=live.num_candidates)
+        num_right = history // VOCAB % (share.num_draft + 1)
         while len(tokens) <= num_right and (token := next_token(history, live.sampling)) != POISON:
             tokens.append(token)
             logprobs.append(token_logprobs(history, token))
@@ -208,13 +208,11 @@ class SimulatedRunner(DoneAtLaunch):
             return ChoiceResult(share.key, (), error=Failure("the logits are not finite"))
         live.tokens += tokens
         self._keep_drafts(live, share.key, tokens)
-        live.num_offered = history // VOCAB // 7 % (self.num_draft + 1)
+        live.num_offered = 0 if most else history // VOCAB // 7 % (self.num_draft + 1)
+        live.num_candidates = 1 + history % most if most else 0
         wanted = () if live.sampling.logprobs is None else tuple(logprobs)
-        if most:
-            live.num_offered = 1 + history % most
-            return ChoiceResult(share.key, tuple(tokens), wanted, prompt_logprobs, live.num_offered)
         accepted = len(tokens) - 1
-        counts = (live.num_offered, accepted, share.num_draft - accepted)
+        counts = (live.num_offered, accepted, share.num_draft - accepted, live.num_candidates)
         return ChoiceResult(share.key, tuple(tokens), wanted, prompt_logprobs, *counts)
 
     def speculation_stats(self):

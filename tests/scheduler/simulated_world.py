@@ -194,9 +194,9 @@ class World:
 
     def _check_plan(self, plan):
         num_tokens = sum(share.num_tokens for share in plan.scheduled)
-        num_draft = sum(share.num_draft for share in plan.scheduled)
-        assert num_tokens + num_draft <= self.config.max_num_batched_tokens
-        self.tally["drafted"] += num_draft
+        assert sum(share.num_rows for share in plan.scheduled) <= self.config.max_num_batched_tokens
+        self.tally["drafted"] += sum(share.num_draft for share in plan.scheduled)
+        self.tally["compared"] += sum(share.num_candidates for share in plan.scheduled)
         self.num_scheduled += num_tokens
         assert self.scheduler.stats().scheduled_tokens == self.num_scheduled
         running = [key for key in self.runner.live if key in self.live]
@@ -210,13 +210,11 @@ class World:
         """Nobody is left out or overtaken who need not be."""
         running = [key for key in self.runner.live if key in self.live]
         scheduled = [share.key for share in plan.scheduled]
-        num_tokens = sum(share.num_tokens for share in plan.scheduled)
-        num_draft = sum(share.num_draft for share in plan.scheduled)
-        spare = self.config.max_num_batched_tokens - num_tokens - num_draft
+        spare = self.config.max_num_batched_tokens - sum(share.num_rows for share in plan.scheduled)
         for key in set(running) - set(scheduled):
             live = self.runner.live[key]
             assert self.most_candidates, "a running choice was left out"
-            assert spare < 1 + (live.num_offered if live.sampling.num_candidates else 0), "it had room"
+            assert spare < 1 + live.num_candidates, "it had room"
             self.tally["left out"] += 1
         if self.config.policy == "fcfs":
             arrived = list(self.live)

@@ -149,7 +149,7 @@ def test_fewer_sequences_than_were_asked_for_are_an_error_of_the_request():
     class OneWay(SimulatedRunner):
         def _result(self, share):
             result = super()._result(share)
-            return type(result)(share.key, (), candidates=result.candidates[:1])
+            return type(result)(share.key, (), beam_candidates=result.beam_candidates[:1])
 
     engine = Engine(Scheduler(SchedulerConfig(4, 8, 32, 64), 32), OneWay(32, 4))
     outputs = run(engine, make_search(width=2, num_return=2))

@@ -13,7 +13,7 @@ def searching(name="a", num_prompt=6, max_tokens=4, top_k=3, **fields):
 
 
 def candidates(plan):
-    return {share.key.strip(":"): share.num_draft for share in plan.scheduled}
+    return {share.key.strip(":"): share.num_candidates for share in plan.scheduled}
 
 
 def test_the_first_step_only_looks_and_every_other_one_brings_a_token():

@@ -267,6 +267,6 @@ def test_integrity_sees_a_lost_choice_and_uncovered_tokens():
     with pytest.raises(IntegrityError, match="9 of 7 tokens computed, its blocks cover 8"):
         engine.check_integrity()
     request.num_computed = 6
-    engine.scheduler._live.clear()
+    engine.scheduler._choices._live.clear()
     with pytest.raises(IntegrityError, match=r"0 live != 1 running \+ 0 waiting"):
         engine.check_integrity()

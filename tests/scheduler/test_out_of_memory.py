@@ -158,7 +158,7 @@ class CrampedWorld(World):
 
     def _check_order(self, plan):
         """Who is largest changes the order; what is checked is that everybody's deadline holds."""
-        num_tokens = sum(share.num_tokens + share.num_draft for share in plan.scheduled)
+        num_tokens = sum(share.num_rows for share in plan.scheduled)
         if self.runner.most_tokens is not None and num_tokens > self.runner.most_tokens:
             self.tally["out of memory"] += 1
             self.failed_alone = plan.scheduled[0].key if len(plan.scheduled) == 1 else ""

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from model_runner.contract import Failure, TokenLogprobs
+from model_runner.info import RunnerInfo
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
-from server.engine.client import EngineInfo, EngineState, EngineUnavailableError
+from server.engine.client import EngineState, EngineUnavailableError, QueueFullError
 
 Script = Callable[[EngineRequest, int], Sequence[int]]
 """(request, choice) to the tokens that the model would generate without end."""
@@ -47,8 +48,8 @@ class FakeEngine:
     """Fields may be changed while it runs."""
 
     script: Script = letters
-    info_: EngineInfo = field(
-        default_factory=lambda: EngineInfo(
+    info_: RunnerInfo = field(
+        default_factory=lambda: RunnerInfo(
             vocab_size=320,
             max_model_len=256,
             block_size=16,
@@ -57,6 +58,8 @@ class FakeEngine:
             max_num_batched_tokens=512,
             device="cpu",
             dtype="fake",
+            kv_dtype="fake",
+            kernels="fake",
             speculation_methods=("auto", "ngram", "prediction", "suffix"),
             num_early_exits=4,
         )
@@ -66,6 +69,7 @@ class FakeEngine:
         default_factory=lambda: EngineStats(num_running=3, kv_usage=0.5, prefix_queries=10, prefix_hits=4)
     )
     num_restarts: int = 2
+    num_held: int = 0
     tokens_per_step: int = 1
     counts_drafts: bool = False
     """Report each step as one that verified `tokens_per_step` drafts, of which the last was rejected."""
@@ -84,7 +88,7 @@ class FakeEngine:
     num_live: int = 0
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> RunnerInfo:
         if self.state is EngineState.STARTING:
             raise EngineUnavailableError("starting")
         return self.info_
@@ -101,11 +105,16 @@ class FakeEngine:
     def abort_choice(self, request_id: str, choice: int) -> None:
         self.aborted.append((request_id, choice))
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+    async def generate(
+        self, request: EngineRequest, admitted: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[RequestOutput]:
         self.requests.append(request)
         self.num_live += 1
         complete = False
         try:
+            if isinstance(self.refuse, QueueFullError):
+                raise self.refuse
+            admitted()
             await asyncio.sleep(self.first_delay_s)
             if self.refuse is not None:
                 raise self.refuse

@@ -8,10 +8,12 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, refused
+from tests.server.tiny_model import TEMPLATE, byte_level_tokenizer
 
 JSON = {"content-type": "application/json"}
 
@@ -186,6 +188,40 @@ async def test_parts_of_messages_that_the_template_does_not_show(client: httpx.A
         {"role": "tool", "content": "y", "tool_call_id": "1"},
     ]
     assert (await client.post(CHAT, json=chat(messages=history))).status_code == 200
+
+
+async def test_tool_calls_are_shown_as_in_transformers(client: httpx.AsyncClient, engine: FakeEngine):
+    """There, and in the models' templates, arguments are an object that the template writes as JSON."""
+    engine.info_ = replace(engine.info_, max_model_len=512)
+    arguments = {"city": 'Zürich "Altstadt"', "days": [1, 2.5], "deep": {"a": None}}
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "weather", "arguments": value}}
+        for value in (json.dumps(arguments), "", " {} ")
+    ]
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "tool_calls": calls}]
+    assert (await client.post(CHAT, json=chat(messages=messages))).status_code == 200
+    for call, value in zip(calls, (arguments, {}, {}), strict=True):
+        call["function"]["arguments"] = value
+    (expected,), _ = render_jinja_template([messages], chat_template=TEMPLATE, add_generation_prompt=True)
+    shown = byte_level_tokenizer().decode(engine.requests[-1].prompt, skip_special_tokens=False)
+    assert shown == expected
+    assert json.dumps(arguments, ensure_ascii=False) in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["x", "{", "[1]", '"{}"', "null", "{} {}", '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": "\\ud800"}', "[" * 9999],
+)
+async def test_tool_calls_whose_arguments_are_no_object(client: httpx.AsyncClient, arguments: str):
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": value}} for value in ("{}", arguments)
+    ]
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]
+    path = "messages[1].tool_calls[1].function.arguments"
+    message = await refused(client, CHAT, chat(messages=messages), path, "invalid_value")
+    assert message == f"Invalid '{path}': Expected a string that is a JSON object."
+    calls[1]["function"]["arguments"] = {}
+    await refused(client, CHAT, chat(messages=messages), path, "invalid_type")
 
 
 async def test_continue_without_content(client: httpx.AsyncClient):

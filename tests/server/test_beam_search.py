@@ -8,7 +8,7 @@ import pytest
 from model_runner.contract import SamplingParams, Speculation
 from scheduler.interface import BeamScore, BeamSearch, EngineRequest, RequestOutput
 from server.engine.stop_watch import StopWatches
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 from tests.server import helpers
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, events_of, refused
@@ -53,6 +53,18 @@ async def test_both_ways_to_ask(client: httpx.AsyncClient, engine: FakeEngine) -
     request = await asked(client, engine, use_beam_search=True, n=3, length_penalty=0.0, early_stopping=True)
     assert request.beam_search == BeamSearch(3, 0.0, early_stopping=True)
     assert [choice.index for choice in request.choices] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"beam_search": {"width": 4, "num_return": 3}}, {"use_beam_search": True, "n": 3}], ids=["own", "vllm"]
+)
+async def test_a_best_of_that_asks_for_nothing_takes_no_answers_away(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any]
+) -> None:
+    body = completion(prompt=["a", "bb"], echo=True, best_of=1, **fields)
+    choices = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+    assert [len(request.choices) for request in engine.requests] == [3, 3]
+    assert [choice["text"][0] for choice in choices] == ["a", "a", "a", "b", "b", "b"]
 
 
 async def test_one_beam_is_greedy_decoding(client: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from server.chat_template import ChatTemplate, ChatTemplateError
+from server.text.chat_template import ChatTemplate, ChatTemplateError
 from tests.server.tiny_model import TEMPLATE
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

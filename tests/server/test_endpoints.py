@@ -1,12 +1,12 @@
 """All endpoints but the two that generate; keys, logs and metrics."""
 
+import asyncio
 import io
 import json
 import logging
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,18 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from model_runner.models.repository import ModelFolder
+from scheduler.interface import EngineStats
 from server import __version__
-from server.config import Settings
-from server.engine.client import EngineInfo
+from server.engine.client import (
+    EngineState,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestFailedError,
+)
 from server.logs import JSONFormatter, TextFormatter
 from server.openai.protocol.chat import ChatCompletionRequest
-from server.served_model import ServedModel
-from server.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of
 from tests.server.tiny_model import END, EOS, START, write_folder
 
 
@@ -211,6 +213,24 @@ async def test_metrics(client: httpx.AsyncClient, engine: FakeEngine):
     assert seen["samewise:http_requests_total,unmatched,GET,404"] == 1
 
 
+async def test_metrics_leave_out_what_the_engine_does_not_take(client: httpx.AsyncClient, engine: FakeEngine):
+    engine.refuse = QueueFullError()
+    assert (await client.post(CHAT, json=chat(n=2))).status_code == 429
+    seen = await read_metrics(client)
+    assert seen["samewise:prompt_tokens_total"] == 0
+    for name in ("request_prompt_tokens", "request_params_max_tokens", "request_params_n"):
+        assert seen[f"samewise:{name}_count"] == 0
+
+
+async def test_metrics_of_an_engine_that_restarts(client: httpx.AsyncClient, engine: FakeEngine):
+    engine.state, engine.num_held, engine.stats = EngineState.RESTARTING, 3, EngineStats(num_waiting=4)
+    seen = await read_metrics(client)
+    assert seen["samewise:num_requests_waiting"] == 7
+    assert seen["samewise:num_requests_held"] == 3
+    states = {state.value: seen[f"samewise:engine_state,{state.value}"] for state in EngineState}
+    assert states == {"starting": 0, "ready": 0, "restarting": 1, "draining": 0, "failed": 0}
+
+
 def test_metrics_of_two_applications_are_their_own(make_app: Callable[..., FastAPI]):
     make_app()
     make_app()  # a registry that they shared would refuse the second
@@ -243,6 +263,56 @@ async def test_unhandled_exception_is_logged_with_its_request(client, engine: Fa
     assert "a bug" in caplog.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "status", "level"),
+    [
+        (RequestFailedError("it crashed."), 500, logging.ERROR),
+        (EngineUnavailableError("it failed"), 503, logging.WARNING),
+        (TimeoutError(), 504, logging.WARNING),
+        (ZeroDivisionError("a bug"), 500, logging.ERROR),
+    ],
+)
+async def test_failures_are_logged_and_counted(make_app, engine, caplog, failure, status, level, stream):
+    """Also those in the middle of a stream, whose own status says that all is well."""
+    caplog.set_level(logging.INFO)
+    engine.fail_after, engine.failure = 2, failure
+    async with client_of(make_app()) as client:
+        response = await client.post(CHAT, json=chat(n=2, stream=stream))
+        seen = await read_metrics(client)
+    assert response.status_code == (200 if stream else status)
+    error = (events_of(response.text)[-1] if stream else response.json())["error"]
+    request_id, (engine_id,) = response.headers["x-request-id"], [request.request_id for request in engine.requests]
+    assert (f"The request's id is {request_id}." in error["message"]) == (status == 500)
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (line.levelno, line.request_id, line.answer_id) == (level, request_id, engine_id.removesuffix("-0"))
+    (access,) = [record for record in caplog.records if record.name == "samewise.access" and record.route == CHAT]
+    assert (access.answer_id, access.stream_error) == (line.answer_id, status if stream else None)
+    reason = "timeout" if status == 504 else "error"
+    assert seen[f"samewise:request_success_total,{reason}"] == 2
+    assert sum(value for name, value in seen.items() if name.startswith("samewise:request_success_total")) == 2
+
+
+async def test_probes_of_an_engine_that_is_not_ready_do_not_fill_the_log(make_app, engine, caplog):
+    caplog.set_level(logging.INFO, "samewise")
+    engine.state = EngineState.STARTING
+    async with client_of(make_app()) as client:
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.post(CHAT, json=chat())).status_code == 503
+    names = [record.name for record in caplog.records if record.name.startswith("samewise")]
+    assert names == ["samewise.http", "samewise.access"]
+
+
+async def test_choices_that_nobody_wants_any_more_are_counted(client: httpx.AsyncClient, engine: FakeEngine):
+    engine.script = lambda request, choice: [65, 301] if choice == 0 else [65]
+    engine.step_delay_s = 0.02
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.post(CHAT, json=chat(n=3, max_tokens=200)), 0.3)
+    engine.step_delay_s = 0
+    seen = await read_metrics(client)
+    assert (seen["samewise:request_success_total,stop"], seen["samewise:request_success_total,abort"]) == (1, 2)
+
+
 @pytest.mark.parametrize("formatter", [JSONFormatter(), TextFormatter()])
 def test_log_lines(formatter: logging.Formatter):
     stream = io.StringIO()
@@ -260,26 +330,6 @@ def test_log_lines(formatter: logging.Formatter):
         assert 'request_id=r1 prompt="a b\\nc"' in stream.getvalue()
         assert stream.getvalue().count("\n") == 1
     assert "ttft_s" not in stream.getvalue()
-
-
-async def test_fingerprint(make_app: Callable[..., FastAPI], folder: Path, tmp_path: Path):
-    async def fingerprint(app: FastAPI) -> str:
-        async with client_of(app) as client:
-            return (await client.post(CHAT, json=chat())).json()["system_fingerprint"]
-
-    first = await fingerprint(make_app())
-    assert first == await fingerprint(make_app())
-    assert first != await fingerprint(make_app(logprobs="processed"))
-    assert first != await fingerprint(make_app(write_folder(tmp_path / "m", generation={"temperature": 0.5})))
-    assert first != await fingerprint(make_app(aux=ModelFolder(write_folder(tmp_path / "a"), "a")))
-
-
-def test_the_fingerprint_tells_how_the_model_runs(folder: Path):
-    model = ServedModel.from_folder(folder, Tokenizer.from_folder(folder), "m")
-    info = EngineInfo(9, 64, 16, 8, 4, 512, "cpu", "int8", kv_dtype="bfloat16", kernels="avx2")
-    others = [{"dtype": "float32"}, {"kv_dtype": "int8"}, {"kernels": "portable"}, {"block_size": 32}]
-    infos = [info, *(replace(info, **other) for other in others)]
-    assert len({model.fingerprint(each, Settings()) for each in infos}) == len(infos)
 
 
 def test_the_http_side_never_imports_the_model_side():

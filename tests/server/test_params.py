@@ -10,10 +10,9 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.contract import SamplingParams
-from server.params import Planner
-from server.served_model import load_defaults
-from server.tokenization import Tokenizer
-from tests.server.fake_engine import FakeEngine
+from server.planning.params import Planner
+from server.text.tokenization import Tokenizer
+from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, requested
 from tests.server.tiny_model import BOS, END, EOS, write_folder
 
@@ -76,6 +75,37 @@ async def test_defaults_of_the_model(make_app: Callable[..., FastAPI], engine: F
         assert (got.temperature, got.top_k, got.top_p) == (0.0, 0, 0.9)
         fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
         assert (fields["temperature"]["default"], fields["min_p"]["default"]) == (0.6, 0)
+
+
+async def test_a_model_that_is_not_to_be_sampled_from(
+    make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path
+):
+    folder = write_folder(tmp_path / "m", generation={"do_sample": False, "temperature": 0.6, "top_p": 0.9})
+    async with client_of(make_app(folder)) as client:
+        assert (await sampling(client, engine)).temperature == 0
+        assert (await sampling(client, engine, temperature=0.5)).temperature == 0.5
+        fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
+        assert fields["temperature"]["default"] == 0
+
+
+async def test_the_model_s_end_of_the_output(make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path):
+    engine.script = scripted(b"abcdefgh")
+    folder = write_folder(tmp_path / "m", generation={"max_new_tokens": 7, "stop_strings": "e"})
+
+    async def text(client: httpx.AsyncClient, **fields: Any) -> str:
+        return (await client.post(COMPLETIONS, json=completion(**fields))).json()["choices"][0]["text"]
+
+    async with client_of(make_app(folder)) as client:
+        assert await text(client, max_tokens=None) == "abcd"
+        assert await text(client, max_tokens=None, stop=[]) == "abcdefg"
+        assert await text(client, max_tokens=None, stop="c") == "ab"
+        assert await text(client, max_tokens=8, stop=[]) == "abcdefgh"
+        request = await requested(client, engine, CHAT, chat(max_tokens=None, beam_search={"width": 2}))
+        assert (request.max_tokens, request.beam_search.stop) == (7, ("e",))
+        endpoints = (await client.get("/v1/capabilities")).json()["endpoints"]
+        assert endpoints[CHAT]["max_completion_tokens"]["default"] == 7
+        assert endpoints[COMPLETIONS]["max_tokens"]["default"] == 7
+        assert endpoints[CHAT]["stop"]["default"] == ["e"]
 
 
 async def test_end_of_sequence_without_generation_config(tmp_path: Path, make_app, engine: FakeEngine):
@@ -176,12 +206,3 @@ async def test_a_token_that_the_model_does_not_have(client: httpx.AsyncClient, e
     assert refused.json()["error"]["param"] == "prompt"
     assert "which the model does not have" in refused.json()["error"]["message"]
     assert engine.requests == []
-
-
-def test_defaults_of_the_model_that_are_not_taken_are_named(
-    tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-):
-    folder = write_folder(tmp_path)
-    (folder / "generation_config.json").write_text('{"suppress_tokens": [1], "temperature": 0.5}')
-    assert load_defaults(folder, tokenizer).temperature == 0.5
-    assert "sets suppress_tokens, which" in caplog.text

@@ -1,5 +1,6 @@
 """The samplers' fields: what reaches the engine, and what is refused by name."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.contract import SAMPLER_ORDER, Breaker, Dry, Mirostat, SamplingParams, Xtc
-from server.dry_breakers import BreakerSpellings
-from server.tokenization import Tokenizer
+from server.text.dry_breakers import BreakerSpellings
+from server.text.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, COMPLETIONS, client_of, completion
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
 from tests.server.test_params import sampling
 from tests.server.tiny_model import END, EOS, write_folder
 
@@ -57,6 +58,29 @@ async def test_field_reaches_the_engine(
 async def test_breakers_that_nobody_names(client: httpx.AsyncClient, engine: FakeEngine):
     dry = (await sampling(client, engine, dry_multiplier=0.8)).dry
     assert dry == Dry(0.8, 1.75, 2, -1, (Breaker(tuple(sorted(map(ord, '\n:"*')))),))
+
+
+async def test_breakers_are_looked_for_beside_the_event_loop(
+    make_app: Callable[..., FastAPI], folder: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    threads: dict[str, int] = {}
+    find = BreakerSpellings._find
+
+    def note(self: BreakerSpellings, breaker: str) -> tuple[Breaker, ...]:
+        threads[breaker] = threading.get_ident()
+        return find(self, breaker)
+
+    monkeypatch.setattr(BreakerSpellings, "_find", note)
+    async with client_of(make_app(folder)) as client:
+        assert set(threads) == set('\n:"*')  # those of requests that name none
+        threads.clear()
+        assert (await sampling(client, engine, dry_multiplier=0.8)).dry.breakers
+        assert not threads
+        for path, body in ((CHAT, chat), (COMPLETIONS, completion)):
+            fields = {"dry_multiplier": 0.8, "dry_sequence_breakers": [path]}
+            assert (await client.post(path, json=body(**fields))).status_code == 200
+        assert set(threads) == {CHAT, COMPLETIONS}
+        assert threading.get_ident() not in threads.values()
 
 
 async def test_defaults_of_the_model(make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path):
@@ -167,7 +191,7 @@ def test_breakers_that_the_model_cannot_write():
 
 
 def test_a_breaker_of_several_tokens(tokenizer: Tokenizer):
-    assert tokenizer.breaker_spellings(["\n\n"], tokenizer.vocab_size) == (Breaker((10,), (10,)),)
+    assert tokenizer.spell_breakers(["\n\n"], tokenizer.vocab_size) == (Breaker((10,), (10,)),)
 
 
 def test_a_long_breaker_has_at_most_one_form_for_each_of_its_beginnings():

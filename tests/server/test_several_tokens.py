@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from scheduler.interface import FinishReason, RequestOutput
 from server.openai.choice import ChoiceText, OutputToken
-from server.params import OutputOptions
-from server.tokenization import Tokenizer
+from server.planning.params import OutputOptions
+from server.text.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine, make_logprobs, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of
 from tests.server.test_endpoints import read_metrics

@@ -9,9 +9,10 @@ import pytest
 from fastapi import FastAPI
 from openai import OpenAI
 
-from model_runner.contract import Speculation, SpeculationStats
+from model_runner.contract import Speculation
+from model_runner.info import SpeculationStats
 from scheduler.interface import EngineStats
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused, requested
 from tests.server.test_endpoints import read_metrics

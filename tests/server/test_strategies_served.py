@@ -12,11 +12,11 @@ from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
 from server.app import create_app
 from server.config import Settings
-from server.engine.inprocess import InProcessEngine
 from server.engine.messages import EngineConfig
 from server.engine.supervisor import EngineLimits
 from server.engine.worker import load_engine
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
+from tests.engine_process.inprocess import InProcessEngine
 from tests.server.helpers import COMPLETIONS, client_of, completion, events_of
 
 

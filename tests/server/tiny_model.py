@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from server.tokenization import byte_characters
+from server.text.tokenization import byte_characters
 
 MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("l", "o"), ("lo", "w"), ("Ã", "©")]
 BOS, EOS, START, END = 300, 301, 302, 303
@@ -19,7 +19,12 @@ TEMPLATE = """{%- if messages[0].role not in ['system', 'user', 'assistant', 'to
         {{ raise_exception('The conversation may not begin with the assistant') }}
     {%- endif -%}
     <|start|>{{ message.role }}
-{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}{{ message.content | trim }}<|end|>
+{% for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{% endfor %}
+{{ message.content | trim }}<|end|>
 {% endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant
 {% endif -%}"""

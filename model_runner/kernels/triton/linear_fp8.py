@@ -25,12 +25,13 @@ def _quantize_kernel(rows_ptr, out_ptr, scale_ptr, K, row_stride, BLOCK: tl.cons
     for start in range(0, K, BLOCK):
         x = tl.load(rows_ptr + row * row_stride + start + k, mask=start + k < K, other=0.0)
         # An exact division can exceed the largest number by its own rounding.
-        scaled = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -448.0, 448.0)
+        scaled = tl.div_rn(x.to(tl.float32), scale)
+        scaled = tl.clamp(scaled, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(out_ptr + row * K + start + k, scaled.to(out_ptr.dtype.element_ty), mask=start + k < K)
 
 
 def quantize_rows(rows: Tensor, out: Tensor, scales: Tensor) -> None:
-    """Round each row to fp8 such that its largest magnitude becomes 448.
+    """Round each row to fp8 such that its largest magnitude becomes 448. What is no number stays so.
 
     Args:
         rows: [n, in] float16, bfloat16 or float32; each row contiguous.

@@ -11,7 +11,6 @@ from model_runner.kernels.triton.linear import NO_ADDENDS, Addends, Experts, fin
 from model_runner.kernels.triton.tiles import (
     Operands,
     TileShape,
-    all_shapes,
     choose_shape,
     place,
     row_tiles,
@@ -124,18 +123,14 @@ def _int4_kernel(
     finish(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride)
 
 
-def _operands(group: int) -> Operands:
+def int4_operands(group: int) -> Operands:
+    """What tiles are made of, with groups of so many inputs."""
     return Operands(row_bytes=2, weight_bytes=0.5, inputs=group, widest=128)  # registers for unpacking
-
-
-def int4_shapes(weight: Int4Weight) -> list[TileShape]:
-    """All shapes of tiles."""
-    return all_shapes(_operands(weight.group), weight.inputs)
 
 
 def int4_shape_for(num_rows: int, weight: Int4Weight, experts: int = 1) -> TileShape:
     """The shape of tiles for a number of rows."""
-    return choose_shape(_operands(weight.group), num_rows, weight.outputs, weight.inputs, experts)
+    return choose_shape(int4_operands(weight.group), num_rows, weight.outputs, weight.inputs, experts)
 
 
 def linear_int4(

@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticKnownError
 
+from server.errors import InvalidRequestError
 from server.openai.protocol.common import SamplingFields
 from server.openai.protocol.rules import (
     SUPPORTED_ONLY,
@@ -17,13 +19,14 @@ from server.openai.protocol.rules import (
     related,
     shape,
 )
+from server.strict_json import parse_json
 
 
 class TextPart(RequestModel):
     """A piece of a message's text."""
 
     type: Literal["text"]
-    text: str
+    text: str = Field(description="The parts of a text are joined by line breaks.")
 
 
 Content = Annotated[
@@ -39,31 +42,52 @@ def text_of(content: str | list[TextPart] | None) -> str:
     return content or ""
 
 
+def _decode_arguments(text: object) -> object:
+    """What the text stands for; an empty one, for no arguments."""
+    if not isinstance(text, str):
+        raise PydanticKnownError("string_type")
+    try:
+        value = parse_json(text.encode()) if text else {}
+    except InvalidRequestError:
+        value = None
+    if not isinstance(value, dict):
+        raise problem("invalid_value", "Invalid '{path}': Expected a string that is a JSON object.")
+    return value
+
+
 class FunctionCall(RequestModel):
     """A call that the assistant made earlier."""
 
-    name: str
-    arguments: str
+    name: str = Field(description="The function that was called.")
+    arguments: Annotated[dict[str, Any], BeforeValidator(_decode_arguments, json_schema_input_type=str)] = Field(
+        description="A JSON object, as text. The chat template is given the object."
+    )
 
 
 class ToolCall(RequestModel):
     """A tool call in the history of the conversation."""
 
-    id: str
+    id: str = Field(description="What a tool's message answers.")
     type: Literal["function"]
-    function: FunctionCall
+    function: FunctionCall = Field(description="The call.")
 
 
 class Message(RequestModel):
     """One message of the conversation."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: Content | None = Field(None, description="Text; parts of it are joined by line breaks.")
+    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(
+        description="`developer` counts as `system` unless the chat template knows it."
+    )
+    content: Content | None = Field(
+        None, description="Required, unless the assistant's message has tool_calls or a refusal."
+    )
     name: str | None = Field(None, description="Refused if the chat template does not show it.")
     tool_calls: list[ToolCall] | None = Field(
         None, min_length=1, fail_fast=True, description="Of the assistant; refused if the template does not show them."
     )
-    tool_call_id: str | None = Field(None, description="Of a tool's message: the call that it answers.")
+    tool_call_id: str | None = Field(
+        None, description="Of a tool's message, and required there: the call that it answers."
+    )
     refusal: str | None = Field(None, description="Of the assistant; refused if the template does not show it.")
     annotations: Annotated[list[Any] | None, Field(max_length=0)] = no_effect("Empty, as in this server's answers.")
     audio: Refused = refused("Audio of the assistant.")
@@ -101,7 +125,7 @@ class Prediction(RequestModel):
     """OpenAI's predicted output."""
 
     type: Literal["content"]
-    content: Content = Field(description="Text; parts of it are joined by line breaks.")
+    content: Content = Field(description="The text.")
 
     @property
     def text(self) -> str:
@@ -112,7 +136,7 @@ class Prediction(RequestModel):
 class ChatCompletionRequest(SamplingFields):
     """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
 
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, oldest first.")
     max_completion_tokens: int | None = Field(
         None, ge=1, le=2**31 - 1, description="By default the rest of the context."
     )

@@ -72,14 +72,24 @@ class OpenAIFields(RequestModel):
         None, ge=1, le=128, description="Choices for each prompt; 1 by default.", json_schema_extra=related(off=[1])
     )
     stop: Stop | None = Field(None, description=f"Up to {MAX_STOPS} strings that end the output.")
-    presence_penalty: float | None = Field(None, ge=-2, le=2, json_schema_extra=related(off=[0]))
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, json_schema_extra=related(off=[0]))
-    logit_bias: LogitBias | None = Field(None, description="Token id, as a string, to a value added to its logit.")
+    presence_penalty: float | None = Field(
+        None, ge=-2, le=2, description="Subtracted from the logit of each token that is in the output.",
+        json_schema_extra=related(off=[0]),
+    )  # fmt: skip
+    frequency_penalty: float | None = Field(
+        None, ge=-2, le=2, description="Subtracted once for each time that the token is in the output.",
+        json_schema_extra=related(off=[0]),
+    )  # fmt: skip
+    logit_bias: LogitBias | None = Field(
+        None, description=f"Token id, as a string, to a value added to its logit; at most {MAX_LOGIT_BIAS} tokens."
+    )
     seed: int | None = Field(
         None, ge=-(2**63), le=2**63 - 1, description="Drawn if not given, and returned either way as `seed`."
     )
     stream: bool | None = Field(None, description="Answer with server-sent events.")
-    stream_options: StreamOptions | None = Field(None, json_schema_extra=related(requires=["stream"]))
+    stream_options: StreamOptions | None = Field(
+        None, description="What the stream tells beside the answer.", json_schema_extra=related(requires=["stream"])
+    )
     user: str | None = no_effect("Your own id of the end user.")
 
 
@@ -105,10 +115,18 @@ class SamplingFields(BeamSearchFields, SamplerFields, OpenAIFields):
         json_schema_extra=related(excludes=_NOT_WITH_CONTRASTIVE_SEARCH, off=[0]),
     )  # fmt: skip
     repetition_penalty: float | None = Field(
-        None, ge=0.01, le=100, description="1 turns it off.", json_schema_extra=related(off=[1])
+        None,
+        ge=0.01,
+        le=100,
+        description="Divides logits of tokens in prompt or output, or multiplies negative ones; 1 turns it off.",
+        json_schema_extra=related(off=[1]),
     )
     no_repeat_ngram_size: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="0 turns it off.", json_schema_extra=related(off=[0])
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="No n-gram of this length occurs twice; 0 turns it off.",
+        json_schema_extra=related(off=[0]),
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         None, max_length=128, fail_fast=True, description="Words that must not appear in the output."

@@ -8,6 +8,18 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 FinishReason = Literal["stop", "length"]
+_FINISH_REASON = (
+    "`stop`: a stop string, a stop token or the model's own end; `length`: the most tokens, or the context's end."
+)
+_STOP_REASON = "Extension: the stop string or stop token; null after the model's own end and where the length ran out."
+_SCORE = "Extension, of beam search: what the choice was ranked by."
+_CUMULATIVE_LOGPROB = "Extension, of beam search, after bans and penalties."
+_OUTPUT_IDS = "Extension, with return_token_ids: the tokens of the answer."
+_PROMPT_IDS = "Extension, with return_token_ids: the tokens of the prompt."
+_PROMPT_LOGPROBS = (
+    "Extension, with prompt_logprobs: null for the first token, then, for each, its own and the most probable ones, by "
+    "their ids."
+)
 
 
 class ResponseModel(BaseModel):
@@ -31,15 +43,15 @@ class ResponseModel(BaseModel):
 class PromptTokensDetails(ResponseModel):
     """Of the prompt's tokens."""
 
-    cached_tokens: int
-    audio_tokens: int = 0
+    cached_tokens: int = Field(description="Found in the prefix cache.")
+    audio_tokens: int = Field(0, description="Always 0.")
 
 
 class CompletionTokensDetails(ResponseModel):
     """Of the completion's tokens."""
 
-    reasoning_tokens: int = 0
-    audio_tokens: int = 0
+    reasoning_tokens: int = Field(0, description="Always 0.")
+    audio_tokens: int = Field(0, description="Always 0.")
     accepted_prediction_tokens: int = Field(0, description="Draft tokens of any method that became output.")
     rejected_prediction_tokens: int = Field(0, description="Draft tokens that were verified in vain.")
 
@@ -47,9 +59,9 @@ class CompletionTokensDetails(ResponseModel):
 class Usage(ResponseModel):
     """Tokens that a request took."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    prompt_tokens: int = Field(description="Each prompt counts once, however many choices it has.")
+    completion_tokens: int = Field(description="Of all choices, those included that `best_of` leaves out.")
+    total_tokens: int = Field(description="Both.")
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
 
@@ -59,37 +71,39 @@ class TopLogprob(ResponseModel):
 
     token: str = Field(description=r"Its text; `bytes:\xe2` and so on where it is no whole characters.")
     logprob: float = Field(description="-9999 where the probability is zero.")
-    bytes: list[int] | None
+    bytes: list[int] | None = Field(description="Its bytes.")
 
 
 class TokenLogprob(TopLogprob):
     """A token of the answer, with the most probable alternatives."""
 
-    top_logprobs: list[TopLogprob]
+    top_logprobs: list[TopLogprob] = Field(description="As many as `top_logprobs` of the request says, best first.")
 
 
 class ChatLogprobs(ResponseModel):
     """Log-probabilities of a chat completion."""
 
-    content: list[TokenLogprob] | None
-    refusal: list[TokenLogprob] | None
+    content: list[TokenLogprob] | None = Field(description="One entry for each token of the answer.")
+    refusal: None = Field(description="Always null.")
 
 
 class CompletionLogprobs(ResponseModel):
     """Log-probabilities of a completion, as parallel lists."""
 
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    tokens: list[str] = Field(description="Their texts, written as in chat completions.")
+    token_logprobs: list[float | None] = Field(description="Null for the first token of an echoed prompt.")
+    top_logprobs: list[dict[str, float] | None] = Field(
+        description="By the tokens' texts, best first; the token itself is always among them. Null where it has none."
+    )
+    text_offset: list[int] = Field(description="Characters of `text` before each token.")
 
 
 class PromptLogprob(ResponseModel):
     """An alternative for a token of the prompt."""
 
-    logprob: float
-    rank: int
-    decoded_token: str
+    logprob: float = Field(description="-9999 where the probability is zero.")
+    rank: int = Field(description="1 is the most probable.")
+    decoded_token: str = Field(description="Its text.")
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
@@ -99,31 +113,31 @@ class ChatMessage(ResponseModel):
     """The assistant's answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str | None
-    refusal: str | None
-    annotations: list[dict[str, Any]]
+    content: str | None = Field(description="The text.")
+    refusal: str | None = Field(description="Always null.")
+    annotations: list[dict[str, Any]] = Field(description="Always empty.")
 
 
 class ChatChoice(ResponseModel):
     """One of the n answers."""
 
-    index: int
+    index: int = Field(description="Number of the choice.")
     message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-    stop_reason: str | int | None = Field(None, description="Extension: the stop string or stop token.")
-    score: float | None = Field(None, description="Extension, of beam search: what the choice was ranked by.")
-    cumulative_logprob: float | None = Field(None, description="Extension, of beam search, after bans and penalties.")
-    token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")
+    logprobs: ChatLogprobs | None = Field(description="Null unless the request asked for them.")
+    finish_reason: FinishReason = Field(description=_FINISH_REASON)
+    stop_reason: str | int | None = Field(None, description=_STOP_REASON)
+    score: float | None = Field(None, description=_SCORE)
+    cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)
+    token_ids: list[int] | None = Field(None, description=_OUTPUT_IDS)
 
 
 class Envelope(ResponseModel):
     """What all answers and chunks begin with."""
 
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
+    id: str = Field(description="That no other answer has; all chunks of a stream have the same.")
+    created: int = Field(description="Unix time in seconds.")
+    model: str = Field(description="Name of the served model.")
+    system_fingerprint: str = Field(description="Changes whenever the answer to the same request may.")
     seed: int = Field(description="Extension: the request's seed, or the one that was drawn for it.")
     verification: Literal["rejection", "typical"] | None = Field(
         None,
@@ -137,30 +151,30 @@ class ChatCompletion(Envelope):
 
     object: Literal["chat.completion"] = "chat.completion"
     service_tier: Literal["default"] = "default"
-    choices: list[ChatChoice]
+    choices: list[ChatChoice] = Field(description="The answers; of beam search, best first.")
     usage: Usage
-    prompt_logprobs: PromptLogprobs | None = Field(None, description="Extension, with prompt_logprobs.")
-    prompt_token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")
+    prompt_logprobs: PromptLogprobs | None = Field(None, description=_PROMPT_LOGPROBS)
+    prompt_token_ids: list[int] | None = Field(None, description=_PROMPT_IDS)
 
 
 class ChatDelta(ResponseModel):
     """What a chunk adds to the message."""
 
-    role: Literal["assistant"] | None = None
-    content: str | None = None
+    role: Literal["assistant"] | None = Field(None, description="In a choice's first chunk.")
+    content: str | None = Field(None, description="In all chunks but a choice's last.")
 
 
 class ChatChunkChoice(ResponseModel):
     """What a chunk adds to a choice."""
 
-    index: int
+    index: int = Field(description="Number of the choice.")
     delta: ChatDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None = Field(None, description="Extension: the stop string or stop token.")
-    score: float | None = Field(None, description="Extension, of beam search: what the choice was ranked by.")
-    cumulative_logprob: float | None = Field(None, description="Extension, of beam search, after bans and penalties.")
-    token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")
+    logprobs: ChatLogprobs | None = Field(description="Of the tokens of this piece, where the request asked for them.")
+    finish_reason: FinishReason | None = Field(description=f"Null in all chunks but a choice's last. {_FINISH_REASON}")
+    stop_reason: str | int | None = Field(None, description=_STOP_REASON)
+    score: float | None = Field(None, description=_SCORE)
+    cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)
+    token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids: those of this piece.")
 
 
 class ChatCompletionChunk(Envelope):
@@ -168,41 +182,55 @@ class ChatCompletionChunk(Envelope):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     service_tier: Literal["default"] = "default"
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    prompt_token_ids: list[int] | None = Field(None, description="Extension, in a choice's first chunk.")
+    choices: list[ChatChunkChoice] = Field(description="One choice; none in the chunk that brings the whole usage.")
+    usage: Usage | None = Field(
+        None,
+        description="With `stream_options`: of the whole request in the last chunk and null before, or so far in every "
+        "one.",
+    )
+    prompt_token_ids: list[int] | None = Field(None, description=f"{_PROMPT_IDS} In a choice's first chunk.")
 
 
 class CompletionChoice(ResponseModel):
     """One of the answers to one of the prompts; in a stream, what a chunk adds to it."""
 
     index: int = Field(description="Prompt number times n, plus the number of the answer.")
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None = Field(description="Null in all chunks of a stream but the last.")
-    stop_reason: str | int | None = Field(None, description="Extension: the stop string or stop token.")
-    score: float | None = Field(None, description="Extension, of beam search: what the choice was ranked by.")
-    cumulative_logprob: float | None = Field(None, description="Extension, of beam search, after bans and penalties.")
+    text: str = Field(description="The text, after the prompt with `echo`.")
+    logprobs: CompletionLogprobs | None = Field(description="Null unless the request asked for them.")
+    finish_reason: FinishReason | None = Field(
+        description=f"{_FINISH_REASON} Null in all chunks of a stream but a choice's last."
+    )
+    stop_reason: str | int | None = Field(None, description=_STOP_REASON)
+    score: float | None = Field(None, description=_SCORE)
+    cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)
     seed: int = Field(description="Extension: with this seed the prompt alone gives the same answers.")
-    token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")
-    prompt_token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids.")
-    prompt_logprobs: PromptLogprobs | None = Field(None, description="Extension, with prompt_logprobs.")
+    token_ids: list[int] | None = Field(None, description=_OUTPUT_IDS)
+    prompt_token_ids: list[int] | None = Field(
+        None, description=f"{_PROMPT_IDS} Of a stream, in a choice's first chunk."
+    )
+    prompt_logprobs: PromptLogprobs | None = Field(None, description=_PROMPT_LOGPROBS)
 
 
 class Completion(Envelope):
     """Answer of POST /v1/completions, and event of its stream."""
 
     object: Literal["text_completion"] = "text_completion"
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
+    choices: list[CompletionChoice] = Field(
+        description="In a stream one, and none in the chunk that brings the whole usage."
+    )
+    usage: Usage | None = Field(
+        None,
+        description="In a stream, with `stream_options`: of the whole request in the last chunk and null before, or so "
+        "far in every one.",
+    )
 
 
 class Model(ResponseModel):
     """A served model."""
 
-    id: str
+    id: str = Field(description="Its name in requests.")
     object: Literal["model"] = "model"
-    created: int
+    created: int = Field(description="Unix time in seconds: when the server was started.")
     owned_by: str = "samewise"
     max_model_len: int = Field(description="Extension: prompt and output together, in tokens.")
 
@@ -211,4 +239,4 @@ class ModelList(ResponseModel):
     """Answer of GET /v1/models."""
 
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[Model] = Field(description="The served model alone.")

@@ -1,11 +1,15 @@
 """The samplers of the open field: their names, ranges and defaults are those of llama.cpp and transformers."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from model_runner.contract import Dry, Mirostat, Xtc
 from server.openai.protocol.rules import SUPPORTED_VALUES_ONLY, RequestModel, problem, related, shape
 
+XTC, MIROSTAT, DRY = Xtc(0), Mirostat(), Dry(0)
+"""They know the defaults of the fields that belong to each."""
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 MAX_BREAKERS = 16
 MAX_BREAKER_LENGTH = 40
@@ -54,7 +58,7 @@ class SamplerFields(RequestModel):
     )  # fmt: skip
     xtc_threshold: float | None = Field(
         None, ge=0, le=1, description="What makes a top choice: at least this probability; none above 0.5.",
-        json_schema_extra=related(requires=["xtc_probability"], off=[0.1]),
+        json_schema_extra=related(requires=["xtc_probability"], off=[XTC.threshold]),
     )  # fmt: skip
     mirostat: Annotated[Literal[0, 2] | None, SUPPORTED_VALUES_ONLY] = Field(
         None, description="2 is Mirostat 2.0, which replaces all other truncations; 0 turns it off.",
@@ -62,11 +66,11 @@ class SamplerFields(RequestModel):
     )  # fmt: skip
     mirostat_tau: float | None = Field(
         None, ge=0, le=100, description="Surprise to aim at, in bits.",
-        json_schema_extra=related(requires=["mirostat"], off=[5]),
+        json_schema_extra=related(requires=["mirostat"], off=[MIROSTAT.tau]),
     )  # fmt: skip
     mirostat_eta: float | None = Field(
         None, ge=0, le=1, description="How fast its bound is corrected.",
-        json_schema_extra=related(requires=["mirostat"], off=[0.1]),
+        json_schema_extra=related(requires=["mirostat"], off=[MIROSTAT.eta]),
     )  # fmt: skip
     dry_multiplier: float | None = Field(
         None, ge=0, le=100, description="Penalty on tokens that prolong a repetition; 0 turns it off.",
@@ -74,16 +78,16 @@ class SamplerFields(RequestModel):
     )  # fmt: skip
     dry_base: float | None = Field(
         None, ge=1, le=100, description="By what it grows with each repeated token.",
-        json_schema_extra=related(requires=["dry_multiplier"], off=[1.75]),
+        json_schema_extra=related(requires=["dry_multiplier"], off=[DRY.base]),
     )  # fmt: skip
     dry_allowed_length: int | None = Field(
         None, ge=1, le=2**31 - 1, description="The shortest repetition that is penalised when prolonged.",
-        json_schema_extra=related(requires=["dry_multiplier"], off=[2]),
+        json_schema_extra=related(requires=["dry_multiplier"], off=[DRY.allowed_length]),
     )  # fmt: skip
     dry_penalty_last_n: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="How many last tokens of prompt and output are searched; -1 is all, 0 "
         "turns it off.",
-        json_schema_extra=related(requires=["dry_multiplier"], off=[-1, 0]),
+        json_schema_extra=related(requires=["dry_multiplier"], off=[DRY.last_n, 0]),
     )  # fmt: skip
     dry_sequence_breakers: list[Breaker] | None = Field(
         None, max_length=MAX_BREAKERS, fail_fast=True, description="Strings over which no repetition reaches.",
@@ -100,6 +104,13 @@ class SamplerFields(RequestModel):
         json_schema_extra=related(off=["samewise"]),
         examples=["llama.cpp", ["top_k", "top_p", "temperature"]],
     )  # fmt: skip
+
+    @property
+    def breakers(self) -> Sequence[str]:
+        """DRY's sequence breakers; none where it is off."""
+        if not self.dry_multiplier or self.dry_penalty_last_n == 0:
+            return ()
+        return DRY_SEQUENCE_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers
 
     @model_validator(mode="after")
     def _check_length_penalty(self) -> "SamplerFields":

@@ -1,5 +1,6 @@
 """What all proposers without a model have in common: valid drafts at every size, and no trace of choices that ended."""
 
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -69,9 +70,20 @@ def test_a_slot_is_free_after_the_end(make: Callable[[], Proposer]):
         for _ in range(5):
             run.take_step()
         proposer.end(0)
-    assert not proposer._choices if hasattr(proposer, "_choices") else not proposer._indices
     with pytest.raises(KeyError):
         proposer.end(0)
+
+
+@pytest.mark.parametrize("make", [maker for maker in MAKERS if maker is not SuffixProposer])
+def test_nothing_is_left_of_a_choice_that_ended(make: Callable[[], Proposer]):
+    """Of one that suffix followed, what it learnt is left."""
+    proposer = make()
+    run = Run(proposer, markov(1, 12), 12, [1, 2, 3], 4).begin(prediction=expected(1))
+    for _ in range(20):
+        run.take_step()
+    assert pickle.dumps(proposer) != pickle.dumps(make())
+    proposer.end(0)
+    assert pickle.dumps(proposer) == pickle.dumps(make())
 
 
 @makers

@@ -23,7 +23,7 @@ from tests.model_runner.sampling.harness import ALPHA, CPU, chi_square_p
 from .trimming import Trimmed
 from .worlds import CHAIN, PROMPT, TREE, VOCAB, Drafter, Drawing, Said, Speakers, World, crowd, make_world, outcomes
 
-COUNT = 20_000
+COUNT = 10_000
 FEW = 5_000
 LENGTH = 3
 SETTINGS = SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.4, repetition_penalty=1.2)

@@ -5,7 +5,8 @@ import torch
 from model_runner.kernels.triton.expert_sum import expert_sum
 from model_runner.kernels.triton.linear import Addends, Experts, Scales, linear, shapes
 from model_runner.kernels.triton.linear_fp8 import FP8, quantize_rows
-from model_runner.kernels.triton.linear_int4 import Int4Weight, int4_shapes, linear_int4
+from model_runner.kernels.triton.linear_int4 import Int4Weight, int4_operands, linear_int4
+from model_runner.kernels.triton.tiles import all_shapes
 from tests.model_runner.triton.hopper import report
 
 ROWS, OUTPUTS = 256, 512
@@ -57,7 +58,7 @@ def int4(dtype: torch.dtype, inputs: int, experts: Experts | None) -> None:
     group = 128 if inputs % 128 == 0 else 32
     nibbles = torch.empty(inputs // group, OUTPUTS, group // 2, dtype=torch.uint8)
     weight = Int4Weight(nibbles, torch.empty(inputs // group, OUTPUTS, dtype=torch.int32))
-    for shape in int4_shapes(weight):
+    for shape in all_shapes(int4_operands(weight.group), weight.inputs):
         linear_int4(
             torch.empty(ROWS, inputs, dtype=dtype),
             weight,

@@ -15,10 +15,10 @@ from tests.model_runner.triton.tiny_engines import TinyEngines
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With a GPU, the tests of this folder are among those that `-m gpu` asks for."""
+    """With a GPU, those tests of this folder that run there are among those that `-m gpu` asks for."""
     if torch.cuda.is_available():
         for item in items:
-            if item.path.is_relative_to(Path(__file__).parent):
+            if item.path.is_relative_to(Path(__file__).parent) and "device" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.gpu)
 
 

@@ -14,12 +14,19 @@ CPU = torch.device("cpu")
 
 
 class InterpretedCuda(CudaPlatform):
-    """All but what asks the device for its memory."""
+    """All but what asks the device for its name and its memory."""
+
+    hardware = "none"
 
     def __init__(self, config: RunnerConfig, graph_sizes: tuple[int, ...] = ()) -> None:
-        self.recorded = RecordedGraphs()
-        super().__init__(config, CPU, self.recorded if graph_sizes else None, num_programs=2)
+        self.recorded: list[RecordedGraphs] = []  # of each model
+        super().__init__(config, CPU, self._record if graph_sizes else None, num_programs=2)
         self._graph_sizes = list(graph_sizes)
+
+    @property
+    def num_replays(self) -> int:
+        """Of graphs, of all models."""
+        return sum(graphs.num_replays for graphs in self.recorded)
 
     def sizes(self, config: RunnerConfig) -> Sizes:
         return Sizes(config.max_num_seqs or 8, config.max_num_batched_tokens or 64)
@@ -33,10 +40,16 @@ class InterpretedCuda(CudaPlatform):
     def _shapes_agree(self) -> bool:
         return False  # numpy rounds by shape
 
+    def _record(self) -> RecordedGraphs:
+        self.recorded.append(RecordedGraphs())
+        return self.recorded[-1]
 
-def interpreted_runner(config: RunnerConfig, graph_sizes: tuple[int, ...] = ()) -> tuple[ModelRunner, RecordedGraphs]:
-    """A runner as on CUDA, and the graphs that it has."""
+
+def interpreted_runner(config: RunnerConfig, graph_sizes: tuple[int, ...] = ()) -> tuple[ModelRunner, InterpretedCuda]:
+    """A runner as on CUDA, and its platform. Skips the test where kernels are not interpreted."""
+    if torch.cuda.is_available():
+        pytest.skip("kernels are interpreted only where there is no GPU")
     platform = InterpretedCuda(config, graph_sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("model_runner.runner._WARM_UP_ROWS", (1, 2))  # how long steps take is of no matter here
-        return ModelRunner.load(config, platform), platform.recorded
+        return ModelRunner.load(config, platform), platform

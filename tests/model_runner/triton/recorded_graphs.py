@@ -1,6 +1,7 @@
 """CUDA graphs without CUDA: what ran at the capture runs again, on the same tensors, whatever Python would do now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import pytest
@@ -22,6 +23,7 @@ _WAITING = {
 """Operations that wait for the device, which no capture allows; besides indexing with booleans, and ..."""
 _READERS = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy")}
 """... methods that read what is on the device."""
+_NO_TOKEN = 1 << 40
 
 
 class _Recorder(TorchDispatchMode):
@@ -65,11 +67,22 @@ def _refuse(*_: Any) -> None:
     raise RuntimeError("reading a tensor waits for the device in a capture")
 
 
+def _tensors(result: Any) -> list[torch.Tensor]:
+    """All in what a capture returned."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if is_dataclass(result):
+        result = [getattr(result, field.name) for field in fields(result)]
+    inner = result.values() if isinstance(result, Mapping) else result
+    return [tensor for each in inner for tensor in _tensors(each)]
+
+
 class RecordedGraphs:
-    """A GraphMaker."""
+    """A GraphMaker. What a graph returned is spoilt where another may take its memory: one that was captured before."""
 
     def __init__(self) -> None:
         self.num_replays = 0
+        self._outputs: list[list[torch.Tensor]] = []
 
     def capture(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         recorder, plain = _Recorder(), InterpretedFunction.run
@@ -83,8 +96,13 @@ class RecordedGraphs:
                 patch.setattr(torch.Tensor, name, _refuse)
             result = run()
 
+        self._outputs.append(_tensors(result))
+        index = len(self._outputs)
+
         def replay() -> None:
             self.num_replays += 1
+            for output in (tensor for outputs in self._outputs[index:] for tensor in outputs):
+                output.fill_(torch.nan if output.is_floating_point() else _NO_TOKEN)
             for again in recorder.replays:
                 again()
 

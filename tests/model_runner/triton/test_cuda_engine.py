@@ -106,12 +106,12 @@ def test_drafts_change_nothing(harness: CudaHarness, alone: Answers, method: str
     if method == "knowing":
         proposer = KnowingProposer(VOCAB)
         proposer.learn({(r.prompt, c.index): alone[r.request_id, c.index].tokens for r in REQUESTS for c in r.choices})
-        harness.runner.add_proposer(method, proposer)
+        harness.add_proposer(method, proposer)
     drafting = Speculation(method, 3)
-    before = harness.graphs.num_replays
+    before = harness.platform.num_replays
     answers = harness.run(harness.engine(), [replace(request, speculation=drafting) for request in REQUESTS])
     assert same(answers, alone)
-    assert harness.graphs.num_replays > before
+    assert harness.platform.num_replays > before
     assert sum(answer.num_accepted + answer.num_rejected for answer in answers.values()) > 0
     if method in ("knowing", "early_exit"):
         assert sum(answer.num_accepted for answer in answers.values()) > 0

@@ -49,11 +49,11 @@ class Model:
     def check(self, steps: Sequence[Step], num_replays: int, places: list[list[int]] = PLACES) -> None:
         """The steps give what each sequence gets alone, so many of them by graphs; the cache holds NaN before."""
         fill(self.cache, torch.nan)
-        before = self.harness.graphs.num_replays
+        before = self.harness.platform.num_replays
         long, short = self.run(steps, places)
         assert torch.equal(long, self.long)
         assert torch.equal(short, self.short)
-        assert self.harness.graphs.num_replays - before == num_replays
+        assert self.harness.platform.num_replays - before == num_replays
 
 
 def cache_of(harness: Harness) -> KVCache:
@@ -127,9 +127,9 @@ def test_a_tree_is_computed_as_the_chains_that_it_stands_for(model: Model) -> No
     paths = tree.paths()
     fill(model.cache, torch.nan)
     forward(model.harness, [Chunk(SHORT, 0, PLACES[1])])
-    before = model.harness.graphs.num_replays
+    before = model.harness.platform.num_replays
     rows = forward(model.harness, [Chunk(LONG[:3], 0, PLACES[0]), tree])
-    assert model.harness.graphs.num_replays == before + 1
+    assert model.harness.platform.num_replays == before + 1
     assert torch.equal(rows[:3], model.long[:3])
     for node in (2, 3):
         chain = [*SHORT, *(TREE[token] for token in paths[node])]
@@ -142,7 +142,7 @@ def test_rows_that_fill_up_a_graph_leave_no_trace_in_the_cache(model: Model) -> 
     forward(model.harness, [Chunk(LONG[:5], 0, PLACES[0])])  # more rows in the same graph
     fill(model.cache, 7.0)
     forward(model.harness, [Chunk(LONG[:3], 0, PLACES[0]), Chunk(SHORT[:2], 0, PLACES[1])])
-    assert model.harness.graphs.num_replays
+    assert model.harness.platform.num_replays
     for keys, values in zip(model.cache.keys, model.cache.values, strict=True):
         changed = (values != 7).any(-1)  # [blocks, heads, places]
         assert torch.equal(changed, (keys != 7).any(-2))

@@ -85,9 +85,10 @@ def test_fp8(device: torch.device) -> None:
     write_kv(key, key, slots, CacheLayer(stored[0].mT, stored[1], *scales))
     block, place = slots // BLOCK, slots % BLOCK
     highest = key.float().abs().amax(-1)
-    scale = torch.where(highest < 1e-30, 0, highest / 448)
+    largest = torch.full_like(highest, 448)  # CUDA multiplies by the reciprocal of a plain number
+    scale = torch.where(highest < 1e-30, 0, highest / largest)
     scale[0, 0] = scale[1, 1] = torch.nan
-    factor = torch.where(scale > 0, 448 / highest, 0)
+    factor = torch.where(scale > 0, largest / highest, 0)
     numbers = (key.float() * factor[:, :, None]).nan_to_num(0.0)
     for tensor, own_scales in zip(stored, scales, strict=True):
         torch.testing.assert_close(own_scales[block, :, place], scale, rtol=0, atol=0, equal_nan=True)

@@ -12,7 +12,6 @@ from model_runner.models.cuda_linear import (
     CublasProduct,
     TritonProduct,
     make_product,
-    stored_bytes,
     tile_shapes_agree,
 )
 from model_runner.models.packed import PackedWeight, pack_weights
@@ -104,7 +103,8 @@ def test_the_check_of_shapes_runs_all_and_can_fail(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda_linear, "linear", rounding)
     odd = (0, 0)
     assert tile_shapes_agree(device, torch.bfloat16)
-    assert len(met) == len(set(met)) == 5
+    assert len(met) == 2 * len({(shape.rows, shape.outputs) for shape in met}) == 10
+    assert {shape.inputs for shape in met} == {64, 128}
     odd = (128, 256)
     assert not tile_shapes_agree(device, torch.bfloat16)
 
@@ -192,10 +192,19 @@ def test_fast_mode_is_the_same_product(device: torch.device) -> None:
         check_product(product(rows, *addends), rows, weight, tuple(one for one in addends if one is not None))
 
 
-@pytest.mark.parametrize(("kind", "width"), [(None, 256), ("fp8", 256), ("int4", 256), ("int4", 96), ("int4", 40)])
-def test_stored_bytes(kind: str | None, width: int, device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("kind", "width", "expected"),
+    [
+        (None, 256, 48 * 256 * 2),
+        ("fp8", 256, 48 * 256 + 48 * 4),
+        ("int4", 256, 48 * 256 // 2 + 48 * 4 * 2),
+        ("int4", 96, 48 * 96 // 2 + 48 * 4 * 3),
+        ("int4", 40, 48 * 40 * 2),  # no whole groups
+    ],
+)
+def test_stored_bytes(kind: str | None, width: int, expected: int, device: torch.device) -> None:
     product = make_product(random(48, width, seed=0, device=device, dtype=torch.bfloat16), kind, exact=True)
     stored = [value for value in vars(product).values() if isinstance(value, torch.Tensor)]
     if hasattr(product, "weight"):
         stored = [product.weight.nibbles, product.weight.lines]
-    assert sum(tensor.nbytes for tensor in stored) == stored_bytes(kind, 48, width, itemsize=2)
+    assert sum(tensor.nbytes for tensor in stored) == expected

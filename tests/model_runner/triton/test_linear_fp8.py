@@ -25,10 +25,21 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype, device: torch.devi
     rows[4] = 0
     numbers, scales = quantized(rows)
     largest = rows.float().abs().amax(1)
-    assert torch.equal(scales, torch.where(largest > 0, largest / 448, 1))
+    # CUDA multiplies by the reciprocal of a plain number, so 448 is a tensor.
+    assert torch.equal(scales, torch.where(largest > 0, largest / torch.full_like(largest, 448), 1))
     expected = (rows.float() / scales[:, None]).clamp(-448, 448).to(FP8)
     assert torch.equal(numbers.float(), expected.float())
     assert (numbers.float().abs().amax(1) == torch.where(largest > 0, 448.0, 0.0)).all()
+
+
+def test_what_is_no_number_stays_so(device: torch.device) -> None:
+    rows = random(3, 128, seed=0, device=device, dtype=torch.bfloat16)
+    rows[1, 5] = torch.nan
+    numbers, scales = quantized(rows)
+    assert numbers.float().isnan().nonzero().tolist() == [[1, 5]]
+    assert scales.isfinite().all()
+    out = Fp8Product(random(64, 128, seed=1, device=device, dtype=torch.bfloat16))(rows)
+    assert out.isnan().all(1).tolist() == [False, True, False]
 
 
 def test_weight_is_rounded_with_a_scale_for_each_output(device: torch.device) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.kernels.triton.linear_int4 import dequantize, int4_shapes, linear_int4
+from model_runner.kernels.triton.linear_int4 import dequantize, int4_operands, linear_int4
+from model_runner.kernels.triton.tiles import all_shapes
 from model_runner.models.cuda_linear import Int4Product, TritonProduct, make_product
 from model_runner.models.int4_packing import pack_int4
 from tests.model_runner.kernels import int4_oracle
@@ -28,7 +29,7 @@ def test_product(count: int, out: int, width: int, dtype: torch.dtype, device: t
 def test_every_shape_of_tiles(device: torch.device) -> None:
     rows, weight = (random(n, 128, seed=n, device=device, dtype=torch.bfloat16) for n in (150, 200))
     packed = pack_int4(weight)
-    tried = int4_shapes(packed)
+    tried = all_shapes(int4_operands(packed.group), packed.inputs)
     assert len(tried) == 4
     for shape in tried:
         result = linear_int4(rows, packed, rows.new_empty(150, 200), shape=shape)

@@ -40,3 +40,13 @@ def test_it_repeats_the_work_on_the_same_tensors_and_not_the_decisions() -> None
 def test_it_refuses_to_wait(wait: Callable[[torch.Tensor], object]) -> None:
     with pytest.raises(RuntimeError, match="waits for the device"):
         RecordedGraphs().capture(lambda: wait(torch.ones(1)))
+
+
+@torch.inference_mode()
+def test_what_a_graph_returned_may_be_gone_when_an_earlier_one_ran() -> None:
+    graphs, x = RecordedGraphs(), torch.ones(2)
+    (first, one), (second, two) = (graphs.capture(lambda factor=factor: x * factor) for factor in (1.0, 2.0))
+    first()
+    assert two.isnan().all()
+    second()
+    assert (one.tolist(), two.tolist()) == ([1.0, 1.0], [2.0, 2.0])

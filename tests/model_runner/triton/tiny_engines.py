@@ -14,8 +14,7 @@ from model_runner.config import RunnerConfig
 from model_runner.cuda_graphs import GraphedTarget
 from model_runner.runner import ModelRunner
 from tests.engine.conftest import Harness
-from tests.model_runner.triton.interpreted_cuda import interpreted_runner
-from tests.model_runner.triton.recorded_graphs import RecordedGraphs
+from tests.model_runner.triton.interpreted_cuda import InterpretedCuda, interpreted_runner
 
 VOCAB = 48
 BLOCK = 16
@@ -50,7 +49,7 @@ _CONFIGS: Mapping[str, Callable[[], PretrainedConfig]] = {
 class CudaHarness(Harness):
     """A runner on the CUDA path."""
 
-    graphs: RecordedGraphs = field(default_factory=RecordedGraphs)
+    platform: InterpretedCuda = field(kw_only=True)
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
@@ -87,7 +86,7 @@ class TinyEngines:
         """On the CUDA path."""
         key = (family, graph_sizes, tuple(settings.items()))
         if key not in self._made:
-            self._made[key] = CudaHarness(*_swapped(self.config(family, **settings), graph_sizes))
+            self._made[key] = _harness(self.config(family, **settings), graph_sizes)
         made = self._made[key]
         assert isinstance(made, CudaHarness)
         return made
@@ -100,6 +99,6 @@ class TinyEngines:
         return self._made[key]
 
 
-def _swapped(config: RunnerConfig, graph_sizes: tuple[int, ...]) -> tuple[Any, ...]:
-    runner, graphs = interpreted_runner(config, graph_sizes)
-    return runner, config.aux_model is not None, set(), graphs
+def _harness(config: RunnerConfig, graph_sizes: tuple[int, ...]) -> CudaHarness:
+    runner, platform = interpreted_runner(config, graph_sizes)
+    return CudaHarness(runner, config.aux_model is not None, platform=platform)

@@ -11,8 +11,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as TokenizerModel
 
-from server.chat_template import ChatTemplate
-from server.dry_breakers import BreakerSpellings
+from model_runner.contract import Breaker
+from server.text.chat_template import ChatTemplate
+from server.text.dry_breakers import BreakerSpellings
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -70,9 +71,12 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
+    def spell_breakers(self, breakers: Sequence[str], vocab_size: int) -> tuple[Breaker, ...]:
+        """DRY's sequence breakers as tokens of a model with so many. Not for the event loop: new ones take a while."""
+        return self._breaker_spellings(breakers, vocab_size)
+
     @cached_property
-    def breaker_spellings(self) -> BreakerSpellings:
-        """For DRY's sequence breakers."""
+    def _breaker_spellings(self) -> BreakerSpellings:
         texts = [self.token_bytes(token) for token in range(self.vocab_size)]
         return BreakerSpellings(texts, lambda text: self.encode(text, add_special_tokens=False))
 

@@ -1,4 +1,4 @@
-"""The engine in a thread of this process, behind the same interface: for tests, and to debug an engine."""
+"""The engine in a thread of this process, behind the same interface."""
 
 import asyncio
 import contextlib

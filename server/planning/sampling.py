@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from model_runner.contract import SAMPLER_ORDER, Dry, Mirostat, SamplingParams, Xtc
-from server.engine.client import EngineInfo
+from model_runner.contract import SAMPLER_ORDER, Breaker, Dry, Mirostat, SamplingParams, Xtc
+from model_runner.info import RunnerInfo
 from server.errors import InvalidRequestError
+from server.generation_config import GenerationDefaults
 from server.openai.protocol.common import SamplingFields
-from server.openai.protocol.samplers import DRY_SEQUENCE_BREAKERS
-from server.served_model import GenerationDefaults, ServedModel
-from server.tokenization import Tokenizer
+from server.served_model import ServedModel
+from server.text.tokenization import Tokenizer
 
 ORDERS: Mapping[str, tuple[str, ...]] = {
     "samewise": SAMPLER_ORDER,
@@ -29,13 +29,13 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 class SamplingRules:
     """What requests can ask for, of one model on one engine."""
 
-    def __init__(self, tokenizer: Tokenizer, model: ServedModel, info: EngineInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: ServedModel, info: RunnerInfo) -> None:
         self._tokenizer = tokenizer
         self._model = model
         self._info = info
 
-    def params(self, fields: SamplingFields) -> SamplingParams:
-        """All but seed, choice and logprobs. Raises InvalidRequestError."""
+    def params(self, fields: SamplingFields, breakers: tuple[Breaker, ...]) -> SamplingParams:
+        """All but seed, choice and logprobs; `breakers` are those of DRY as tokens. Raises InvalidRequestError."""
         defaults = self._model.defaults
         check_tokens(fields.stop_token_ids or (), "stop_token_ids", self._info.vocab_size)
         stop_ids = tuple(dict.fromkeys([*(fields.stop_token_ids or ()), *self.eos_token_ids(fields)]))
@@ -50,7 +50,7 @@ class SamplingRules:
             repetition_penalty=first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
             frequency_penalty=fields.frequency_penalty or 0.0,
             presence_penalty=fields.presence_penalty or 0.0,
-            dry=self._dry(fields),
+            dry=_dry(fields, breakers),
             exponential_decay_length_penalty=_length_penalty(fields, defaults, stop_ids),
         )
         if fields.beams is not None:
@@ -88,19 +88,6 @@ class SamplingRules:
         if fields.ignore_eos:
             return ()
         return tuple(token for token in self._model.defaults.eos_token_ids if token < self._info.vocab_size)
-
-    def _dry(self, fields: SamplingFields) -> Dry | None:
-        if not fields.dry_multiplier or fields.dry_penalty_last_n == 0:
-            return None
-        breakers = DRY_SEQUENCE_BREAKERS if fields.dry_sequence_breakers is None else fields.dry_sequence_breakers
-        default = Dry(fields.dry_multiplier)
-        return Dry(
-            multiplier=fields.dry_multiplier,
-            base=first(fields.dry_base, None, default.base),
-            allowed_length=first(fields.dry_allowed_length, None, default.allowed_length),
-            last_n=first(fields.dry_penalty_last_n, None, default.last_n),
-            breakers=self._tokenizer.breaker_spellings(breakers, self._info.vocab_size),
-        )
 
     def _logit_bias(self, bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
         for key in bias:
@@ -149,6 +136,19 @@ def check_tokens(tokens: Sequence[int], path: str, vocab_size: int) -> None:
 def first(given: _Number | None, default: _Number | None, otherwise: _Number) -> _Number:
     """The request, then the model, then the API."""
     return given if given is not None else default if default is not None else otherwise
+
+
+def _dry(fields: SamplingFields, breakers: tuple[Breaker, ...]) -> Dry | None:
+    if not fields.dry_multiplier or fields.dry_penalty_last_n == 0:
+        return None
+    default = Dry(fields.dry_multiplier)
+    return Dry(
+        multiplier=fields.dry_multiplier,
+        base=first(fields.dry_base, None, default.base),
+        allowed_length=first(fields.dry_allowed_length, None, default.allowed_length),
+        last_n=first(fields.dry_penalty_last_n, None, default.last_n),
+        breakers=breakers,
+    )
 
 
 def _xtc(fields: SamplingFields) -> Xtc | None:

@@ -4,18 +4,18 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from model_runner.contract import SamplingParams, Speculation, Verification
+from model_runner.contract import Breaker, SamplingParams, Speculation, Verification
+from model_runner.info import RunnerInfo
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
-from server.beam_search import choose_beam_search
 from server.config import Settings
-from server.engine.client import EngineInfo
 from server.errors import InvalidRequestError
 from server.openai.protocol.common import SamplingFields
-from server.sampling import SamplingRules, check_tokens, first
-from server.scoring import ScoringRules
+from server.planning.beam_search import choose_beam_search
+from server.planning.sampling import SamplingRules, check_tokens, first
+from server.planning.scoring import ScoringRules
+from server.planning.speculation import SpeculationRules
 from server.served_model import ServedModel
-from server.speculation import SpeculationRules
-from server.tokenization import Tokenizer
+from server.text.tokenization import Tokenizer
 
 NEGATIVE_PROMPT = "guidance.negative_prompt"
 """Path of that field."""
@@ -45,23 +45,27 @@ class Wanted:
     """As the client gave it."""
     max_tokens_param: str
     default_max_tokens: int | None
-    """None: the rest of the context."""
+    """The API's, where the model has none. None: the rest of the context."""
     logprobs: int | None
     """Alternatives for each output token."""
     prompt_logprobs: int | None
     """Alternatives for each prompt token, whoever wants them."""
+    num_choices: int
+    """To generate for each prompt."""
+    breakers: tuple[Breaker, ...]
+    """DRY's sequence breakers, as tokens."""
     prediction: Sequence[int] | None = None
     """The tokens of the predicted output."""
     negative_prompt: Sequence[int] | None = None
     """The tokens of the guide's prompt; None: the last one of the prompt itself."""
-    best_of: int | None = None
-    """Choices to generate, where it is not `n` that says how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A validated request: one engine request for each prompt, in the order of the prompts."""
 
+    id: str
+    """Of the answer; the ids of its requests begin with it."""
     requests: tuple[EngineRequest, ...]
     options: OutputOptions
     n: int
@@ -84,7 +88,7 @@ class Plan:
 class Planner:
     """Makes plans for one model on one engine."""
 
-    def __init__(self, tokenizer: Tokenizer, model: ServedModel, info: EngineInfo, settings: Settings) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: ServedModel, info: RunnerInfo, settings: Settings) -> None:
         self._tokenizer = tokenizer
         self._model = model
         self._info = info
@@ -93,10 +97,10 @@ class Planner:
 
     def plan(self, id: str, fields: SamplingFields, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Plan:  # noqa: A002
         """Raises InvalidRequestError for whatever does not fit the model, the engine or another field."""
-        n = wanted.best_of or fields.num_answers
-        beams = choose_beam_search(fields)
+        n = wanted.num_choices
+        beams = choose_beam_search(fields, self._stop(fields))
         sampling = self._sampling(fields, wanted)
-        self._check_queue(n, len(prompts), fields, wanted)
+        self._check_queue(len(prompts), fields, wanted)
         self._check_priority(fields.priority)
         self._check_prediction(wanted.prediction or ())
         self._check_prompt(wanted.negative_prompt or (), NEGATIVE_PROMPT)
@@ -121,12 +125,12 @@ class Planner:
             request = replace(model, request_id=f"{id}-{index}", sampling=of_prompt)
             requests.append(self._with_prompt(request, tokens, fields.truncate_prompt_tokens, wanted))
         self._check_min_tokens(fields.min_tokens or 0, min(request.max_tokens for request in requests))
-        return Plan(tuple(requests), self._options(fields), n, seed, seed_drawn)
+        return Plan(id, tuple(requests), self._options(fields), n, seed, seed_drawn)
 
     def _sampling(self, fields: SamplingFields, wanted: Wanted) -> SamplingParams:
         """All but the seed, which differs between prompts."""
         return replace(
-            self._rules.params(fields),
+            self._rules.params(fields, wanted.breakers),
             guidance=self.scoring.guidance(fields.guidance),
             contrastive=self.scoring.contrastive(fields.contrastive),
             dola=self.scoring.dola(fields.dola),
@@ -190,12 +194,15 @@ class Planner:
 
     def _options(self, fields: SamplingFields) -> OutputOptions:
         return OutputOptions(
-            stop=fields.stop_strings,
+            stop=self._stop(fields),
             include_stop=bool(fields.include_stop_str_in_output),
             min_tokens=fields.min_tokens or 0,
             skip_special_tokens=fields.skip_special_tokens is not False,
             eos_token_ids=self._rules.eos_token_ids(fields),
         )
+
+    def _stop(self, fields: SamplingFields) -> tuple[str, ...]:
+        return self._model.defaults.stop or () if fields.stop is None else fields.stop_strings
 
     def _speculation(self, fields: SamplingFields, wanted: Wanted) -> Speculation | None:
         """How to guess ahead; not where all of a step's rows have their use already, whatever the server's default."""
@@ -207,7 +214,7 @@ class Planner:
         if keep is None:
             return tokens
         if keep == -1:
-            output = first(wanted.max_tokens, wanted.default_max_tokens, 1)
+            output = first(wanted.max_tokens, self._default_max_tokens(wanted), 1)
             keep = max(1, capacity - output)
         return tokens[-keep:]
 
@@ -221,12 +228,17 @@ class Planner:
             raise self._too_long(capacity, f"your {noun} resulted in {prompt} tokens", noun)
         room = capacity - prompt
         if wanted.max_tokens is None:
-            return room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
+            default = self._default_max_tokens(wanted)
+            return room if default is None else min(default, room)
         if wanted.max_tokens > room:
             total = prompt + wanted.max_tokens
             asked = f"you requested {total} tokens ({prompt} in the {noun}, {wanted.max_tokens} in the completion)"
             raise self._too_long(capacity, asked, noun, wanted.max_tokens_param)
         return wanted.max_tokens
+
+    def _default_max_tokens(self, wanted: Wanted) -> int | None:
+        of_model = self._model.defaults.max_tokens
+        return wanted.default_max_tokens if of_model is None else of_model
 
     def _too_long(self, capacity: int, asked: str, noun: str, also: str | None = None) -> InvalidRequestError:
         if capacity < self._capacity():
@@ -239,12 +251,14 @@ class Planner:
         message = f"{limit} However, {asked}. {advice}"
         return InvalidRequestError(message, param=noun, code="context_length_exceeded")
 
-    def _check_queue(self, n: int, num_prompts: int, fields: SamplingFields, wanted: Wanted) -> None:
+    def _check_queue(self, num_prompts: int, fields: SamplingFields, wanted: Wanted) -> None:
         most = self._info.max_num_seqs + self._settings.max_waiting
-        if n * num_prompts > most:
-            message = f"The request asks for {n * num_prompts} choices in all, and this server holds at most {most}."
-            several = "best_of" if wanted.best_of else "beam_search.num_return" if fields.beam_search else "n"
-            param = several if n > 1 else wanted.prompt_param
+        asked = wanted.num_choices * num_prompts
+        if asked > most:
+            message = f"The request asks for {asked} choices in all, and this server holds at most {most}."
+            ranks = wanted.num_choices > fields.num_answers
+            several = "best_of" if ranks else "beam_search.num_return" if fields.beam_search else "n"
+            param = several if wanted.num_choices > 1 else wanted.prompt_param
             raise InvalidRequestError(message, param=param, code="integer_above_max_value")
 
     def _check_beams(self, beams: BeamSearch | None, fields: SamplingFields, wanted: Wanted) -> None:

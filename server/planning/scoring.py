@@ -6,8 +6,8 @@ from model_runner.contract import Contrastive, DoLa
 from server.errors import InvalidRequestError
 from server.openai.protocol.scoring import ContrastiveOptions, DoLaOptions, GuidanceOptions
 
-_ALPHA = 0.1
-_BETA = 0.5
+_CONTRASTIVE = Contrastive()
+_DOLA = DoLa("low")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class ScoringRules:
                 f"Supported values are: '{self.aux_model}'."
             )
             raise InvalidRequestError(message, param="contrastive.amateur", code="unsupported_value")
-        beta = _BETA if asked.beta is None else asked.beta
+        beta = _CONTRASTIVE.amateur_weight if asked.beta is None else asked.beta
         return Contrastive(
-            alpha=_ALPHA if asked.alpha is None else asked.alpha,
+            alpha=_CONTRASTIVE.alpha if asked.alpha is None else asked.alpha,
             expert_weight=1 + beta if asked.expert_weight is None else asked.expert_weight,
             amateur_weight=beta,
-            temperature=1.0 if asked.temperature is None else asked.temperature,
+            temperature=_CONTRASTIVE.temperature if asked.temperature is None else asked.temperature,
         )
 
     def guidance(self, asked: GuidanceOptions | None) -> float | None:
@@ -57,7 +57,7 @@ class ScoringRules:
         if self.num_early_exits == 0:
             message = "Unsupported parameter: 'dola' is not supported with this model."
             raise InvalidRequestError(message, param="dola", code="unsupported_parameter")
-        alpha = _ALPHA if asked.alpha is None else asked.alpha
+        alpha = _DOLA.alpha if asked.alpha is None else asked.alpha
         if isinstance(asked.layers, str):
             return DoLa(asked.layers, alpha)
         last = self.num_early_exits - 1

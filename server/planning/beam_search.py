@@ -4,8 +4,11 @@ from scheduler.interface import BeamSearch
 from server.openai.protocol.common import SamplingFields
 
 
-def choose_beam_search(fields: SamplingFields) -> BeamSearch | None:
-    """The search that a request asks for. None: it asks for none, or for one beam, which is greedy decoding."""
+def choose_beam_search(fields: SamplingFields, stop: tuple[str, ...]) -> BeamSearch | None:
+    """The search that a request asks for, which ends at the strings `stop`.
+
+    None: it asks for none, or for one beam, which is greedy decoding.
+    """
     asked = fields.beams
     if asked is None or asked.width == 1:
         return None
@@ -15,6 +18,6 @@ def choose_beam_search(fields: SamplingFields) -> BeamSearch | None:
         early_stopping=asked.early_stopping or False,
         groups=asked.groups or 1,
         diversity_penalty=asked.diversity_penalty or 0.0,
-        stop=fields.stop_strings,
+        stop=stop,
         skip_special_tokens=fields.skip_special_tokens is not False,
     )

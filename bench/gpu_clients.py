@@ -1,0 +1,107 @@
+"""Clients of a server in several processes, so that reading the answers is not what limits it.
+
+`python -m bench.gpu_clients SHARE` is one of the processes: it warms up, says so, waits for a line and sends its share.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import msgspec
+
+from bench.local_server import environment
+from server.loadtest.client import Outcome, Target
+from server.loadtest.run import Arrivals, LoadResult, open_client, run_load
+from server.loadtest.workload import Lengths, Workload, make_requests
+
+PER_PROCESS = 64
+"""Clients."""
+READY = b"ready\n"
+LONGEST_LINE = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server gets. Prompts are token ids, and differ with the seed."""
+
+    url: str
+    """With /v1."""
+    model: str
+    vocab_size: int
+    clients: int
+    num_requests: int
+    prompt: int
+    answer: int
+    """Tokens; those that end an answer are ignored."""
+    seed: int
+
+    def shares(self) -> list["Load"]:
+        """For so many processes as it takes; clients and requests divide evenly, or there is one."""
+        count = self.clients // PER_PROCESS if self.clients % PER_PROCESS == 0 else 1
+        part = replace(self, clients=self.clients // count, num_requests=self.num_requests // count)
+        return [replace(part, seed=self.seed * PER_PROCESS + index) for index in range(count)]
+
+
+async def put_load(load: Load) -> LoadResult:
+    """Send it, after a request of each client to warm up. Raises RuntimeError if clients cannot run."""
+    processes = [await _start(share) for share in load.shares()]
+    try:
+        for process in processes:
+            if await _line(process) != READY:
+                raise RuntimeError("clients ended before they were ready")
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+        lines = [await _line(process) for process in processes]
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    outcomes = [outcome for line in lines for outcome in msgspec.json.decode(line, type=list[Outcome])]
+    began, ended = min(outcome.started for outcome in outcomes), max(outcome.finished for outcome in outcomes)
+    return LoadResult(tuple(outcomes), ended - began)
+
+
+async def _start(share: Load) -> asyncio.subprocess.Process:
+    command = [sys.executable, "-m", "bench.gpu_clients", json.dumps(asdict(share))]
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, limit=LONGEST_LINE, env=environment()
+    )
+
+
+async def _line(process: asyncio.subprocess.Process) -> bytes:
+    assert process.stdout is not None
+    return await process.stdout.readline()
+
+
+async def _send(load: Load, wait: Callable[[], object]) -> Sequence[Outcome]:
+    """Warm up, wait for the others, and send."""
+    target = Target(load.url, load.model, "completions", {"temperature": 0.0, "ignore_eos": True})
+    lengths = Lengths(load.prompt, load.prompt), Lengths(load.answer, load.answer)
+    warm_up = Workload(load.clients, *lengths, seed=load.seed ^ 0x5EED)  # other prompts: none is in a cache
+    workload = Workload(load.num_requests, *lengths, seed=load.seed)
+    async with open_client({}) as client:
+        await run_load(client, target, make_requests(warm_up, load.vocab_size), Arrivals(load.clients))
+        wait()
+        requests = make_requests(workload, load.vocab_size)
+        return (await run_load(client, target, requests, Arrivals(load.clients))).outcomes
+
+
+def _wait() -> None:
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
+    sys.stdin.readline()
+
+
+def main() -> None:
+    """One process."""
+    outcomes = asyncio.run(_send(Load(**json.loads(sys.argv[1])), _wait))
+    sys.stdout.buffer.write(msgspec.json.encode(outcomes) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The CUDA platform, timed: what the device spends on forward passes, be they calls of the model or replays of graphs.
+
+The host's part of a pass, which lays out the step and copies it to the device, stays out of it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from bench.gpu_timing import Spans, watch
+from model_runner.config import RunnerConfig
+from model_runner.cuda_graphs import CudaGraphs, GraphMaker
+from model_runner.platforms.cuda import CudaPlatform
+
+Result = TypeVar("Result")
+
+
+class TimedGraphs:
+    """A GraphMaker whose replays are spans."""
+
+    def __init__(self, graphs: GraphMaker, spans: Spans) -> None:
+        self._graphs = graphs
+        self._spans = spans
+
+    def capture(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        """See GraphMaker.capture."""
+        replay, result = self._graphs.capture(run)
+
+        def timed() -> None:
+            with self._spans.span():
+                replay()
+
+        return timed, result
+
+
+class TimedCuda(CudaPlatform):
+    """For one model, all whose forward passes are spans."""
+
+    def __init__(self, config: RunnerConfig, device: torch.device, spans: Spans) -> None:
+        super().__init__(config, device, self._timed_graphs if config.cuda_graphs else None)
+        self._spans = spans
+
+    def load(self, folder: Path) -> PreTrainedModel:
+        """See Platform.load."""
+        model = super().load(folder)
+        watch(model, self._spans)
+        return model
+
+    def _timed_graphs(self) -> TimedGraphs:
+        return TimedGraphs(CudaGraphs(self.device), self._spans)

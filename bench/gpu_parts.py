@@ -1,0 +1,146 @@
+"""What of the run computes on the device itself, part by part. What a part knows of those before are their figures."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bench.gpu_limits import measure_limits
+from bench.gpu_model import llama_8b, write_model
+from bench.gpu_plain import PlainSteps
+from bench.gpu_report import Figure, Report
+from bench.gpu_steps import RunnerSteps
+from bench.gpu_timing import Spans
+from bench.gpu_variants import PREFILLED, VARIANTS, Comparison, compared_tokens, decode_kind
+from bench.gpu_work import DecoderWork, Limits
+from model_runner.runner import ModelRunner
+
+PLAIN_REPEATS = 5
+LOGPROBS = "logprobs.npy"
+"""Beside the model: plain transformers', of gpu_variants.compared_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of the run."""
+
+    folder: Path
+    """For the model."""
+    num_layers: int
+    repeats: int
+    served: Mapping[int, int]
+    """How many tokens each of so many clients' requests has on average while the server is measured."""
+
+
+class DeviceParts:
+    """Measures parts by their names: those below, and gpu_variants.VARIANTS."""
+
+    def __init__(self, report: Report, settings: Settings) -> None:
+        self._report = report
+        self._settings = settings
+        self._device = torch.device("cuda")
+        self._plain: PlainSteps | None = None
+        self._named: dict[str, Callable[[], Figure]] = {
+            "limits": self.limits,
+            "model": self.model,
+            "exact": self.exact,
+            "kernels": self.kernels,
+        }
+
+    def measure(self, name: str, needs_s: float) -> None:
+        """Report a part, and leave its memory to the next."""
+        self._report.attempt(name, "", self._named.get(name) or partial(self.variant, name), needs_s)
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def limits(self) -> Figure:
+        """What the machine can do at best."""
+        found = measure_limits(self._device)
+        copy, rate = found.copy_bytes_per_s / 1e9, found.bf16_flop_per_s / 1e12
+        self._report.add(Figure("limits", "copy, read and written", copy, "GB/s"))
+        return Figure("limits", "bf16 product", rate, "TFLOP/s", details=asdict(found))
+
+    def model(self) -> Figure:
+        """Random weights, on disk."""
+        start = time.perf_counter()
+        size = write_model(self._settings.folder, llama_8b(self._settings.num_layers), self._device)
+        seconds = time.perf_counter() - start
+        return Figure("model", f"{self._settings.num_layers} layers, {size / 1e9:.1f} GB", seconds, "s")
+
+    def exact(self) -> Figure:
+        """The first variant, in turns with plain transformers."""
+        self._report.attempt("load", "plain transformers", self.load_plain)
+        try:
+            if self._plain is not None:
+                self._report.attempt("logprobs", "transformers", partial(self.plain_logprobs, self._plain))
+                for rows, context in self._settings.served.items():
+                    what = decode_kind(rows, context)
+                    self._report.attempt(what, "transformers", partial(self.plain_decode, self._plain, rows, context))
+            return self.variant("exact")
+        finally:
+            self._plain = None
+
+    def load_plain(self) -> Figure:
+        """Plain transformers, with the same weights."""
+        start = time.perf_counter()
+        self._plain = PlainSteps(self._settings.folder, self._device, torch.bfloat16)
+        return Figure("load", "plain transformers", time.perf_counter() - start, "s")
+
+    def plain_logprobs(self, plain: PlainSteps) -> Figure:
+        """What the variants are compared with."""
+        vocab_size = DecoderWork.of(self._settings.folder).shape.vocab_size
+        logprobs = plain.logprobs(compared_tokens(vocab_size))
+        np.save(self._settings.folder / LOGPROBS, logprobs)
+        return Figure("logprobs", "transformers", float(logprobs.std()), "nats apart")
+
+    @staticmethod
+    def plain_decode(plain: PlainSteps, rows: int, context: int) -> Figure:
+        """A step as when so many clients are served."""
+        plain.admit(rows, context, prefilled=PREFILLED)
+        try:
+            times = [plain.decode() for _ in range(PLAIN_REPEATS)]
+        finally:
+            plain.release()
+        return Figure(decode_kind(rows, context), "transformers", plain=statistics.median(times))
+
+    def variant(self, name: str) -> Figure:
+        """One way to run the model. Returns what loading took."""
+        from bench.gpu_forward import TimedCuda  # noqa: PLC0415  (needs Triton)
+
+        variant, settings = VARIANTS[name], self._settings
+        work, spans = DecoderWork.of(settings.folder), Spans(self._device)
+        config = variant.config(settings.folder, work)
+        device = torch.device("cuda", torch.cuda.current_device())
+        runner = ModelRunner.load(config, TimedCuda(config, device, spans))
+        steps, info = RunnerSteps(runner, spans), runner.info
+        limits = known_limits(self._report.figures)
+        comparison = Comparison(variant, steps, self._plain, work, limits, self._report, settings.repeats)
+        comparison.measure(known_logprobs(settings.folder))
+        took = dict(info.started_in)
+        parts = {"weights_s": took["weights"], "first_step_s": took["first step"], "num_blocks": info.num_blocks}
+        return Figure("load", variant.name, sum(took.values()), "s", details=parts)
+
+    def kernels(self) -> Figure:
+        """Alone."""
+        from bench.gpu_kernels import KernelBench  # noqa: PLC0415  (needs Triton)
+
+        return KernelBench(self._report, known_limits(self._report.figures), self._device).measure()
+
+
+def known_limits(figures: Sequence[Figure]) -> Limits | None:
+    """If they were measured."""
+    found = (figure for figure in figures if figure.part == "limits" and not figure.is_failure)
+    return next((Limits(**figure.details) for figure in found if figure.details), None)
+
+
+def known_logprobs(folder: Path) -> NDArray[np.float64] | None:
+    """If plain transformers got so far."""
+    path = folder / LOGPROBS
+    return np.load(path) if path.exists() else None

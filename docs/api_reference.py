@@ -1,0 +1,198 @@
+"""The text of docs/api.md, from the routes, their models and the errors."""
+
+import inspect
+import textwrap
+from collections.abc import Collection, Iterator
+from dataclasses import fields
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from schema_tables import request_table, response_table
+
+from model_runner.contract import SAMPLER_ORDER
+from server.app import ROUTERS
+from server.auth import OPEN_PATHS
+from server.capabilities import ENDPOINTS, describe_fields
+from server.config import Settings
+from server.errors import ApiError, ErrorBody
+from server.generation_config import GenerationDefaults
+from server.openai.protocol.chat import ChatCompletionRequest
+from server.openai.protocol.objects import ChatCompletionChunk
+from server.openai.protocol.rules import RequestModel
+from server.responses import ERRORS
+from server.strict_json import MAX_DEPTH
+
+CHUNKS: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletionChunk}
+"""The events of streams that have another form than the answer."""
+WIDTH = 120
+ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+INTRODUCTION = """\
+# API reference
+
+Written by `docs/generate.py` from the routes, their models and the errors. `GET /v1/capabilities` says the same of
+requests for the model at hand, with its defaults, and `/docs` and `/openapi.json` describe requests and answers in
+OpenAPI's form.
+
+{endpoints}
+Wherever it is, another path gets 404, another method 405, and a fault of the server 500.
+
+A body is one JSON object, declared as `application/json`, nested at most {depth} levels deep and without a key twice.
+A field is **honoured** exactly, or has **no effect** on the output and is only validated, or is **refused** with an
+error that names it. A field that is not listed is refused as unknown. `null` counts as absent wherever a field may be
+left out.
+
+Where a request says nothing, the model's `generation_config.json` decides on {model_defaults} and on which tokens end
+the output: its `do_sample: false` is temperature 0, `max_new_tokens` and `stop_strings` are `max_tokens` and `stop`. A
+warning at the start of the server names what else it sets that would change answers. All else, and what that file
+leaves open, has the default below.
+
+In the tables, `[]` stands for each entry of an array and `.*` for each key of an object. An optional property of an
+answer is left out where it does not apply.
+
+Where API keys are configured, a request needs the header `Authorization: Bearer KEY`, except for {open}.
+
+## From logits to tokens
+
+The order is: `contrastive`, `dola` or `guidance`; `logit_bias`, `allowed_token_ids`, `bad_words`, `min_tokens` and
+`no_repeat_ngram_size`, `repetition_penalty` (prompt and output), `frequency_penalty` and `presence_penalty` (output
+only), DRY, `exponential_decay_length_penalty`; then the highest at temperature 0, else {order}, and a draw. `top_k`
+keeps ties, and `sampler_order` changes the order after the greedy choice. The noise of the draw depends on seed,
+choice, position and token alone. Logprobs are of the raw distribution unless the server runs with
+`--logprobs processed`.
+
+`beam_search` and `penalty_alpha` (contrastive search) choose tokens in other ways, and `best_of` chooses among answers.
+[Decoding strategies](decoding.md) has the formulas of all of them.
+
+Special tokens written out in a prompt or a message are read as such, as in other servers of this kind.
+
+## Speculation
+
+Tokens are guessed ahead by one of several methods, and the model verifies several at a time. `speculation` says how
+for one request; a request without it takes the server's `--speculation`. `GET /v1/capabilities` lists the methods of
+the server at hand. It goes together with every parameter but {not_speculated}. `verify` alone decides what it means for
+the answer:
+
+| `verify` | the answer |
+|---|---|
+| `match`, the default | the same tokens and logprobs as without speculation, whatever method is used |
+| `rejection` | drawn from the same distribution, but other tokens: the seed need not give the same answer again |
+| `typical` | drawn from another distribution, which favours what was guessed (Medusa's typical acceptance) |
+
+An answer that was verified by one of the latter two says so in `verification`, as do all of its chunks.
+
+`prediction` (OpenAI's predicted outputs) is what the answer will probably be, such as a file before a small change. Its
+tokens are drafts like any other: with `match` they never change the answer. It needs the method `prediction`, which is
+then the default, or `auto`, and goes together with whatever speculation goes together with.
+
+## Errors
+
+{errors}
+Every answer carries `x-request-id`: the request's own, where that is up to 128 letters, digits, dots, hyphens and
+underscores, else a new one.
+
+An error before the first token is a real status, also for a stream, unless nothing came for `keepalive_s`
+({keepalive:g} s by default): then the stream has begun with a comment line, to be kept alive by whatever lies between,
+and is a 200. A stream that has begun ends, after an error, with `data: {{"error": ...}}` and `data: [DONE]`.
+
+{error_body}"""
+
+
+def render_api() -> str:
+    """The whole page."""
+    parts = [_wrapped(_introduction()), *(part for route in ROUTES for part in _section(route))]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _introduction() -> str:
+    of_model = [field.name for field in fields(GenerationDefaults) if field.name != "eos_token_ids"]
+    return INTRODUCTION.format(
+        endpoints=_endpoints(),
+        depth=MAX_DEPTH,
+        model_defaults=_code(of_model),
+        open=_code(sorted(OPEN_PATHS)),
+        order=_code(SAMPLER_ORDER, last=", "),
+        not_speculated=_code(describe_fields(ChatCompletionRequest, {})["speculation"].excludes),
+        errors=_error_table(),
+        keepalive=Settings.model_fields["keepalive_s"].default,
+        error_body=response_table(ErrorBody),
+    )
+
+
+def _endpoints() -> str:
+    lines = ["| endpoint | | errors |", "|---|---|---|"]
+    for route in ROUTES:
+        errors = ", ".join(str(status) for status in route.responses if status != 200)
+        lines.append(f"| `{_title(route)}` | {_summary(route)} | {errors} |")
+    return "\n".join([*lines, ""])
+
+
+def _error_table() -> str:
+    """All errors that there are, by status."""
+    by_status = {error.status: error for error in _errors(ApiError)}
+    lines = ["| status | type | when | headers |", "|---|---|---|---|"]
+    for status, error in sorted(by_status.items()):
+        headers = "<br>".join(f"`{name}: {value}`" for name, value in _headers(error).items())
+        lines.append(f"| {status} | `{error.type}` | {ERRORS[status]} | {headers} |")
+    return "\n".join([*lines, ""])
+
+
+def _errors(error: type[ApiError]) -> Iterator[type[ApiError]]:
+    """Those that are raised, which the private ones are not."""
+    for kind in error.__subclasses__():
+        if not kind.__name__.startswith("_"):
+            yield kind
+        yield from _errors(kind)
+
+
+def _headers(error: type[ApiError]) -> dict[str, str]:
+    parameters = inspect.signature(error).parameters.values()
+    return dict(error(*("..." for one in parameters if one.default is one.empty)).headers)
+
+
+def _section(route: APIRoute) -> Iterator[str]:
+    """One endpoint: its request and its answer."""
+    yield f"## {_title(route)}\n"
+    yield f"{_summary(route)}\n"
+    if request := ENDPOINTS.get(route.path):
+        yield from _request(request)
+    if inspect.isclass(route.response_model):
+        yield "The answer:\n"
+        yield response_table(route.response_model)
+    if chunk := CHUNKS.get(route.path):
+        yield "Each event of a stream:\n"
+        yield response_table(chunk)
+
+
+def _request(request: type[RequestModel]) -> Iterator[str]:
+    """Fields that are treated alike stand together."""
+    described = describe_fields(request, {})
+    for support, title in (("honoured", "Honoured:"), ("no_effect", "Validated, without effect on the output:")):
+        if rows := {name: field for name, field in described.items() if field.support == support}:
+            yield f"{title}\n"
+            yield request_table(rows)
+    if refused := [name for name, field in described.items() if field.support == "refused"]:
+        yield f"Refused unless they ask for nothing: {', '.join(f'`{name}`' for name in refused)}.\n"
+
+
+def _title(route: APIRoute) -> str:
+    (method,) = route.methods
+    return f"{method} {route.path}".replace(":path}", "}")
+
+
+def _summary(route: APIRoute) -> str:
+    return " ".join((inspect.getdoc(route.endpoint) or "").split())
+
+
+def _wrapped(text: str) -> str:
+    """With the lines of paragraphs filled up; tables and headings stay as they are."""
+    blocks = text.split("\n\n")
+    return "\n\n".join(
+        block if block.startswith(("|", "#")) else textwrap.fill(block, WIDTH, break_on_hyphens=False)
+        for block in blocks
+    )
+
+
+def _code(names: Collection[str], last: str = " and ") -> str:
+    """Names in a sentence."""
+    *most, final = [f"`{name}`" for name in names]
+    return f"{', '.join(most)}{last}{final}" if most else final

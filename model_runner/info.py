@@ -1,0 +1,53 @@
+"""What a runner tells of itself. Plain data: this module imports no torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What a loaded runner can do."""
+
+    vocab_size: int
+    max_model_len: int
+    """Prompt and output together, in tokens."""
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    device: str
+    dtype: str
+    """Of the weights in products."""
+    kv_dtype: str
+    kernels: str
+    """What runs the model: an instruction set, or a compiler."""
+    hardware: str = ""
+    """The processor, as far as answers may depend on it."""
+    software: str = ""
+    """The libraries that compute, with their versions."""
+    speculation_methods: tuple[str, ...] = ()
+    """Methods that a request can name."""
+    num_early_exits: int = 0
+    """Layers before which the model can be asked for the next token; 0 if it cannot."""
+    started_in: tuple[tuple[str, float], ...] = ()
+    """What took time at the start, with the seconds that it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What one method did since the start."""
+
+    method: str
+    drafted: int
+    """Draft tokens verified."""
+    accepted_by_depth: tuple[int, ...]
+    """How often the draft token 1, 2, ... after the last known one was accepted."""
+    verified_by_depth: tuple[int, ...]
+    """How often there was a draft at that depth whose predecessors had all been accepted."""
+    steps: int
+    """Steps of single choices that verified at least one draft token, ..."""
+    tokens: int
+    """... and what they committed."""
+    draft_s: float
+    """Seconds spent on making drafts, and ..."""
+    verify_s: float
+    """... on the forward passes of steps with drafts, shared by their rows."""

@@ -1,0 +1,95 @@
+"""The choices that live, but for those of beam searches."""
+
+from collections.abc import Mapping, Sequence
+
+from model_runner.contract import ChoiceResult, Failure, ScheduledRequest
+from scheduler.block_pool import IntegrityError
+from scheduler.interface import RequestOutput
+from scheduler.output import failure_of, output_of
+from scheduler.request import Request
+from scheduler.roster import Roster
+from scheduler.sharing import KVSharing
+from scheduler.stopping import judge
+
+
+class Choices:
+    """Takes in what steps bring choices and their guides, and takes them off the roster in the end."""
+
+    def __init__(self, roster: Roster, sharing: KVSharing) -> None:
+        self._roster = roster
+        self._sharing = sharing
+        self._live: dict[str, dict[int, Request]] = {}  # by request id and index
+
+    def __len__(self) -> int:
+        """How many requests have any."""
+        return len(self._live)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._live
+
+    @property
+    def members(self) -> list[Sequence[Request]]:
+        """Of each choice: itself, and its guide if it has one."""
+        return [choice.members for siblings in self._live.values() for choice in siblings.values()]
+
+    def running_siblings(self, request: Request) -> list[Request]:
+        """Running choices that have the same prompt because they are of the same request."""
+        siblings = self._live.get(request.request_id, {}).values() if request.guides is None else ()
+        return [other for other in siblings if other.key in self._roster.running]
+
+    def add(self, choices: Sequence[Request]) -> None:
+        """Follow all choices of a request, which were lined up."""
+        self._live[choices[0].request_id] = {choice.sampling.choice: choice for choice in choices}
+
+    def abort(self, request_id: str, choice: int | None) -> None:
+        """End one choice, or all; what is unknown or has ended is left alone."""
+        siblings = self._live.get(request_id, {})
+        for request in [request for index, request in siblings.items() if choice in (None, index)]:
+            self._end(request)
+
+    def advance(
+        self, scheduled: Sequence[ScheduledRequest], results: Mapping[str, ChoiceResult]
+    ) -> list[RequestOutput]:
+        """Go on with what a step brought those that run, by their keys; what was computed is booked already."""
+        outputs = []
+        for share in scheduled:
+            request = self._roster.running.get(share.key)
+            if request is not None and request.request_id in self._live and request.guides is None:
+                outputs += self._advance(request, share, results[share.key])
+        return outputs
+
+    def fail(self, request: Request, error: Failure) -> list[RequestOutput]:
+        """End a choice whose computation went wrong, and let nobody find its blocks: they may be the cause."""
+        self._sharing.withdraw(request.members)
+        self._end(request)
+        return [failure_of(request, error)]
+
+    def _advance(self, request: Request, share: ScheduledRequest, choice: ChoiceResult) -> list[RequestOutput]:
+        """Nothing comes out while a choice's prompt is computed or candidates are looked up."""
+        if choice.error is not None:
+            return self.fail(request, choice.error)
+        request.num_draft, request.num_candidates = choice.num_draft, choice.num_candidates
+        looks_only = request.sampling.num_candidates > 0 and share.num_candidates == 0
+        if bool(choice.tokens) == (request.remaining > 0 or looks_only):
+            raise IntegrityError(f"{request.key!r} got {len(choice.tokens)} tokens with {request.remaining} to compute")
+        if request.remaining > 0:
+            self._sharing.publish(request.members)
+            return []
+        verdict = judge(request, choice.tokens)
+        request.sampler_state = choice.sampler_state
+        for member in request.members:
+            member.tokens += choice.tokens[: verdict.num_kept]
+            member.num_computed = min(member.num_computed + len(choice.tokens) - 1, len(member.tokens))
+        self._sharing.publish(request.members)
+        if verdict.reason is not None:
+            self._end(request)
+        elif looks_only:
+            return []
+        return [output_of(request, choice, verdict)]
+
+    def _end(self, request: Request) -> None:
+        self._roster.end(request.members)
+        siblings = self._live[request.request_id]
+        del siblings[request.sampling.choice]
+        if not siblings:
+            del self._live[request.request_id]
