@@ -286,6 +286,7 @@ class ModelRunner:
             if self._drafter is not None:
                 self._drafter.forward(self._first_batch(1))
                 self._drafter.settle()
+            self._speculator.warm_up(self._first_step())
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         self._target.settle()
@@ -303,6 +304,22 @@ class ModelRunner:
         start = time.perf_counter()
         self._target.forward(batch, (), plan)[0, 0].item()  # which waits for the device
         return time.perf_counter() - start
+
+    def _first_step(self) -> TargetStep:
+        """What a step brings that computes a prompt of one token."""
+        logits = self._target.forward(self._first_batch(1))
+        choice = ChoiceStep(
+            slot=0,
+            tokens=[0, 0],
+            num_prompt=1,
+            num_new=1,
+            num_computed=1,
+            rows=[0],
+            blocks=[0],
+            max_nodes=0,
+            sampling=SamplingParams(),
+        )
+        return TargetStep([choice], self._target.features(), logits)
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:
         blocks = array("i", range(-(-(context + rows) // self.info.block_size)))

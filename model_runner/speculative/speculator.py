@@ -85,6 +85,31 @@ class Speculator:
         self._calibrations[method] = Calibration()
         self._tallies[method] = Tally()
 
+    def warm_up(self, step: TargetStep) -> None:
+        """Have trained heads draft after a first step of one choice: to compile kernels takes seconds on a GPU.
+
+        Nothing of it is booked, so their time counts from the first draft of a request on.
+        """
+        (first,) = step.choices
+        asked = replace(step, choices=[replace(first, max_nodes=self._max_nodes)])
+        for method, proposer in self._proposers.items():
+            if not proposer.needs:
+                continue
+            proposer.begin(
+                NewChoice(
+                    slot=first.slot,
+                    tokens=first.tokens,
+                    num_prompt=first.num_prompt,
+                    num_computed=0,
+                    blocks=first.blocks,
+                    sampling=first.sampling,
+                    speculation=Speculation(method),
+                    cache_salt="",
+                )
+            )
+            proposer.propose(asked)
+            proposer.end(first.slot)
+
     @property
     def methods(self) -> tuple[str, ...]:
         """The names that requests can use."""

@@ -14,7 +14,7 @@ from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequ
 from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.features import Feature
+from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
 from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import Stream, noise_key
@@ -23,9 +23,11 @@ from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.ngram import NgramProposer
+from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
+from tests.model_runner.speculative.world import Guesser
 
 CPU = torch.device("cpu")
 VOCAB = 40
@@ -66,14 +68,14 @@ class SummingModel:
         return torch.where(mean.isnan(), mean, 0.0)[:, None] - (torch.arange(VOCAB) - mean.round()[:, None] - 1).abs()
 
 
-def make_runner(picked: Sequence[int] = ()) -> tuple[ModelRunner, SummingModel]:
+def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[ModelRunner, SummingModel]:
     cache = KVCache([KVShape(1, 1, 1)], 8, BLOCK, torch.float32, CPU)
     model = SummingModel(cache, picked)
     sampling = SamplingState(4, VOCAB, CPU)
     sampler = Sampler(TorchDraw(VOCAB, CPU))
     search = ContrastiveSearch(sampling, sampler, 64)
     budget = Budget()
-    speculator = Speculator({"ngram": NgramProposer()}, budget, max_nodes=8)
+    speculator = Speculator({"ngram": NgramProposer(), **proposers}, budget, max_nodes=8)
     parts = RunnerParts(
         target=model,
         kv_cache=cache,
@@ -185,3 +187,12 @@ def test_tokens_that_were_found_beforehand_are_taken() -> None:
     assert [plan.choices for plan in model.plans] == [{0, 2}, {0}]
     assert [plan.temperatures.tolist() for plan in model.plans] == [[0, 0, 0, 0.5], [0.5]]
     assert [int(plan.keys[-1]) for plan in model.plans] == [noise_key(3, 0, Stream.TARGET, output) for output in (0, 1)]
+
+
+def test_trained_heads_draft_once_before_requests_do() -> None:
+    heads, others = Guesser(0.9, needs=frozenset({LAST})), Guesser(0.9)
+    runner, _ = make_runner(heads=heads, others=others)
+    runner.warm_up()
+    assert (heads.asked, others.asked) == (1, 0)
+    assert not heads.running
+    assert runner.speculation_stats() == ()
