@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from server.http_server import DrainingServer, bind, configure
+from tests.waiting import until
 
 
 class Engine:
@@ -64,13 +65,7 @@ class Running:
             return (await client.get(f"{self.url}/ready")).status_code
 
     async def ended(self) -> None:
-        await asyncio.wait_for(self.task, 5.0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
-        while not condition():  # noqa: ASYNC110  (there is nothing to wait for)
-            await asyncio.sleep(0.01)
+        await asyncio.wait_for(self.task, 20.0)
 
 
 @pytest.fixture

@@ -12,9 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.start_signals import CLEANUP_S
-
-SOON_S = 10.0
+SOON_S = 20.0
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 Starter = Callable[..., subprocess.Popen[str]]
@@ -34,13 +32,14 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
     runner.run(main())
 """
 DOWNLOAD = """
-import time
+import sys, time
 from concurrent.futures import ThreadPoolExecutor
-from server.start_signals import end_start_on_signals
+from server import start_signals
+start_signals.CLEANUP_S = int(sys.argv[1])
 def download():
     print("started", flush=True)  # said by the thread, for without one the process would end at once
     time.sleep(60)
-end_start_on_signals()
+start_signals.end_start_on_signals()
 with ThreadPoolExecutor() as threads:
     threads.submit(download).result()
 """
@@ -124,19 +123,19 @@ def test_in_the_event_loop(one: signal.Signals, start: Starter) -> None:
 
 
 def test_threads_in_the_middle_of_a_download_are_waited_for_only_so_long(start: Starter) -> None:
-    process = start("-c", DOWNLOAD)
+    process = start("-c", DOWNLOAD, "1")
     wait_for_line(process, "started")
-    end(process, signal.SIGTERM, CLEANUP_S + SOON_S)
+    end(process, signal.SIGTERM)
 
 
 def test_a_second_signal_waits_for_nothing(start: Starter) -> None:
-    process = start("-c", DOWNLOAD)
+    process = start("-c", DOWNLOAD, "50")
     wait_for_line(process, "started")
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     assert process.stderr.readline() == "error: the start was ended by SIGTERM\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(CLEANUP_S - 0.5) == 128 + signal.SIGTERM
+    assert process.wait(SOON_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.embedded

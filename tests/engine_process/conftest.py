@@ -1,6 +1,5 @@
 """Clients around the fake engine, in a process of its own or in a thread."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -84,9 +83,3 @@ def tokens_of(outputs: list[RequestOutput]) -> dict[int, tuple[int, ...]]:
     for output in outputs:
         tokens[output.choice] = tokens.get(output.choice, ()) + output.tokens
     return tokens
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  (what is waited for sends no event)
-            await asyncio.sleep(0.01)

@@ -16,8 +16,9 @@ from server.engine.client import (
     RequestFailedError,
 )
 from server.engine.supervisor import EngineLimits
-from tests.engine_process.conftest import MAX_NUM_SEQS, MAX_WAITING, collect, request, tokens_of, until
+from tests.engine_process.conftest import MAX_NUM_SEQS, MAX_WAITING, collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, REJECT, VOCAB, expected
+from tests.waiting import until
 
 LONG = 100_000  # tokens that no test waits for
 

@@ -14,8 +14,9 @@ from scheduler.interface import EngineRequest, RequestOutput
 from server.engine.client import EngineState, EngineUnavailableError, RequestFailedError
 from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
-from tests.engine_process.conftest import MAX_WAITING, QUICK, collect, request, tokens_of, until
+from tests.engine_process.conftest import MAX_WAITING, QUICK, collect, request, tokens_of
 from tests.engine_process.fake_engine import EXIT, HANG, KILL, expected
+from tests.waiting import until
 
 LONG = 100_000
 REPOSITORY = Path(__file__).parents[2]

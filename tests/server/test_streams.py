@@ -1,6 +1,5 @@
 """Streams: what is sent, in which order, what stays back, and what happens when a client leaves or does not read."""
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -19,6 +18,7 @@ from server.engine.client import RequestFailedError
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, serving
 from tests.server.tiny_model import BOS, END, EOS
+from tests.waiting import until
 
 TOKENS = st.lists(
     st.sampled_from([*"你好é😀 ab\n".encode(), 256, 257, 258, 261, 0xFF, BOS, END]) | st.integers(0, 319), max_size=24
@@ -221,8 +221,7 @@ async def test_other_prompts_end_when_one_fails(client: httpx.AsyncClient, engin
     engine.fail_after, engine.failure, engine.step_delay_s = 3, RequestFailedError("x"), 0.01
     response = await client.post(COMPLETIONS, json=completion(prompt=["a", "b", "c"], max_tokens=200))
     assert response.status_code == 500
-    await asyncio.sleep(0.05)
-    assert engine.num_live == 0
+    await until(lambda: engine.num_live == 0)
     assert len(engine.closed_early) == 3
 
 
