@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_parts import DeviceParts, Settings
-from bench.gpu_process import Part, run_apart
-from bench.gpu_report import Figure, SavedReport, left_out
-from bench.gpu_tests import run_tests
-from bench.gpu_variants import decode_kind
+from bench.on_gpu.parts import DeviceParts, Settings
+from bench.on_gpu.process import Part, run_apart
+from bench.on_gpu.report import Figure, SavedReport, left_out
+from bench.on_gpu.tests import run_tests
+from bench.on_gpu.variants import decode_kind
 from server.engine.environment import engine_environment
 
 BUDGET_S = 560.0
@@ -85,7 +85,7 @@ class Run:
         """Over HTTP."""
         if missing := [package for package in SERVER_PACKAGES if find_spec(package) is None]:
             return left_out("serving", "", missing)
-        from bench.gpu_serving import measure_serving  # noqa: PLC0415  (needs those packages)
+        from bench.on_gpu.serving import measure_serving  # noqa: PLC0415  (needs those packages)
 
         plain = {clients: self.report.plain(decode_kind(clients, context)) for clients, context in SERVED.items()}
         limit_s = min(SERVING_S, self.report.left_s)

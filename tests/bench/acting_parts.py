@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.gpu_report import Figure, Report
+from bench.on_gpu.report import Figure, Report
 
 
 def _fault() -> None:
@@ -16,7 +16,7 @@ def _fault() -> None:
 
 @dataclass
 class Acting:
-    """See gpu_process.Parts. Each says first how many figures it knows."""
+    """See bench.on_gpu.process.Parts. Each says first how many figures it knows."""
 
     report: Report
 

@@ -14,16 +14,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from bench.gpu import REPEATS
-from bench.gpu_forward import TimedGraphs
-from bench.gpu_kernels import make_batch
-from bench.gpu_model import INDEX, llama_8b, write_model
-from bench.gpu_parts import known_limits
-from bench.gpu_plain import PlainSteps
-from bench.gpu_report import Figure, Report, SavedReport
-from bench.gpu_steps import MARGIN, STEPS, RunnerSteps, checked
-from bench.gpu_timing import Spans, back_to_back_ms, watch
-from bench.gpu_variants import UNTIMED, VARIANTS, Comparison, compared_tokens
-from bench.gpu_work import DecoderWork, Limits
+from bench.on_gpu.forward import TimedGraphs
+from bench.on_gpu.kernels import make_batch
+from bench.on_gpu.model import INDEX, llama_8b, write_model
+from bench.on_gpu.parts import known_limits
+from bench.on_gpu.plain import PlainSteps
+from bench.on_gpu.report import Figure, Report, SavedReport
+from bench.on_gpu.steps import MARGIN, STEPS, RunnerSteps, checked
+from bench.on_gpu.timing import Spans, back_to_back_ms, watch
+from bench.on_gpu.variants import UNTIMED, VARIANTS, Comparison, compared_tokens
+from bench.on_gpu.work import DecoderWork, Limits
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import RunnerConfig
@@ -70,7 +70,7 @@ class Driven:
 
 
 class WatchedCpu(CpuPlatform):
-    """As gpu_forward.TimedCuda."""
+    """As bench.on_gpu.forward.TimedCuda."""
 
     spans = Spans(CPU)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu_clients import Load, put_load
-from bench.gpu_process import Part, run_apart
-from bench.gpu_report import Report
-from bench.gpu_serving import figure
-from bench.gpu_tests import command, run_limited
 from bench.local_server import environment
+from bench.on_gpu.clients import Load, put_load
+from bench.on_gpu.process import Part, run_apart
+from bench.on_gpu.report import Report
+from bench.on_gpu.serving import figure
+from bench.on_gpu.tests import command, run_limited
 from server.loadtest.report import summarize
 from tests.bench.acting_parts import Acting
 from tests.cli.fake_openai import FakeOpenAI, running

@@ -8,8 +8,8 @@ from typing import NoReturn
 import pytest
 from rich.console import Console
 
-from bench.gpu_report import Figure, Goal, SavedReport
-from bench.gpu_tests import summary
+from bench.on_gpu.report import Figure, Goal, SavedReport
+from bench.on_gpu.tests import summary
 
 
 def _raises(error: Exception) -> Callable[[], NoReturn]:

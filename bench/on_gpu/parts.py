@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.gpu_limits import measure_limits
-from bench.gpu_model import llama_8b, write_model
-from bench.gpu_plain import PlainSteps
-from bench.gpu_report import Figure, Report
-from bench.gpu_steps import RunnerSteps
-from bench.gpu_timing import Spans
-from bench.gpu_variants import PREFILLED, VARIANTS, Comparison, compared_tokens, decode_kind
-from bench.gpu_work import DecoderWork, Limits
+from bench.on_gpu.limits import measure_limits
+from bench.on_gpu.model import llama_8b, write_model
+from bench.on_gpu.plain import PlainSteps
+from bench.on_gpu.report import Figure, Report
+from bench.on_gpu.steps import RunnerSteps
+from bench.on_gpu.timing import Spans
+from bench.on_gpu.variants import PREFILLED, VARIANTS, Comparison, compared_tokens, decode_kind
+from bench.on_gpu.work import DecoderWork, Limits
 from model_runner.runner import ModelRunner
 
 PLAIN_REPEATS = 5
 LOGPROBS = "logprobs.npy"
-"""Beside the model: plain transformers', of gpu_variants.compared_tokens."""
+"""Beside the model: plain transformers', of variants.compared_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Settings:
 
 
 class DeviceParts:
-    """Measures parts by their names: those below, and gpu_variants.VARIANTS."""
+    """Measures parts by their names: those below, and variants.VARIANTS."""
 
     def __init__(self, report: Report, settings: Settings) -> None:
         self._report = report
@@ -112,7 +112,7 @@ class DeviceParts:
 
     def variant(self, name: str) -> Figure:
         """One way to run the model. Returns what loading took."""
-        from bench.gpu_forward import TimedCuda  # noqa: PLC0415  (needs Triton)
+        from bench.on_gpu.forward import TimedCuda  # noqa: PLC0415  (needs Triton)
 
         variant, settings = VARIANTS[name], self._settings
         work, spans = DecoderWork.of(settings.folder), Spans(self._device)
@@ -129,7 +129,7 @@ class DeviceParts:
 
     def kernels(self) -> Figure:
         """Alone."""
-        from bench.gpu_kernels import KernelBench  # noqa: PLC0415  (needs Triton)
+        from bench.on_gpu.kernels import KernelBench  # noqa: PLC0415  (needs Triton)
 
         return KernelBench(self._report, known_limits(self._report.figures), self._device).measure()
 

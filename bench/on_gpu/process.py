@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from bench.gpu_report import Figure, Report
+from bench.on_gpu.report import Figure, Report
 
 SILENCE_S = 150.0
 """No part goes longer without a figure, unless it hangs: loading a model and compiling its kernels takes longest."""

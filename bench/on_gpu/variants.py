@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.gpu_plain import PlainSteps
-from bench.gpu_report import Figure, Goal, Report
-from bench.gpu_steps import MARGIN, STEPS, RunnerSteps, StepTime
-from bench.gpu_turns import Turns, take_turns
-from bench.gpu_work import DecoderWork, Limits
+from bench.on_gpu.plain import PlainSteps
+from bench.on_gpu.report import Figure, Goal, Report
+from bench.on_gpu.steps import MARGIN, STEPS, RunnerSteps, StepTime
+from bench.on_gpu.turns import Turns, take_turns
+from bench.on_gpu.work import DecoderWork, Limits
 from model_runner.config import KVCacheDType, Quantization, RunnerConfig
 from model_runner.memory import GIB
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench.gpu_clients import Load, put_load
-from bench.gpu_report import Figure
 from bench.local_server import local_server
+from bench.on_gpu.clients import Load, put_load
+from bench.on_gpu.report import Figure
 from model_runner.models.inspection import inspect_model
 from model_runner.models.loading import load_config
 from server.loadtest.report import Report, summarize

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
-from bench.gpu_report import Figure
+from bench.on_gpu.report import Figure
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATHS = ("tests/gpu", "tests/model_runner/triton", "tests/model_runner/test_row_sums.py")
 """Not all of tests/: elsewhere are imports of packages that a machine for measuring need not have."""
 _PROCESSES = 14

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu_report import Figure, Report
-from bench.gpu_timing import graph_ms
-from bench.gpu_work import Limits
+from bench.on_gpu.report import Figure, Report
+from bench.on_gpu.timing import graph_ms
+from bench.on_gpu.work import Limits
 from model_runner.attention.backend import AttentionOptions
 from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache, KVShape

@@ -2,8 +2,8 @@
 
 import torch
 
-from bench.gpu_timing import median_ms
-from bench.gpu_work import Limits
+from bench.on_gpu.timing import median_ms
+from bench.on_gpu.work import Limits
 
 COPY_BYTES = 4 << 30
 MATRIX_SIZE = 8192

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.gpu_timing import Spans, synchronize
+from bench.on_gpu.timing import Spans, synchronize
 from model_runner.contract import (
     AdmittedRequest,
     ChoiceResult,

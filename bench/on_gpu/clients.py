@@ -1,6 +1,6 @@
 """Clients of a server in several processes, so that reading the answers is not what limits it.
 
-`python -m bench.gpu_clients SHARE` is one of the processes: it warms up, says so, waits for a line and sends its share.
+`python -m bench.on_gpu.clients SHARE` is one of the processes: it warms up, says so, waits for a line, sends its share.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ async def put_load(load: Load) -> LoadResult:
 
 
 async def _start(share: Load) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-m", "bench.gpu_clients", json.dumps(asdict(share))]
+    command = [sys.executable, "-m", "bench.on_gpu.clients", json.dumps(asdict(share))]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
         *command, stdin=pipe, stdout=pipe, limit=LONGEST_LINE, env=environment()

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from bench.gpu_timing import Spans, watch
+from bench.on_gpu.timing import Spans, watch
 from model_runner.config import RunnerConfig
 from model_runner.cuda_graphs import CudaGraphs, GraphMaker
 from model_runner.platforms.cuda import CudaPlatform

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from bench.gpu_timing import synchronize
+from bench.on_gpu.timing import synchronize
 
 
 class PlainSteps:
-    """The counterpart of gpu_steps.RunnerSteps. Times are of the host's clock, until the device is done."""
+    """The counterpart of steps.RunnerSteps. Times are of the host's clock, until the device is done."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         options: Any = {"dtype": dtype, "attn_implementation": "sdpa", "device_map": device}
