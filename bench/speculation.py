@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--matrix", action="store_true", help="check every method with every feature instead")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(width=130)
     model = resolve_model(arguments.model, console)
     folder = model.path
     heads = tuple(arguments.heads) or model.heads
