@@ -45,6 +45,8 @@ def run_limited(program: Sequence[str], limit_s: float) -> bool:
     In any case it is gone then, and all that it has started: what is measured next has the machine to itself.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    # What a shell starts in the background ignores interrupts, and so would all that it starts in turn.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(program, cwd=ROOT, env=environment, start_new_session=True)
     try:
         process.wait(limit_s)
