@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from model_runner.assemble import RunnerParts, assemble
 from model_runner.batch import Batch, IntArray
@@ -281,12 +282,11 @@ class ModelRunner:
             UnsupportedModelError: if the model uses its weights in a way that cannot be served.
         """
         try:
-            self._step_seconds(1)
+            self._speculator.warm_up(self._first_step())
             self._scoring.warm_up(self._first_batch(1))
             if self._drafter is not None:
                 self._drafter.forward(self._first_batch(1))
                 self._drafter.settle()
-            self._speculator.warm_up(self._first_step())
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
         self._target.settle()
@@ -300,14 +300,13 @@ class ModelRunner:
     def _step_seconds(self, rows: int, context: int = 0) -> float:
         """What a forward pass takes over so many rows after so many positions. Writes to blocks, so only at first."""
         batch = self._first_batch(rows, context)
-        plan = PickPlan.greedy(len(batch.logits_index)) if self._picks_ahead else None
         start = time.perf_counter()
-        self._target.forward(batch, (), plan)[0, 0].item()  # which waits for the device
+        self._first_forward(batch)[0, 0].item()  # which waits for the device
         return time.perf_counter() - start
 
     def _first_step(self) -> TargetStep:
         """What a step brings that computes a prompt of one token."""
-        logits = self._target.forward(self._first_batch(1))
+        logits = self._first_forward(self._first_batch(1))
         choice = ChoiceStep(
             slot=0,
             tokens=[0, 0],
@@ -320,6 +319,10 @@ class ModelRunner:
             sampling=SamplingParams(),
         )
         return TargetStep([choice], self._target.features(), logits)
+
+    def _first_forward(self, batch: Batch) -> Tensor:
+        plan = PickPlan.greedy(len(batch.logits_index)) if self._picks_ahead else None
+        return self._target.forward(batch, (), plan)
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:
         blocks = array("i", range(-(-(context + rows) // self.info.block_size)))

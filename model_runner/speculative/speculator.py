@@ -92,23 +92,14 @@ class Speculator:
         """
         (first,) = step.choices
         asked = replace(step, choices=[replace(first, max_nodes=self._max_nodes)])
+        tokens, blocks = tuple(first.tokens), tuple(first.blocks)
         for method, proposer in self._proposers.items():
-            if not proposer.needs:
-                continue
-            proposer.begin(
-                NewChoice(
-                    slot=first.slot,
-                    tokens=first.tokens,
-                    num_prompt=first.num_prompt,
-                    num_computed=0,
-                    blocks=first.blocks,
-                    sampling=first.sampling,
-                    speculation=Speculation(method),
-                    cache_salt="",
-                )
-            )
-            proposer.propose(asked)
-            proposer.end(first.slot)
+            if proposer.needs:
+                speculation = Speculation(method)
+                admitted = AdmittedRequest("", tokens, first.num_prompt, 0, blocks, first.sampling, speculation)
+                self.begin(first.slot, first.tokens, first.blocks, admitted)
+                proposer.propose(asked)
+                self.end(first.slot)
 
     @property
     def methods(self) -> tuple[str, ...]:
