@@ -28,7 +28,7 @@ class LocalServer:
 
 @contextlib.asynccontextmanager
 async def local_server(
-    arguments: Sequence[str], program: Sequence[str] = ("-m", "server.cli", "serve")
+    arguments: Sequence[str], program: Sequence[str] = ("-m", "server.cli.main", "serve")
 ) -> AsyncIterator[LocalServer]:
     """Run `samewise serve`, or another program, with these arguments; wait until it is ready, end it afterwards.
 

@@ -32,12 +32,12 @@ from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
-from server.http_server import DrainingServer, bind, configure
-from server.loadtest.client import Endpoint
-from server.loadtest.display import progress_bar
-from server.loadtest.session import BenchOptions, run_bench
-from server.loadtest.workload import WORDS, Lengths, Workload
-from server.text.tokenization import Tokenizer
+from server.http.draining_server import DrainingServer, bind, configure
+from server.cli.loadtest.timed_request import Endpoint
+from server.cli.loadtest.display import progress_bar
+from server.cli.loadtest.benchmark import BenchOptions, run_bench
+from server.cli.loadtest.workload import WORDS, Lengths, Workload
+from server.text.tokenizer import Tokenizer
 
 CONTEXT = 4096
 NUM_BLOCKS = 4096

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.local_server import local_server
-from server.loadtest.session import BenchOptions, run_bench
-from server.loadtest.workload import Lengths, Workload
+from server.cli.loadtest.benchmark import BenchOptions, run_bench
+from server.cli.loadtest.workload import Lengths, Workload
 
 SHARED = 1024
 """Tokens of the beginning, a system prompt say."""

@@ -22,8 +22,8 @@ from model_runner.contract import SamplingParams, Speculation
 from model_runner.info import SpeculationStats
 from model_runner.models.repository import resolve_model
 from scheduler.interface import EngineRequest
-from server.served_model import ServedModel
-from server.text.tokenization import Tokenizer
+from server.generation.served_model import ServedModel
+from server.text.tokenizer import Tokenizer
 
 NUM_TOKENS = 128
 ROUNDS = 3

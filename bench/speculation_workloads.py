@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 from model_runner.training.held_out import held_out_prompts
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 _REPEATED = (
     "Summarise the rules of chess for a beginner.",

@@ -11,16 +11,16 @@ from schema_tables import request_table, response_table
 
 from model_runner.contract import SAMPLER_ORDER
 from server.app import ROUTERS
-from server.auth import OPEN_PATHS
-from server.capabilities import ENDPOINTS, describe_fields
+from server.http.auth import OPEN_PATHS
+from server.api.capabilities import ENDPOINTS, describe_fields
 from server.config import Settings
 from server.errors import ApiError, ErrorBody
-from server.generation_config import GenerationDefaults
-from server.openai.protocol.chat import ChatCompletionRequest
-from server.openai.protocol.objects import ChatCompletionChunk
-from server.openai.protocol.rules import RequestModel
-from server.responses import ERRORS
-from server.strict_json import MAX_DEPTH
+from server.generation.generation_config import GenerationDefaults
+from server.api.chat.schema import ChatCompletionRequest
+from server.api.answers.objects import ChatCompletionChunk
+from server.api.fields.rules import RequestModel
+from server.http.responses import ERRORS
+from server.http.strict_json import MAX_DEPTH
 
 CHUNKS: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletionChunk}
 """The events of streams that have another form than the answer."""

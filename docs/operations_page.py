@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.interface import EngineStats
 from server.engine.client import EngineState
-from server.metrics import Metrics
+from server.telemetry.metrics import Metrics
 
 PAGE = Path(__file__).parent / "operations.md"
 FROM_HERE, TO_HERE = "<!-- docs/generate.py writes from here -->\n", "<!-- to here -->\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.capabilities import FieldCapability, resolve
+from server.api.capabilities import FieldCapability, resolve
 
 Schema = Mapping[str, Any]
 

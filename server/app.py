@@ -9,22 +9,25 @@ from sse_starlette.sse import AppStatus
 from starlette.exceptions import HTTPException
 
 from model_runner.models.repository import ModelFolder
-from server import __version__, capabilities, ops
-from server.auth import AuthMiddleware, load_keys
+from server import __version__
+from server.api import capabilities, models, probes
+from server.api.chat import answer as chat
+from server.api.completions import answer as completions
+from server.api.tokens import routes as tokenize
+from server.http.auth import AuthMiddleware, load_keys
 from server.config import Settings
 from server.engine.client import EngineClient
 from server.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
-from server.fingerprint import Fingerprint
-from server.metrics import Metrics
-from server.middleware import RequestMiddleware, report
-from server.openai import chat, completions, models, tokenize
-from server.openai.protocol.samplers import DRY_SEQUENCE_BREAKERS
-from server.openapi import install_openapi
-from server.responses import error_response
-from server.served_model import ServedModel
-from server.services import Services
-from server.text.tokenization import Tokenizer
-from server.validation import from_validation
+from server.generation.fingerprint import Fingerprint
+from server.telemetry.metrics import Metrics
+from server.http.middleware import RequestMiddleware, report
+from server.api.fields.samplers import DRY_SEQUENCE_BREAKERS
+from server.http.openapi import install_openapi
+from server.http.responses import error_response
+from server.generation.served_model import ServedModel
+from server.http.services import Services
+from server.text.tokenizer import Tokenizer
+from server.http.validation import from_validation
 
 _DESCRIPTION = (
     "An OpenAI-compatible API. Every parameter is honoured exactly or refused with an error that names it; "
@@ -33,7 +36,7 @@ _DESCRIPTION = (
 
 ROUTERS = (
     *(chat.router, completions.router, models.router, tokenize.router, tokenize.info_router),
-    *(capabilities.router, ops.router),
+    *(capabilities.router, probes.router),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from server.commands.settings import OTHER_VARIABLES, PREFIX
+from server.cli.flags import OTHER_VARIABLES, PREFIX
 from server.config import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from model_runner.models import decoder_families
-from server import cli
+from server.cli import main as cli
 from server.config import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ from copy import copy
 
 from scheduler.interface import EngineRequest
 from server.text.detokenizer import Detokenizer, StopMatcher
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 
 class StopWatch:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from model_runner.info import RunnerInfo
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
-from server.engine.live import LiveRequests
+from server.engine.live_requests import LiveRequests
 from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, StepDone, Submit, ToEngine
 from server.engine.recovery import Backoff
 

@@ -24,8 +24,8 @@ from model_runner.parent import die_with_parent
 from server.engine.loop import EXIT_CRASHED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
 from server.engine.stop_watch import StopWatches
-from server.logs import configure_logging
-from server.text.tokenization import Tokenizer
+from server.telemetry.logs import configure_logging
+from server.text.tokenizer import Tokenizer
 
 DEFAULT_FACTORY = "server.engine.worker:load_engine"
 

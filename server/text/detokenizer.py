@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 _UNFINISHED = "\ufffd"
 _LONGEST_UNFINISHED = 3

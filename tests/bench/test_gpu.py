@@ -32,7 +32,7 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.inspection import inspect_model
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder, ModelNotFoundError
-from server.checkpoints import Checkpoints, find_checkpoints
+from server.cli.checkpoints import Checkpoints, find_checkpoints
 from server.config import Settings
-from server.lifecycle import describe_speculation, engine_config
+from server.cli.lifecycle import describe_speculation, engine_config
 
 CONSOLE = Console(file=io.StringIO())
 

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from server.http_server import BindError, bind, configure
+from server.http.draining_server import BindError, bind, configure
 from tests.cli.fake_openai import running
 
 TIMEOUT_S = 0.8

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from server.http_server import DrainingServer, bind, configure
+from server.http.draining_server import DrainingServer, bind, configure
 from tests.waiting import until
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from server.http_server import bind
+from server.http.draining_server import bind
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "server.cli", "serve", "--host", "127.0.0.1", *arguments]
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--host", "127.0.0.1", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -19,7 +19,7 @@ Starter = Callable[..., subprocess.Popen[str]]
 
 LOOP = """
 import asyncio, uvloop
-from server.start_signals import end_start_on_signals
+from server.cli.start_signals import end_start_on_signals
 async def main():
     try:
         print("started", flush=True)
@@ -34,7 +34,7 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 DOWNLOAD = """
 import sys, time
 from concurrent.futures import ThreadPoolExecutor
-from server import start_signals
+from server.cli import start_signals
 start_signals.CLEANUP_S = int(sys.argv[1])
 def download():
     print("started", flush=True)  # said by the thread, for without one the process would end at once
@@ -94,7 +94,7 @@ def end(process: subprocess.Popen[str], one: signal.Signals, within_s: float = S
 def test_while_a_hub_does_not_answer(one: signal.Signals, start: Starter, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hub:  # takes connections and says nothing
         address = f"http://127.0.0.1:{hub.getsockname()[1]}"
-        arguments = ["-m", "server.cli", "serve", "--host", "127.0.0.1", "--port", "0", "some/model"]
+        arguments = ["-m", "server.cli.main", "serve", "--host", "127.0.0.1", "--port", "0", "some/model"]
         process = start(*arguments, HF_ENDPOINT=address, HF_HOME=str(tmp_path), NO_PROXY="*")
         wait_for_line(process, "Looking for some/model")
         hub.settimeout(20)
@@ -106,7 +106,7 @@ def test_while_a_model_is_converted(start: Starter, tmp_path: Path) -> None:
     model, cache = tmp_path / "model", tmp_path / "cache"
     model.mkdir()
     (model / "config.json").write_text("{}")  # without a tokenizer.json, and so it needs a conversion
-    arguments = ["-m", "server.cli", "serve", "--host", "127.0.0.1", "--port", "0", str(model)]
+    arguments = ["-m", "server.cli.main", "serve", "--host", "127.0.0.1", "--port", "0", str(model)]
     process = start(*arguments, SAMEWISE_CACHE=str(cache))
     wait_for_line(process, "Converting model")
     while not list(cache.glob("converting-*")):
@@ -142,7 +142,7 @@ def test_a_second_signal_waits_for_nothing(start: Starter) -> None:
 @pytest.mark.usefixtures("embedded_folder")
 @pytest.mark.parametrize("one", SIGNALS)
 def test_while_the_engine_loads_the_server_already_drains(one: signal.Signals, start: Starter) -> None:
-    process = start("-m", "server.cli", "serve", "--host", "127.0.0.1", "--port", "0")
+    process = start("-m", "server.cli.main", "serve", "--host", "127.0.0.1", "--port", "0")
     address = wait_for_line(process, "Listening").split()[1].rstrip(",")
     assert httpx.get(f"{address}/health", timeout=20, trust_env=False).status_code == 200
     process.send_signal(one)

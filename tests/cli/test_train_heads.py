@@ -15,12 +15,12 @@ from model_runner.models.loading import load_config
 from model_runner.training.answers import Answer
 from model_runner.training.own_prompts import OPENING, opening_questions
 from model_runner.training.prompts import Prompt
-from server.cli import app
+from server.cli.main import app
 from server.engine.messages import EngineConfig
-from server.engine.offline import OfflineAnswerer
+from server.cli.training_answers import OfflineAnswerer
 from server.engine.worker import load_engine
-from server.served_model import ServedModel
-from server.text.tokenization import Tokenizer
+from server.generation.served_model import ServedModel
+from server.text.tokenizer import Tokenizer
 from tests.server.tiny_model import write_folder
 
 HELLO = Prompt("hello there")

@@ -11,7 +11,7 @@ from model_runner.models.repository import resolve_model
 from model_runner.runner import ModelRunner
 from model_runner.training.held_out import held_out_prompts
 from scheduler.interface import EngineRequest
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.engine.conftest import Harness
 
 pytestmark = pytest.mark.embedded

@@ -7,7 +7,7 @@ import pytest
 
 from model_runner.contract import Speculation
 from scheduler.interface import ChoiceState, FinishReason, RequestOutput
-from server.engine.live import LiveRequest, LiveRequests
+from server.engine.live_requests import LiveRequest, LiveRequests
 from tests.engine_process.conftest import request
 
 

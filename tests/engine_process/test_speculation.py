@@ -14,7 +14,7 @@ from server.app import create_app
 from server.config import Settings
 from server.engine.client import RequestFailedError
 from server.engine.worker import check_speculation
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.engine_process.conftest import collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, expected
 from tests.server.helpers import COMPLETIONS, client_of, completion, events_of

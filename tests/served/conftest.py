@@ -20,7 +20,7 @@ class Server:
 
     def __init__(self, *flags: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--kv-cache-gib", "1", *flags],
+            [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--kv-cache-gib", "1", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -13,7 +13,7 @@ from model_runner.models.repository import ModelFolder
 from server.app import create_app
 from server.config import Settings
 from server.engine.client import EngineState
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of, serving
 from tests.server.tiny_model import write_folder

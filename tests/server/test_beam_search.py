@@ -8,7 +8,7 @@ import pytest
 from model_runner.contract import SamplingParams, Speculation
 from scheduler.interface import BeamScore, BeamSearch, EngineRequest, RequestOutput
 from server.engine.stop_watch import StopWatches
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.server import helpers
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, events_of, refused

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as TokenizerModel
 
 from server.text.detokenizer import Detokenizer, StopMatcher
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.server.tiny_model import BOS, END, byte_level_tokenizer, sentencepiece_tokenizer
 
 BYTE_LEVEL = Tokenizer(byte_level_tokenizer(), {}, None)

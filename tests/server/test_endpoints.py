@@ -23,8 +23,8 @@ from server.engine.client import (
     QueueFullError,
     RequestFailedError,
 )
-from server.logs import JSONFormatter, TextFormatter
-from server.openai.protocol.chat import ChatCompletionRequest
+from server.telemetry.logs import JSONFormatter, TextFormatter
+from server.api.chat.schema import ChatCompletionRequest
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of
 from tests.server.tiny_model import END, EOS, START, write_folder

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from server.generation_config import load_defaults, not_taken
-from server.text.tokenization import Tokenizer
+from server.generation.generation_config import load_defaults, not_taken
+from server.text.tokenizer import Tokenizer
 from tests.server.tiny_model import write_folder
 
 

@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.contract import SamplingParams
-from server.planning.params import Planner
-from server.text.tokenization import Tokenizer
+from server.generation.planning.planner import Planner
+from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, requested
 from tests.server.tiny_model import BOS, END, EOS, write_folder

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from model_runner.contract import SamplingParams, TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
-from server.openai.run import PromptRun
+from server.generation.run import PromptRun
 
 OF_PROMPT = (TokenLogprobs(5, -1.0, 1, ()),)
 

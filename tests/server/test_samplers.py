@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from model_runner.contract import SAMPLER_ORDER, Breaker, Dry, Mirostat, SamplingParams, Xtc
 from server.text.dry_breakers import BreakerSpellings
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
 from tests.server.test_params import sampling

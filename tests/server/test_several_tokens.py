@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.interface import FinishReason, RequestOutput
-from server.openai.choice import ChoiceText, OutputToken
-from server.planning.params import OutputOptions
-from server.text.tokenization import Tokenizer
+from server.generation.choice_text import ChoiceText, OutputToken
+from server.generation.planning.planner import OutputOptions
+from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, make_logprobs, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of
 from tests.server.test_endpoints import read_metrics

@@ -12,7 +12,7 @@ from openai import OpenAI
 from model_runner.contract import Speculation
 from model_runner.info import SpeculationStats
 from scheduler.interface import EngineStats
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused, requested
 from tests.server.test_endpoints import read_metrics

@@ -15,7 +15,7 @@ from server.config import Settings
 from server.engine.messages import EngineConfig
 from server.engine.supervisor import EngineLimits
 from server.engine.worker import load_engine
-from server.text.tokenization import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.engine_process.inprocess import InProcessEngine
 from tests.server.helpers import COMPLETIONS, client_of, completion, events_of
 

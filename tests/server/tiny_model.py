@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from server.text.tokenization import byte_characters
+from server.text.tokenizer import byte_characters
 
 MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("l", "o"), ("lo", "w"), ("Ã", "©")]
 BOS, EOS, START, END = 300, 301, 302, 303

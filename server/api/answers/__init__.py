@@ -1,0 +1,1 @@
+"""What answers of several endpoints consist of."""

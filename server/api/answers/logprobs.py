@@ -1,0 +1,84 @@
+"""Log-probabilities in the shapes of the API. Minus infinity, which JSON does not have, becomes -9999."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from model_runner.contract import TokenLogprobs
+from server.generation.choice_text import OutputToken
+from server.api.answers.objects import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    TokenLogprob,
+    TopLogprob,
+)
+from server.text.tokenizer import Tokenizer
+
+NO_PROBABILITY = -9999.0
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> ChatLogprobs:
+    """`choices[].logprobs` of chat completions."""
+    content = []
+    for token in tokens:
+        reported = _reported(token)
+        top = [_top(tokenizer, token_id, logprob) for token_id, logprob in reported.top]
+        content.append(TokenLogprob(**_top(tokenizer, token.id, reported.logprob).model_dump(), top_logprobs=top))
+    return ChatLogprobs(content=content, refusal=None)
+
+
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> CompletionLogprobs:
+    """`choices[].logprobs` of completions: parallel lists.
+
+    A token without logprobs (the first of a prompt) has null. The token itself is always among the alternatives, which
+    are therefore up to one more than were asked for.
+    """
+    alternatives: list[dict[str, float] | None] = []
+    for token in tokens:
+        if token.logprobs is None:
+            alternatives.append(None)
+            continue
+        top = {tokenizer.token_text(token.id): _finite(token.logprobs.logprob)}
+        for token_id, logprob in token.logprobs.top:
+            top.setdefault(tokenizer.token_text(token_id), _finite(logprob))
+        alternatives.append(dict(sorted(top.items(), key=lambda item: -item[1])))
+    return CompletionLogprobs(
+        tokens=[tokenizer.token_text(token.id) for token in tokens],
+        token_logprobs=[None if token.logprobs is None else _finite(token.logprobs.logprob) for token in tokens],
+        top_logprobs=alternatives,
+        text_offset=[token.offset for token in tokens],
+    )
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int
+) -> list[dict[str, PromptLogprob] | None]:
+    """VLLM's `prompt_logprobs`: null for the first token, then for each token its own and the `count` best."""
+    result: list[dict[str, PromptLogprob] | None] = [None]
+    for token in reported:
+        ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(token.top[:count], start=1)]
+        entries: dict[str, PromptLogprob] = {}
+        for token_id, logprob, rank in [(token.token_id, token.logprob, token.rank), *ranked]:
+            text = tokenizer.token_text(token_id)
+            entries.setdefault(str(token_id), PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=text))
+        result.append(entries)
+    return result
+
+
+def trimmed(token: TokenLogprobs, count: int) -> TokenLogprobs:
+    """With no more than `count` alternatives."""
+    return TokenLogprobs(token.token_id, token.logprob, token.rank, token.top[:count])
+
+
+def _top(tokenizer: Tokenizer, token: int, logprob: float) -> TopLogprob:
+    raw = tokenizer.token_bytes(token)
+    return TopLogprob(token=tokenizer.token_text(token), logprob=_finite(logprob), bytes=list(raw))
+
+
+def _reported(token: OutputToken) -> TokenLogprobs:
+    assert token.logprobs is not None, "the engine reports logprobs for every token of a choice that asked for them"
+    return token.logprobs
+
+
+def _finite(logprob: float) -> float:
+    return logprob if isfinite(logprob) else NO_PROBABILITY

@@ -1,0 +1,189 @@
+"""GET /v1/capabilities: every field of the API, as this server treats it for the loaded model."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from model_runner.contract import SamplingParams
+from server.api.completions.answer import DEFAULT_MAX_TOKENS
+from server.api.chat.schema import ChatCompletionRequest
+from server.api.completions.schema import CompletionRequest
+from server.api.fields.rules import RequestModel, exclusions
+from server.api.fields.samplers import DRY, DRY_SEQUENCE_BREAKERS, MIROSTAT, XTC
+from server.api.tokens.schema import DetokenizeRequest, TokenizeRequest
+from server.http.responses import documented_errors
+from server.http.services import ServicesDep
+
+ENDPOINTS: Mapping[str, type[RequestModel]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+_NEUTRAL = SamplingParams()
+_API_DEFAULTS: Mapping[str, object] = {
+    **{
+        name: getattr(_NEUTRAL, name)
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "typical_p", "penalty_alpha", "repetition_penalty"),
+            *("no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "min_tokens"),
+            *("top_n_sigma", "epsilon_cutoff", "eta_cutoff"),
+        )
+    },
+    "xtc_probability": 0,
+    "xtc_threshold": XTC.threshold,
+    "mirostat": 0,
+    "mirostat_tau": MIROSTAT.tau,
+    "mirostat_eta": MIROSTAT.eta,
+    "dry_multiplier": 0,
+    "dry_base": DRY.base,
+    "dry_allowed_length": DRY.allowed_length,
+    "dry_penalty_last_n": DRY.last_n,
+    "dry_sequence_breakers": list(DRY_SEQUENCE_BREAKERS),
+    "sampler_order": "samewise",
+    "n": 1,
+    "stream": False,
+    "skip_special_tokens": True,
+    "priority": 0,
+}
+
+router = APIRouter()
+
+
+class FieldCapability(BaseModel):
+    """One field of a request."""
+
+    support: Literal["honoured", "no_effect", "refused"] = Field(
+        description="`no_effect`: validated, cannot change the output. `refused`: only values that ask for nothing."
+    )
+    required: bool = Field(description="Whether a request must have it.")
+    default: Any = Field(description="With the loaded model.")
+    values: dict[str, Any] = Field(description="JSON schema of the accepted values, which include null for absent.")
+    description: str | None = Field(description="What it does.")
+    requires: list[str] = Field(description="Fields that must be on as well.")
+    excludes: list[str] = Field(description="Fields that it cannot go together with.")
+
+
+class SpeculationCapability(BaseModel):
+    """How tokens can be guessed ahead."""
+
+    methods: list[str] = Field(description="What `speculation.method` may name.")
+    default: str = Field(description="The method of requests that do not say, or `off`.")
+    max_num_tokens: int = Field(description="Draft tokens of one choice in a step at most, whatever a request names.")
+
+
+class Capabilities(BaseModel):
+    """What this server can do with the loaded model."""
+
+    model: str = Field(description="Its name in requests.")
+    max_model_len: int = Field(description="Prompt and output together, in tokens.")
+    max_choices: int = Field(description="Choices that one request may ask for, over all of its prompts.")
+    vocab_size: int = Field(description="Token ids that the model has.")
+    device: str = Field(description="Where the model runs.")
+    dtype: str = Field(description="Type of the weights in products.")
+    chat: bool = Field(description="Whether the model has a chat template.")
+    chat_template_variables: list[str] = Field(description="What `chat_template_kwargs` may set.")
+    logprobs: Literal["raw", "processed"] = Field(description="The setting of this name.")
+    policy: str = Field(description="The setting of this name: `priority` makes the field of that name count.")
+    speculation: SpeculationCapability
+    aux_model: str | None = Field(description="The amateur of `contrastive`; null: this server has none.")
+    dola_layers: int = Field(description="`dola.layers` may name layers below this number; 0: the model has no `dola`.")
+    endpoints: dict[str, dict[str, FieldCapability]] = Field(description="By path and name, every field of a request.")
+
+
+@router.get("/v1/capabilities", responses=documented_errors(401, 503))
+async def capabilities(services: ServicesDep) -> Capabilities:
+    """Every field with its range, default and exclusions."""
+    info = services.info()
+    template = services.tokenizer.chat_template
+    method = services.planner().speculation.of_silence
+    defaults: dict[str, object] = {
+        name: value for name, value in asdict(services.model.defaults).items() if value is not None
+    }
+    defaults["speculation"] = method if method == "off" else {"method": method}
+    return Capabilities(
+        model=services.model.name,
+        max_model_len=info.max_model_len,
+        max_choices=info.max_num_seqs + services.settings.max_waiting,
+        vocab_size=info.vocab_size,
+        device=info.device,
+        dtype=info.dtype,
+        chat=template is not None,
+        chat_template_variables=sorted(template.variables) if template is not None else [],
+        logprobs=services.settings.logprobs,
+        policy=services.settings.policy,
+        speculation=SpeculationCapability(
+            methods=list(info.speculation_methods),
+            default=method,
+            max_num_tokens=services.settings.num_draft_tokens,
+        ),
+        aux_model=services.model.aux_model,
+        dola_layers=info.num_early_exits,
+        endpoints={
+            path: _without(describe_fields(request, defaults), services.planner().scoring.unsupported)
+            for path, request in ENDPOINTS.items()
+        },
+    )
+
+
+def describe_fields(request: type[RequestModel], defaults: Mapping[str, object]) -> dict[str, FieldCapability]:
+    """Each field of a request model, from its JSON schema. `defaults` are the model's and the server's own."""
+    schema = request.model_json_schema()
+    definitions = schema.get("$defs", {})
+    required = schema.get("required", [])
+    excluded = exclusions(request)
+    return {
+        name: _describe(
+            resolve(field, definitions),
+            name in required,
+            _default(request, name, defaults),
+            [*excluded.get(name, ()), *(other for other, names in excluded.items() if name in names)],
+        )
+        for name, field in schema["properties"].items()
+    }
+
+
+def _without(fields: dict[str, FieldCapability], unsupported: Collection[str]) -> dict[str, FieldCapability]:
+    """The fields as a server treats them that has not what these need."""
+    refused: dict[str, Any] = {"support": "refused"}
+    return {name: field.model_copy(update=refused) if name in unsupported else field for name, field in fields.items()}
+
+
+def _describe(field: dict[str, Any], required: bool, default: object, excludes: list[str]) -> FieldCapability:
+    others = ("title", "description", "default", "examples")
+    values = {key: value for key, value in field.items() if key not in others and not key.startswith("x-")}
+    return FieldCapability(
+        support=field.get("x-support", "honoured"),
+        required=required,
+        default=default,
+        values=values,
+        description=field.get("description"),
+        requires=field.get("x-requires", []),
+        excludes=excludes,
+    )
+
+
+def _default(request: type[RequestModel], name: str, defaults: Mapping[str, object]) -> object:
+    if name in defaults:
+        return defaults[name]
+    if name == "max_completion_tokens":
+        return defaults.get("max_tokens")
+    if name == "max_tokens" and request is CompletionRequest:
+        return DEFAULT_MAX_TOKENS
+    default = _API_DEFAULTS.get(name)
+    # Whole numbers as clients write them.
+    return int(default) if isinstance(default, float) and default.is_integer() else default
+
+
+def resolve(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """The schema with its references written out."""
+    if isinstance(node, dict):
+        if "$ref" in node:
+            return resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
+        return {key: resolve(value, definitions) for key, value in node.items()}
+    if isinstance(node, list):
+        return [resolve(item, definitions) for item in node]
+    return node

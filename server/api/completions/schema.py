@@ -1,0 +1,73 @@
+"""The request of POST /v1/completions."""
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.api.fields.sampling import SamplingFields, TokenId
+from server.api.fields.rules import SUPPORTED_ONLY, problem, refused, related
+
+MAX_PROMPTS = 1024
+MAX_BEST_OF = 20
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
+def prompt_shape(value: object) -> str | None:
+    """Which of the four shapes the prompt has, by its first item."""
+    if isinstance(value, str):
+        return "<text>"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return "<texts>" if isinstance(first, str) else "<batch>" if isinstance(first, list) else "<tokens>"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<texts>")]
+    | Annotated[TokenIds, Tag("<tokens>")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<batch>")],
+    Discriminator(prompt_shape),
+]
+
+
+class CompletionRequest(SamplingFields):
+    """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
+
+    prompt: Prompt = Field(description="One or several, as text or as token ids.")
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="16 by default.")
+    echo: bool | None = Field(None, description="Show the prompt before the completion, also in the logprobs.")
+    logprobs: int | None = Field(None, ge=0, le=5, description="Report each token and so many alternatives.")
+
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_BEST_OF,
+        description="Generate so many choices for each prompt, at least `n`, and answer with the `n` of the highest "
+        "logprob per token, best first. All of them are counted as usage. Not with `stream` if more than `n`.",
+        json_schema_extra=related(off=[1]),
+    )  # fmt: skip
+    suffix: Annotated[Literal[""] | None, SUPPORTED_ONLY] = refused("Text after the completion.")
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> "CompletionRequest":
+        if self.best_of is not None and self.beams is None and self.best_of < self.num_answers:
+            message = f"Invalid '{{path}}': Expected a value >= 'n', which is {self.n}, but got {self.best_of} instead."
+            raise problem("integer_below_min_value", message, "best_of")
+        if self.stream and self.num_choices > self.num_answers:
+            message = "Setting 'best_of' above 'n' and 'stream' at the same time is not supported."
+            raise problem("invalid_parameter_combination", message, "best_of")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        """Choices that are generated for each prompt; the best of them are its answers."""
+        return self.num_answers if self.best_of is None or self.beams is not None else self.best_of
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """All prompts, whichever of the four shapes they came in."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt

@@ -1,0 +1,54 @@
+"""For those who run the server: is it alive, is it ready, what does it do."""
+
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from server import __version__
+from server.http.responses import documented_errors
+from server.http.services import ServicesDep
+
+router = APIRouter(tags=["Operations"])
+
+
+class Status(BaseModel):
+    """A probe's answer."""
+
+    status: Literal["ok", "ready"]
+
+
+class Version(BaseModel):
+    """The server's version."""
+
+    version: str
+
+
+@router.get("/health")
+async def health() -> Status:
+    """The process is alive; says nothing about the model."""
+    return Status(status="ok")
+
+
+@router.get("/ready", responses=documented_errors(503))
+async def ready(services: ServicesDep) -> Status:
+    """The engine answers; 503 while it is starting, restarting, draining or failed."""
+    services.check_ready()
+    return Status(status="ready")
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(services: ServicesDep) -> Response:
+    """Prometheus metrics."""
+    return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/version")
+async def version() -> Version:
+    """The server's version."""
+    return Version(version=__version__)

@@ -1,0 +1,1 @@
+"""POST /tokenize, POST /detokenize and GET /tokenizer_info."""

@@ -1,0 +1,210 @@
+"""A server's life: find the model, start the engine, listen, announce what is served, end with an exit code.
+
+The engine process starts first, since it takes longest; the HTTP side imports and loads its parts meanwhile.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from ipaddress import ip_address
+from socket import socket
+
+import uvloop
+from rich.console import Console
+
+from model_runner.config import RunnerConfig
+from server import __version__
+from server.cli.checkpoints import Checkpoints, find_checkpoints
+from server.config import Settings
+from server.engine.client import EngineClient, EngineState, EngineUnavailableError
+from server.engine.messages import EngineConfig
+from server.engine.process import EngineProcess
+from server.engine.supervisor import EngineLimits
+from server.http.draining_server import BindError, DrainingServer, bind, configure
+from server.telemetry.logs import configure_logging
+from server.generation.planning.speculation import SpeculationRules
+
+FAILURE_CHECK_S = 1.0
+
+logger = logging.getLogger("samewise.server")
+
+
+class StartError(Exception):
+    """The server cannot start or go on; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Milestones:
+    """Seconds from the start of the command until each part was there."""
+
+    model_found: float
+    http_ready: float
+    engine_ready: float
+    of_engine: tuple[tuple[str, float], ...]
+    """What of the engine's time went where."""
+
+    def __str__(self) -> str:
+        http = self.http_ready - self.model_found
+        engine = self.engine_ready - self.model_found
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.of_engine)
+        return (
+            f"{self.engine_ready:.1f} s (model found in {self.model_found:.1f} s; then, side by side, "
+            f"HTTP and tokenizer in {http:.1f} s, engine in {engine:.1f} s: {parts})"
+        )
+
+
+def serve(settings: Settings, started: float) -> None:
+    """Serve until a signal ends it; `started` is when the command began, on the clock of time.perf_counter.
+
+    Raises StartError if the engine fails for good, or the address or the tokenizer cannot be used, and
+    ModelNotFoundError.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    configure_logging(settings.log_format, settings.log_level)
+    if settings.log_level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        listener = bind(settings.host, settings.port)
+    except BindError as error:
+        raise StartError(str(error)) from None
+    with listener:
+        _warn_if_open(settings, listener)
+        checkpoints = find_checkpoints(settings, console)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_Life(settings, checkpoints, listener, console, started).run())
+
+
+class _Life:
+    def __init__(
+        self, settings: Settings, checkpoints: Checkpoints, listener: socket, console: Console, started: float
+    ) -> None:
+        self._settings = settings
+        self._checkpoints = checkpoints
+        self._folder = checkpoints.model
+        self._listener = listener
+        self._console = console
+        self._started = started
+        self._model_found = self._elapsed()
+
+    async def run(self) -> None:
+        engine = EngineProcess(engine_config(self._settings, self._checkpoints), _engine_limits(self._settings))
+        await engine.start()
+        try:
+            server = await asyncio.to_thread(self._build_server, engine)
+            http_ready = self._elapsed()
+            self._announce("Listening", f"{self._address}, loading {self._folder.name}")
+            watch = asyncio.create_task(self._watch(engine, server, http_ready))
+            await server.serve(sockets=[self._listener])
+            watch.cancel()
+            await asyncio.wait([watch])
+        finally:
+            await engine.stop()
+        if not watch.cancelled() and (failure := watch.exception()):
+            raise failure
+
+    def _build_server(self, engine: EngineClient) -> DrainingServer:
+        """Runs in a thread, so that the event loop goes on to start the engine."""
+        from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
+        from server.text.tokenizer import Tokenizer  # noqa: PLC0415
+
+        try:
+            tokenizer = Tokenizer.from_folder(self._folder.path)
+            app = create_app(engine, tokenizer, self._settings, self._folder, self._checkpoints.aux_model)
+        except OSError as error:
+            raise StartError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+        except ValueError as error:
+            raise StartError(str(error)) from None
+        return DrainingServer(configure(app, self._settings.client_timeout_s), engine, self._settings.drain_grace_s)
+
+    async def _watch(self, engine: EngineProcess, server: DrainingServer, http_ready: float) -> None:
+        """Announce the engine when it is ready, and end the server when the engine has failed for good."""
+        try:
+            await engine.wait_ready()
+        except EngineUnavailableError as error:
+            server.should_exit = True
+            if engine.state is EngineState.FAILED:
+                raise StartError(str(error)) from None
+            return
+        self._announce_ready(engine, Milestones(self._model_found, http_ready, self._elapsed(), engine.info.started_in))
+        while engine.state is not EngineState.FAILED:  # noqa: ASYNC110  (the engine's interface has no such event)
+            await asyncio.sleep(FAILURE_CHECK_S)
+        server.should_exit = True
+        raise StartError("the engine failed and could not be restarted; the log says why")
+
+    def _announce_ready(self, engine: EngineClient, milestones: Milestones) -> None:
+        info = engine.info
+        tokens = info.num_blocks * info.block_size
+        name = self._settings.served_model_name or self._folder.name
+        self._announce(f"Samewise {__version__}", f"{self._address}/v1")
+        self._announce("Model", f"{name}, {info.dtype} on {info.device}")
+        self._announce(
+            "Context",
+            f"{info.max_model_len:,} tokens; KV cache of {tokens:,} tokens, "
+            f"{tokens / info.max_model_len:.1f} full-length requests",
+        )
+        if self._checkpoints.aux_model is not None:
+            self._announce("Auxiliary model", self._checkpoints.aux_model.name)
+        self._announce("Speculation", describe_speculation(self._settings, info.speculation_methods))
+        self._announce("Ready in", str(milestones))
+
+    def _announce(self, title: str, text: str) -> None:
+        self._console.print(f"[bold]{title:<16}[/bold]", end="")
+        self._console.print(text, markup=False)
+
+    @property
+    def _address(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{host}:{port}"
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+
+def _warn_if_open(settings: Settings, listener: socket) -> None:
+    address = listener.getsockname()[0]
+    if settings.api_key is None and settings.api_keys_file is None and not ip_address(address).is_loopback:
+        logger.warning(
+            "The server listens on %s without an API key: whoever can reach it may use it. "
+            "--api-key sets a key, --host 127.0.0.1 admits this machine only.",
+            address,
+        )
+
+
+def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
+    """For the start summary: the default and the methods that requests can name."""
+    if not methods:
+        return "none"
+    default = SpeculationRules(methods, settings.speculation).of_silence
+    return f"{default} by default; {', '.join(methods)}; at most {settings.num_draft_tokens} draft tokens in a step"
+
+
+def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
+    """What the engine process has to know of the settings."""
+    runner = RunnerConfig(
+        model=checkpoints.model.path,
+        device=settings.device,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        exact=settings.exact,
+        cuda_graphs=settings.cuda_graphs,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        kv_cache_gib=settings.kv_cache_gib,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        logprobs_mode=settings.logprobs,
+        threads=settings.threads,
+        speculation=settings.speculation,
+        num_draft_tokens=settings.num_draft_tokens,
+        draft_model=checkpoints.draft_model,
+        heads=checkpoints.heads,
+        aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
+    )
+    return EngineConfig(runner, settings.policy, settings.prefix_caching, settings.log_level, settings.log_format)
+
+
+def _engine_limits(settings: Settings) -> EngineLimits:
+    return EngineLimits(settings.max_waiting, settings.engine_timeout_s)

@@ -1,0 +1,122 @@
+"""`samewise train-heads`: train draft heads for a model, on its own answers."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from server.cli.console import fail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.table import Table
+
+    from model_runner.training.answers import Answerer
+    from model_runner.training.report import Accuracy
+
+Model = Annotated[
+    str | None,
+    typer.Argument(show_default=False, help="Folder, GGUF file or hub name; by default the embedded model."),
+]
+Kind = Annotated[Literal["medusa", "hydra", "eagle3"], typer.Option(help="Kind of heads.")]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the heads go, for `samewise serve --heads`.")
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Where data and progress are kept; by default beside --output."),
+]
+Tokens = Annotated[int, typer.Option(min=1, help="Tokens of the model's own answers to train on.")]
+Minutes = Annotated[float, typer.Option(min=0.01, help="Time for the training itself, once the data are there.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Training steps, in place of --minutes.")]
+DraftVocab = Annotated[int, typer.Option(min=2, help="Tokens that the heads guess from: the most frequent ones.")]
+Depth = Annotated[int, typer.Option(min=1, help="Tokens ahead that are guessed.")]
+Layers = Annotated[int, typer.Option(min=1, help="Layers of each Medusa or Hydra head.")]
+Int8 = Annotated[bool, typer.Option("--int8/--bfloat16", help="What the weights are stored as.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="train-heads")(train_heads)
+
+
+def train_heads(  # noqa: PLR0913  (one parameter for each flag)
+    model: Model = None,
+    *,
+    output: Output,
+    kind: Kind = "hydra",
+    work: Work = None,
+    tokens: Tokens = 300_000,
+    minutes: Minutes = 30.0,
+    steps: Steps = None,
+    draft_vocab: DraftVocab = 8192,
+    depth: Depth = 4,
+    layers: Layers = 1,
+    int8: Int8 = True,
+) -> None:
+    """Train draft heads for a model, on its own answers. Interrupted, the same command goes on where it was."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from model_runner.models.repository import ModelNotFoundError, resolve_model  # noqa: PLC0415
+    from model_runner.training.loop import LoopOptions  # noqa: PLC0415  (brings torch)
+    from model_runner.training.pipeline import TrainingOptions, train_heads  # noqa: PLC0415
+    from server.cli.training_display import progress_lines  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    try:
+        folder = resolve_model(model, console)
+        options = TrainingOptions(
+            model=folder.path,
+            kind=kind,
+            output=output,
+            work=work or output.with_name(output.name + "-work"),
+            tokens=tokens,
+            draft_vocab=draft_vocab,
+            depth=depth,
+            num_layers=layers,
+            int8=int8,
+            loop=LoopOptions(minutes=minutes, steps=steps),
+        )
+        with progress_lines(console) as progress:
+            accuracy = train_heads(
+                options, lambda: _answerer(folder.path, folder.name), _decoder(folder.path), progress
+            )
+    except (ModelNotFoundError, ValueError, OSError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted; the same command goes on from here", code=130)
+    Console(soft_wrap=True).print(_table(accuracy))
+
+
+def _answerer(model: Path, name: str) -> "Answerer":
+    """The model in an engine in this process, as it is served."""
+    from model_runner.config import RunnerConfig  # noqa: PLC0415
+    from server.engine.messages import EngineConfig  # noqa: PLC0415
+    from server.cli.training_answers import OfflineAnswerer  # noqa: PLC0415
+    from server.engine.worker import load_engine  # noqa: PLC0415
+    from server.generation.served_model import ServedModel  # noqa: PLC0415
+    from server.text.tokenizer import Tokenizer  # noqa: PLC0415
+
+    engine = load_engine(EngineConfig(RunnerConfig(model, speculation="off"))).engine
+    tokenizer = Tokenizer.from_folder(model)
+    return OfflineAnswerer(engine, tokenizer, ServedModel.from_folder(model, tokenizer, name))
+
+
+def _decoder(model: Path) -> "Callable[[Sequence[int]], str]":
+    from server.text.tokenizer import Tokenizer  # noqa: PLC0415
+
+    return partial(Tokenizer.from_folder(model).decode, skip_special_tokens=True)
+
+
+def _table(results: "list[Accuracy]") -> "Table":
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table("temperature", "tokens a step", "tokens ahead", "first guess", "first 2", "first 4", "first 8")
+    for result in results:
+        for depth in range(len(result.ranked)):
+            head = (f"{result.temperature:g}", f"{result.tokens_per_step:.2f}") if depth == 0 else ("", "")
+            shares = (f"{100 * result.within(depth, guesses):.1f} %" for guesses in (1, 2, 4, 8))
+            table.add_row(*head, str(depth + 2), *shares)
+    return table

@@ -1,0 +1,1 @@
+"""What all endpoints share: bodies, keys, errors, streams, connections."""

@@ -1,0 +1,131 @@
+"""One client's connection, with an end to every wait for the client.
+
+uvicorn limits only the idle time between requests. Here a client that connects and says nothing, stops in the middle
+of a request, or does not read its answer is dropped, so that it cannot hold a socket, memory or a request for ever.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.http.request_id import new_request_id
+
+MAX_HEAD_BYTES = 64 * 1024
+
+
+def limited_connection(timeout_s: float) -> type[asyncio.Protocol]:
+    """The protocol class of connections that wait at most this long for their client.
+
+    That is: for the whole head of a request, for the next bytes of its body, and for the client to read.
+    """
+
+    class Connection(LimitedConnection):
+        client_timeout_s = timeout_s
+
+    return Connection
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """uvicorn's connection, with a deadline wherever it waits for the client."""
+
+    client_timeout_s: ClassVar[float]
+
+    # The parser calls on_message_begin, on_headers_complete and on_message_complete from within data_received.
+    _read_deadline: asyncio.TimerHandle | None = None
+    _write_deadline: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _body_open = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._read_deadline = self._later(self._drop_silent)
+
+    def data_received(self, data: bytes) -> None:
+        if self._between_requests and self._read_deadline is None:
+            self._read_deadline = self._later(self._drop_silent)
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            self._cancel_deadlines()
+        elif self._body_open:
+            self._restart_read_deadline()
+        elif self._between_requests and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "The request's header fields are too large.")
+
+    def on_headers_complete(self) -> None:
+        self._cancel_read_deadline()
+        self._body_open = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._cancel_read_deadline()
+        self._body_open = False
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_deadline = self._later(self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait for a client that does not read
+        else:
+            super().timeout_keep_alive_handler()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_deadlines()
+        super().connection_lost(exc)
+
+    @property
+    def _between_requests(self) -> bool:
+        """Whether nothing is being answered and no body is awaited: what comes next is a request's head."""
+        return not self._body_open and (self.cycle is None or self.cycle.response_complete)
+
+    def _later(self, action: Callable[[], None]) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.client_timeout_s, action)
+
+    def _drop_silent(self) -> None:
+        self._read_deadline = None
+        if self._body_open and self.flow.read_paused:
+            self._restart_read_deadline()  # the application takes its time, not the client
+        elif self._body_open or self._between_requests:
+            self.transport.abort()
+
+    def _restart_read_deadline(self) -> None:
+        self._cancel_read_deadline()
+        self._read_deadline = self._later(self._drop_silent)
+
+    def _cancel_read_deadline(self) -> None:
+        if self._read_deadline is not None:
+            self._read_deadline.cancel()
+            self._read_deadline = None
+
+    def _cancel_deadlines(self) -> None:
+        self._cancel_read_deadline()
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what never became a request, and close."""
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = msgspec.json.encode({"error": error})
+        head = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+            f"x-request-id: {new_request_id()}\r\n\r\n"
+        )
+        self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        self.transport.close()

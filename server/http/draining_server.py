@@ -1,0 +1,90 @@
+"""uvicorn, told how this server ends: the first signal drains, the second stops at once."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from server.http.connection import limited_connection
+from server.engine.client import EngineClient
+
+KEEP_ALIVE_S = 75
+"""Idle connections live longer here than in the pools of clients and load balancers, which then close them first."""
+CLOSING_S = 3
+"""Given to answers that are already complete, to reach their clients."""
+
+logger = logging.getLogger("samewise.server")
+
+
+class BindError(Exception):
+    """The address cannot be listened on; the message says why."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Raises BindError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address, family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise BindError(f"cannot listen on {host} port {port}: {reason}") from None
+
+
+def configure(app: ASGIApp, client_timeout_s: float) -> uvicorn.Config:
+    """Uvicorn's settings. It logs nothing itself: requests are logged by the application."""
+    return uvicorn.Config(
+        app,
+        http=limited_connection(client_timeout_s),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSING_S,
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends on SIGTERM and SIGINT without an error: new work is refused while running requests finish.
+
+    While the engine drains, the server goes on listening, so that /ready and new requests are told so.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: EngineClient, grace_s: float) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._grace_s = grace_s
+        self._ending: list[asyncio.Task[None]] = []
+
+    def end(self) -> None:
+        """Drain and end; called again, end at once."""
+        first = not self._ending
+        self._ending.append(asyncio.create_task(self._drain() if first else self._stop()))
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for one in signals:
+            loop.add_signal_handler(one, self.end)
+        try:
+            yield
+        finally:
+            for one in signals:
+                loop.remove_signal_handler(one)
+
+    async def _drain(self) -> None:
+        logger.info("Ending: no new requests are taken. A second signal ends at once.")
+        await self._engine.drain(self._grace_s)
+        self.should_exit = True
+
+    async def _stop(self) -> None:
+        self.force_exit = self.should_exit = True
+        await self._engine.stop()

@@ -1,0 +1,142 @@
+"""Around every request: its ids, its access line, and an answer also when our own code fails. Pure ASGI."""
+
+import http
+import logging
+import re
+import time
+from dataclasses import dataclass, field
+
+from fastapi import Request
+from sse_starlette.sse import SendTimeoutError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError, InternalError
+from server.telemetry.metrics import Metrics
+from server.http.request_id import new_request_id
+from server.http.responses import error_response
+
+CLIENT_CLOSED = 499
+"""Status in the access line of a request whose client left before the response began."""
+
+_ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Asked every few seconds by machines: logged at the debug level."""
+_access = logging.getLogger("samewise.access")
+_errors = logging.getLogger("samewise.http")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the access line says about a request; the endpoints fill in what they learn."""
+
+    request_id: str
+    answer_id: str | None = None
+    """The answer's own; the ids of its requests in the engine's log begin with it."""
+    started: float = field(default_factory=time.perf_counter)
+    status: int = CLIENT_CLOSED
+    stream_error: int | None = None
+    """Status of the error that ended a stream, whose own status had been sent before."""
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    ttft_s: float | None = None
+    prompt: str | None = None
+    """Only if the server is told to log prompts; so is `output`."""
+    output: str | None = None
+
+    @property
+    def ids(self) -> dict[str, str | None]:
+        """For a line of the log."""
+        return {"request_id": self.request_id, "answer_id": self.answer_id}
+
+
+def record_of(request: Request) -> RequestRecord:
+    """The record that the middleware made for this request."""
+    record = request.scope["state"]["record"]
+    assert isinstance(record, RequestRecord)
+    return record
+
+
+def report(error: Exception, scope: Scope) -> ApiError:
+    """What the client is told of the error that ends its request. The server's own faults leave a line in the log.
+
+    Whatever is no ApiError is a bug: the log gets its trace, the client the id under which it is found there.
+    """
+    record: RequestRecord = scope["state"]["record"]
+    if not isinstance(error, ApiError):
+        _errors.error("unhandled exception", extra=record.ids, exc_info=error)
+        return InternalError("The server had an error while processing your request.").naming(record.request_id)
+    if isinstance(error, InternalError):
+        _errors.error("request failed: %s", error.message, extra=record.ids)
+        return error.naming(record.request_id)
+    if error.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        level = logging.DEBUG if scope["path"] in _PROBES else logging.WARNING
+        _errors.log(level, "request failed: %s", error.message, extra=record.ids)
+    return error
+
+
+class RequestMiddleware:
+    """Outermost: gives the request its id, answers 500 for an exception that nobody handled, and logs one line."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(_request_id(scope))
+        scope.setdefault("state", {})["record"] = record
+        response_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal response_started
+            if message["type"] == "http.response.start":
+                response_started = True
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except (ClientDisconnect, SendTimeoutError) as error:
+            _errors.info("client gone", extra={**record.ids, "reason": type(error).__name__})
+        except Exception as error:  # noqa: BLE001 - the last line of defence
+            known = report(error, scope)
+            if not response_started:
+                await error_response(known)(scope, receive, send_with_id)
+        finally:
+            self._finish(scope, record)
+
+    def _finish(self, scope: Scope, record: RequestRecord) -> None:
+        matched = scope.get("route")
+        route = matched.path if isinstance(matched, Route) else "unmatched"
+        self._metrics.observe_http(scope["method"], route, record.status)
+        _access.log(
+            logging.DEBUG if route in _PROBES else logging.INFO,
+            "%s %s %d",
+            scope["method"],
+            scope["path"],
+            record.status,
+            extra={
+                **record.ids,
+                "route": route,
+                "status": record.status,
+                "stream_error": record.stream_error,
+                "tokens_in": record.tokens_in,
+                "tokens_out": record.tokens_out,
+                "ttft_s": record.ttft_s,
+                "duration_s": time.perf_counter() - record.started,
+                "prompt": record.prompt,
+                "output": record.output,
+            },
+        )
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id where it sent one that can stand in a header and a log line, otherwise a new one."""
+    sent = Headers(scope=scope).get("x-request-id", "")
+    return sent if _ID_PATTERN.fullmatch(sent) else new_request_id()

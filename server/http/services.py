@@ -1,0 +1,68 @@
+"""What the endpoints share: made once by `create_app`, handed to them by FastAPI's dependencies."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from model_runner.info import RunnerInfo
+from server.config import Settings
+from server.engine.client import EngineClient, EngineState, EngineUnavailableError
+from server.errors import UnavailableError, unknown_model
+from server.generation.fingerprint import Fingerprint
+from server.telemetry.metrics import Metrics
+from server.generation.planning.planner import Planner
+from server.generation.served_model import ServedModel
+from server.text.tokenizer import Tokenizer
+
+_TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of one application."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    model: ServedModel
+    settings: Settings
+    metrics: Metrics
+    fingerprint: Fingerprint
+
+    def info(self) -> RunnerInfo:
+        """What the engine knows about the model. Raises UnavailableError while it takes no work."""
+        if self.engine.state not in _TAKES_WORK:
+            raise UnavailableError(f"The engine is {self.engine.state.value}. Please try again later.")
+        try:
+            return self.engine.info
+        except EngineUnavailableError:
+            raise UnavailableError("The engine is starting. Please try again later.") from None
+
+    def check_ready(self) -> None:
+        """Raises UnavailableError unless the engine answers right now."""
+        if self.engine.state is not EngineState.READY:
+            raise UnavailableError(f"The engine is {self.engine.state.value}. Please try again later.")
+
+    def planner(self) -> Planner:
+        """Raises UnavailableError while the engine takes no work."""
+        return Planner(self.tokenizer, self.model, self.info(), self.settings)
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFoundError for any other model than the one that is served."""
+        if name != self.model.name:
+            raise unknown_model(name)
+
+
+def services_of(request: Request) -> Services:
+    """The services of the application that answers this request."""
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+async def _services(request: Request) -> Services:
+    """A coroutine, because FastAPI runs plain functions in a thread."""
+    return services_of(request)
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
