@@ -27,16 +27,16 @@ from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.scheduler import Scheduler
 from server.app import create_app
+from server.cli.loadtest.benchmark import BenchOptions, run_bench
+from server.cli.loadtest.display import progress_bar
+from server.cli.loadtest.timed_request import Endpoint
+from server.cli.loadtest.workload import WORDS, Lengths, Workload
 from server.config import Settings
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
 from server.http.draining_server import DrainingServer, bind, configure
-from server.cli.loadtest.timed_request import Endpoint
-from server.cli.loadtest.display import progress_bar
-from server.cli.loadtest.benchmark import BenchOptions, run_bench
-from server.cli.loadtest.workload import WORDS, Lengths, Workload
 from server.text.tokenizer import Tokenizer
 
 CONTEXT = 4096

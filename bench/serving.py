@@ -15,12 +15,12 @@ from bench import roofline
 from bench.local_server import local_server
 from bench.model_work import ModelWork
 from model_runner.models.repository import resolve_model
-from server.cli.main import app
 from server.cli.flags import load
-from server.config import Settings
-from server.cli.loadtest.display import progress_bar
 from server.cli.loadtest.benchmark import BenchOptions, BenchResult, run_bench
+from server.cli.loadtest.display import progress_bar
 from server.cli.loadtest.workload import Lengths, Workload
+from server.cli.main import app
+from server.config import Settings
 
 REQUESTS_PER_CLIENT = 4
 HEADINGS = ["clients", "output tok/s", "of the limit", "TTFT ms p50", "p99", "next token ms p50", "p99", "failed"]

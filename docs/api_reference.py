@@ -8,17 +8,17 @@ from dataclasses import fields
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from schema_tables import request_table, response_table
+from server.api.answers.objects import ChatCompletionChunk
 
 from model_runner.contract import SAMPLER_ORDER
-from server.app import ROUTERS
-from server.http.auth import OPEN_PATHS
 from server.api.capabilities import ENDPOINTS, describe_fields
+from server.api.chat.schema import ChatCompletionRequest
+from server.api.fields.rules import RequestModel
+from server.app import ROUTERS
 from server.config import Settings
 from server.errors import ApiError, ErrorBody
 from server.generation.generation_config import GenerationDefaults
-from server.api.chat.schema import ChatCompletionRequest
-from server.api.answers.objects import ChatCompletionChunk
-from server.api.fields.rules import RequestModel
+from server.http.auth import OPEN_PATHS
 from server.http.responses import ERRORS
 from server.http.strict_json import MAX_DEPTH
 

@@ -97,6 +97,8 @@ class EngineRequest:
     beam_search: BeamSearch | None = None
     """Its best sequences are the choices, which must be numbered from 0 and not be more than its width. It has no
     speculation."""
+    client: str = ""
+    """Who asks, where a policy lets clients take turns; empty where nobody can tell."""
 
     @property
     def width(self) -> int:

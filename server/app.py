@@ -1,89 +1,85 @@
 """The HTTP application: wires the endpoints to an engine, a tokenizer and the settings."""
 
 import http
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from sse_starlette.sse import AppStatus
 from starlette.exceptions import HTTPException
 
 from model_runner.models.repository import ModelFolder
 from server import __version__
-from server.api import capabilities, models, probes
-from server.api.chat import answer as chat
-from server.api.completions import answer as completions
-from server.api.tokens import routes as tokenize
-from server.http.auth import AuthMiddleware, load_keys
+from server.api.dialect import Dialect
+from server.api.dialects import DIALECTS, error_writers
+from server.api.intake import Intake
+from server.api.openapi import install_openapi
+from server.api.services import Services
 from server.config import Settings
 from server.engine.client import EngineClient
 from server.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
 from server.generation.fingerprint import Fingerprint
-from server.telemetry.metrics import Metrics
-from server.http.middleware import RequestMiddleware, report
-from server.api.fields.samplers import DRY_SEQUENCE_BREAKERS
-from server.http.openapi import install_openapi
-from server.http.responses import error_response
 from server.generation.served_model import ServedModel
-from server.http.services import Services
+from server.generation.settings import DRY_BREAKERS
+from server.http.auth import AuthMiddleware, load_keys
+from server.http.middleware import RequestMiddleware, report
+from server.http.responses import error_response
+from server.telemetry.metrics import Metrics
 from server.text.tokenizer import Tokenizer
-from server.http.validation import from_validation
 
 _DESCRIPTION = (
     "An OpenAI-compatible API. Every parameter is honoured exactly or refused with an error that names it; "
     "the same request gives the same answer, whatever else the server is doing."
 )
 
-ROUTERS = (
-    *(chat.router, completions.router, models.router, tokenize.router, tokenize.info_router),
-    *(capabilities.router, probes.router),
-)
-
 
 def create_app(
-    engine: EngineClient, tokenizer: Tokenizer, settings: Settings, folder: ModelFolder, aux: ModelFolder | None = None
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    folder: ModelFolder,
+    aux: ModelFolder | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
 ) -> FastAPI:
     """The application. Whoever made the engine starts and stops it; requests get 503 until it is ready.
 
-    `folder` has the served model, `aux` the auxiliary one.
+    `folder` has the served model, `aux` the auxiliary one; `dialects` are the APIs that it speaks.
 
     Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read.
     """
     fingerprint = Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings)
-    name = settings.served_model_name or folder.name
-    model = ServedModel.from_folder(folder.path, tokenizer, name, None if aux is None else aux.name)
-    tokenizer.spell_breakers(DRY_SEQUENCE_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
+    names = settings.served_model_name or (folder.name,)
+    model = ServedModel.from_folder(folder.path, tokenizer, *names, aux_model=None if aux is None else aux.name)
+    tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
     metrics = Metrics(engine, model.name)
     app = FastAPI(
         title="Samewise", version=__version__, description=_DESCRIPTION, redoc_url=None, redirect_slashes=False
     )
-    app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint)
+    intake = Intake(tokenizer, folder.path, model, settings)
+    app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint, intake)
+    app.state.dialects = dialects
     app.add_middleware(AuthMiddleware, keys=load_keys(settings))
-    app.add_middleware(RequestMiddleware, metrics=metrics)  # added last: outermost
-    for router in ROUTERS:
-        app.include_router(router)
+    app.add_middleware(  # added last: outermost
+        RequestMiddleware, metrics=metrics, error_writers=error_writers(dialects)
+    )
+    for dialect in dialects:
+        app.include_router(dialect.router)
     app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
-    install_openapi(app)
+    install_openapi(app, dialects)
     # The engine lets running streams finish on SIGTERM; the SSE library would cut them off.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     return app
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
-    return error_response(report(error, request.scope))
-
-
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return error_response(from_validation(error.errors()))
+    return error_response(report(error, request.scope), request.scope)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: unknown paths and methods, mostly."""
     assert isinstance(error, HTTPException)
-    return error_response(report(_from_framework(error, request.method, request.url.path), request.scope))
+    known = _from_framework(error, request.method, request.url.path)
+    return error_response(report(known, request.scope), request.scope)
 
 
 def _from_framework(error: HTTPException, method: str, path: str) -> ApiError:

@@ -22,6 +22,11 @@ def _split_list(value: object) -> object:
     return [entry for entry in value.split(os.pathsep) if entry] if isinstance(value, str) else value
 
 
+def _split_names(value: object) -> object:
+    """One text may hold several names, with commas between them: folders are no names."""
+    return [name for name in value.split(",") if name] if isinstance(value, str) else value
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 """A flag that may be given several times, a list in the YAML file, or one text for all."""
 
@@ -32,7 +37,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SAMEWISE_", extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str | None = Field(None, description="Folder, GGUF file or hub name; the embedded model when left out.")
-    served_model_name: str | None = Field(None, description="Name in the API; by default the model's own.")
+    served_model_name: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)] = Field(
+        (), description="Name in the API; by default the model's own. May be given several times."
+    )
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
 
@@ -92,6 +99,7 @@ class Settings(BaseSettings):
 
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
     api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
+    strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")
     max_body_mib: float = Field(8.0, gt=0, description="Largest request body.")
     max_waiting: int = Field(1024, ge=0, description="Choices that may wait beyond those that run; more get 429.")
     request_timeout_s: float = Field(600.0, gt=0, description="A request that takes longer is ended with an error.")

@@ -1,4 +1,4 @@
-"""Everything that can be refused or go wrong, as one exception tree, and its one body: OpenAI's error object.
+"""Everything that can be refused or go wrong, as one exception tree. How it is written is a matter of each API.
 
 ApiError
 ├── InvalidRequestError          400  malformed, out of range, unsupported, too long
@@ -13,39 +13,17 @@ ApiError
 └── RequestTimeoutError          504  took longer than the server allows
 """
 
-import json
 import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import BaseModel, Field
-
-from model_runner.contract import Failure
-from server.engine.client import EngineUnavailableError, QueueFullError, RequestFailedError
-
 RETRY_AFTER_S = 1.0
-
-
-class ErrorDetail(BaseModel):
-    """What went wrong."""
-
-    message: str = Field(description="What is wrong, in a sentence for people.")
-    type: str = Field(description="Whose fault it is, in OpenAI's words.")
-    param: str | None = Field(description="JSON path of the field that is to blame, such as `messages[2].content`.")
-    code: str | None = Field(description="What is wrong, for programs, such as `unknown_parameter`.")
-
-
-class ErrorBody(BaseModel):
-    """The body of every response that is not a success, and of the error event of a stream."""
-
-    error: ErrorDetail
 
 
 class ApiError(Exception):
     """Ends a request with an error. Raised anywhere below a route, turned into a response in one place."""
 
     status: ClassVar[int] = 500
-    type: ClassVar[str] = "server_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -58,16 +36,11 @@ class ApiError(Exception):
         """Sent with the response: by default, that the same request would fail the same way."""
         return {"x-should-retry": "false"}
 
-    def body(self) -> bytes:
-        detail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": detail}).encode()
-
 
 class InvalidRequestError(ApiError):
     """The request asks for something that cannot be done."""
 
     status = 400
-    type = "invalid_request_error"
 
 
 class NotFoundError(InvalidRequestError):
@@ -106,7 +79,6 @@ class AuthenticationError(ApiError):
     """No key, or a wrong one."""
 
     status = 401
-    type = "invalid_request_error"
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -144,7 +116,6 @@ class RateLimitError(_RetryableError):
     """Too much is running and waiting already."""
 
     status = 429
-    type = "rate_limit_exceeded"
 
 
 class UnavailableError(_RetryableError):
@@ -157,25 +128,6 @@ def unknown_model(model: str) -> NotFoundError:
     """OpenAI's words for a model that is not served here."""
     message = f"The model `{shorten(model)}` does not exist or you do not have access to it."
     return NotFoundError(message, param="model", code="model_not_found")
-
-
-def from_failure(failure: Failure) -> ApiError:
-    """What a choice's failure in the engine means to the client."""
-    if failure.by_request:
-        return InvalidRequestError(f"{failure.message[0].upper()}{failure.message[1:]}.", code="no_token_left")
-    return InternalError(f"The engine could not complete this request: {failure.message}")
-
-
-def from_engine(error: Exception) -> ApiError | None:
-    """The API's error for one of the engine client's; None for anything else."""
-    if isinstance(error, QueueFullError):
-        message = "The server has as many requests as it can hold. Please try again later."
-        return RateLimitError(message, code="rate_limit_exceeded")
-    if isinstance(error, EngineUnavailableError):
-        return UnavailableError(f"The engine is not ready: {error}" if str(error) else "The engine is not ready.")
-    if isinstance(error, RequestFailedError):
-        return InternalError(f"The engine could not complete this request: {error}")
-    return None
 
 
 def shorten(text: str, limit: int = 64) -> str:

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 import msgspec
 
 from bench.local_server import environment
-from server.cli.loadtest.timed_request import Outcome, Target
 from server.cli.loadtest.load import Arrivals, LoadResult, open_client, run_load
+from server.cli.loadtest.timed_request import Outcome, Target
 from server.cli.loadtest.workload import Lengths, Workload, make_requests
 
 PER_PROCESS = 64

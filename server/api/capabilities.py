@@ -1,52 +1,23 @@
 """GET /v1/capabilities: every field of the API, as this server treats it for the loaded model."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from model_runner.contract import SamplingParams
-from server.api.completions.answer import DEFAULT_MAX_TOKENS
-from server.api.chat.schema import ChatCompletionRequest
-from server.api.completions.schema import CompletionRequest
+from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
+from server.api.dialect import Dialect
 from server.api.fields.rules import RequestModel, exclusions
-from server.api.fields.samplers import DRY, DRY_SEQUENCE_BREAKERS, MIROSTAT, XTC
-from server.api.tokens.schema import DetokenizeRequest, TokenizeRequest
-from server.http.responses import documented_errors
-from server.http.services import ServicesDep
+from server.api.openapi import documented_errors
+from server.api.services import ServicesDep
+from server.generation.field_table import facts_of
+from server.generation.settings import DecodingSettings
 
-ENDPOINTS: Mapping[str, type[RequestModel]] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-}
-_NEUTRAL = SamplingParams()
 _API_DEFAULTS: Mapping[str, object] = {
-    **{
-        name: getattr(_NEUTRAL, name)
-        for name in (
-            *("temperature", "top_p", "top_k", "min_p", "typical_p", "penalty_alpha", "repetition_penalty"),
-            *("no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "min_tokens"),
-            *("top_n_sigma", "epsilon_cutoff", "eta_cutoff"),
-        )
-    },
-    "xtc_probability": 0,
-    "xtc_threshold": XTC.threshold,
-    "mirostat": 0,
-    "mirostat_tau": MIROSTAT.tau,
-    "mirostat_eta": MIROSTAT.eta,
-    "dry_multiplier": 0,
-    "dry_base": DRY.base,
-    "dry_allowed_length": DRY.allowed_length,
-    "dry_penalty_last_n": DRY.last_n,
-    "dry_sequence_breakers": list(DRY_SEQUENCE_BREAKERS),
-    "sampler_order": "samewise",
+    **{name: facts.default for name, facts in facts_of(DecodingSettings).items()},
     "n": 1,
     "stream": False,
-    "skip_special_tokens": True,
     "priority": 0,
 }
 
@@ -56,8 +27,9 @@ router = APIRouter()
 class FieldCapability(BaseModel):
     """One field of a request."""
 
-    support: Literal["honoured", "no_effect", "refused"] = Field(
-        description="`no_effect`: validated, cannot change the output. `refused`: only values that ask for nothing."
+    support: Literal["honoured", "hint", "no_effect", "refused"] = Field(
+        description="`hint`: left out where it means nothing here, and reported. `no_effect`: validated, cannot change "
+        "the output. `refused`: only values that ask for nothing."
     )
     required: bool = Field(description="Whether a request must have it.")
     default: Any = Field(description="With the loaded model.")
@@ -95,14 +67,13 @@ class Capabilities(BaseModel):
 
 
 @router.get("/v1/capabilities", responses=documented_errors(401, 503))
-async def capabilities(services: ServicesDep) -> Capabilities:
+async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
     """Every field with its range, default and exclusions."""
     info = services.info()
     template = services.tokenizer.chat_template
     method = services.planner().speculation.of_silence
-    defaults: dict[str, object] = {
-        name: value for name, value in asdict(services.model.defaults).items() if value is not None
-    }
+    of_model = services.model.defaults
+    defaults = {**of_model.values, **({} if of_model.max_tokens is None else {"max_tokens": of_model.max_tokens})}
     defaults["speculation"] = method if method == "off" else {"method": method}
     return Capabilities(
         model=services.model.name,
@@ -123,10 +94,15 @@ async def capabilities(services: ServicesDep) -> Capabilities:
         aux_model=services.model.aux_model,
         dola_layers=info.num_early_exits,
         endpoints={
-            path: _without(describe_fields(request, defaults), services.planner().scoring.unsupported)
-            for path, request in ENDPOINTS.items()
+            path: _without(describe_fields(body, defaults), services.planner().scoring.unsupported)
+            for path, body in bodies_of(request.app.state.dialects).items()
         },
     )
+
+
+def bodies_of(dialects: Sequence[Dialect]) -> Mapping[str, type[RequestModel]]:
+    """What clients send, by path."""
+    return {path: body for dialect in dialects for path, body in dialect.requests.items()}
 
 
 def describe_fields(request: type[RequestModel], defaults: Mapping[str, object]) -> dict[str, FieldCapability]:
@@ -187,3 +163,6 @@ def resolve(node: Any, definitions: Mapping[str, Any]) -> Any:
     if isinstance(node, list):
         return [resolve(item, definitions) for item in node]
     return node
+
+
+DIALECT = Dialect(router)

@@ -7,8 +7,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from server import __version__
-from server.http.responses import documented_errors
-from server.http.services import ServicesDep
+from server.api.dialect import Dialect
+from server.api.openapi import documented_errors
+from server.api.services import ServicesDep
 
 router = APIRouter(tags=["Operations"])
 
@@ -52,3 +53,6 @@ async def metrics(services: ServicesDep) -> Response:
 async def version() -> Version:
     """The server's version."""
     return Version(version=__version__)
+
+
+DIALECT = Dialect(router)

@@ -68,9 +68,9 @@ def bench(  # noqa: PLR0913  (one parameter for each flag)
     output: Output = None,
 ) -> None:
     """Put load on an OpenAI-compatible server; report latencies and throughput. Exits with 1 if a request failed."""
-    from server.cli.openai_answers import base_url as clean_url  # noqa: PLC0415
     from server.cli.loadtest.benchmark import BenchOptions, parse_speculation  # noqa: PLC0415
     from server.cli.loadtest.workload import Lengths, Workload  # noqa: PLC0415
+    from server.cli.openai_answers import base_url as clean_url  # noqa: PLC0415
 
     try:
         address = clean_url(base_url)
@@ -102,9 +102,9 @@ def _run(options: "BenchOptions", output: Path | None) -> None:
 
     from rich.console import Console  # noqa: PLC0415
 
+    from server.cli.loadtest.benchmark import run_bench  # noqa: PLC0415
     from server.cli.loadtest.discover import DiscoveryError  # noqa: PLC0415
     from server.cli.loadtest.display import progress_bar, result_table  # noqa: PLC0415
-    from server.cli.loadtest.benchmark import run_bench  # noqa: PLC0415
 
     if output is not None and not output.parent.is_dir():
         fail(f"--output: there is no folder {output.parent}", code=2)

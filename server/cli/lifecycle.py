@@ -21,9 +21,9 @@ from server.engine.client import EngineClient, EngineState, EngineUnavailableErr
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
+from server.generation.planning.speculation import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure
 from server.telemetry.logs import configure_logging
-from server.generation.planning.speculation import SpeculationRules
 
 FAILURE_CHECK_S = 1.0
 
@@ -135,7 +135,7 @@ class _Life:
     def _announce_ready(self, engine: EngineClient, milestones: Milestones) -> None:
         info = engine.info
         tokens = info.num_blocks * info.block_size
-        name = self._settings.served_model_name or self._folder.name
+        name = ", ".join(self._settings.served_model_name or (self._folder.name,))
         self._announce(f"Samewise {__version__}", f"{self._address}/v1")
         self._announce("Model", f"{name}, {info.dtype} on {info.device}")
         self._announce(

@@ -93,8 +93,8 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
 def _answerer(model: Path, name: str) -> "Answerer":
     """The model in an engine in this process, as it is served."""
     from model_runner.config import RunnerConfig  # noqa: PLC0415
-    from server.engine.messages import EngineConfig  # noqa: PLC0415
     from server.cli.training_answers import OfflineAnswerer  # noqa: PLC0415
+    from server.engine.messages import EngineConfig  # noqa: PLC0415
     from server.engine.worker import load_engine  # noqa: PLC0415
     from server.generation.served_model import ServedModel  # noqa: PLC0415
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415

@@ -1,6 +1,6 @@
 """What the HTTP side calls: one interface, whether the engine runs in a process of its own or in this one."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -28,6 +28,23 @@ class QueueFullError(Exception):
 
 class RequestFailedError(Exception):
     """One request cannot be completed: it failed alone, the engine goes on."""
+
+
+class OutputStream(Protocol):
+    """What one request brings, until every choice has ended."""
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended it early: EngineUnavailableError or RequestFailedError. It comes after the outputs."""
+        ...
+
+    def take(self) -> Sequence[RequestOutput]:
+        """All outputs that have come since the last time, in order."""
+        ...
+
+    def close(self) -> None:
+        """Abort what still runs; nothing more comes."""
+        ...
 
 
 class EngineClient(Protocol):
@@ -62,19 +79,16 @@ class EngineClient(Protocol):
         """Returns when the engine answers; raises EngineUnavailableError when it failed to start."""
         ...
 
-    def generate(
-        self, request: EngineRequest, admitted: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[RequestOutput]:
-        """Submit and yield the outputs of all choices as they come, until every choice has finished.
+    def submit(self, request: EngineRequest, wake: Callable[[], None]) -> OutputStream:
+        """Take a request; `wake` is called whenever its stream has something new.
 
-        Calls `admitted` when the request is taken. Raises QueueFullError if it is not, EngineUnavailableError and
-        RequestFailedError at any time. Closing the generator early aborts what still runs. A restart of the engine is
-        not seen here: outputs go on where they stopped.
+        Raises QueueFullError or EngineUnavailableError if it is not taken. A restart of the engine is not seen here:
+        outputs go on where they stopped.
         """
         ...
 
     def abort_choice(self, request_id: str, choice: int) -> None:
-        """End one choice of a running request (a stop string was found); no more outputs of it are yielded."""
+        """End one choice of a running request (a stop string was found); no more outputs of it come."""
         ...
 
     async def drain(self, grace_s: float) -> None:

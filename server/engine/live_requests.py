@@ -1,8 +1,7 @@
 """The requests that are under way: their outputs so far, and the streams that wait for more."""
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
@@ -15,13 +14,15 @@ class LiveRequest:
     Bringing never blocks: what a slow consumer leaves lying is bounded by the request's `max_tokens`.
     """
 
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, request: EngineRequest, wake: Callable[[], None]) -> None:
+        """`wake` tells the consumer that there is something new."""
         self._request = request
         self._tokens = {choice.index: list(choice.output) for choice in request.choices}  # of unfinished choices
         self._states = {choice.index: choice.sampler_state for choice in request.choices}
-        self._outputs: deque[RequestOutput] = deque()
-        self._error: Exception | None = None
-        self._changed = asyncio.Event()
+        self._outputs: list[RequestOutput] = []
+        self._wake = wake
+        self.error: Exception | None = None
+        """What ended it early."""
 
     @property
     def request_id(self) -> str:
@@ -40,38 +41,33 @@ class LiveRequest:
 
     def apply(self, output: RequestOutput) -> None:
         """Take in what a step brought; what comes for a choice that has ended is dropped."""
-        if output.choice not in self._tokens:
+        tokens = self._tokens.get(output.choice)
+        if tokens is None:
             return
-        self._tokens[output.choice].extend(output.tokens)
+        tokens.extend(output.tokens)
         self._states[output.choice] = output.sampler_state
         if output.finish_reason is not None:
             del self._tokens[output.choice]
         self._outputs.append(output)
-        self._changed.set()
+        self._wake()
 
     def abort(self, choice: int) -> bool:
         """End one choice; its outputs that were not taken yet are dropped. False if it had finished before."""
         was_running = self._tokens.pop(choice, None) is not None
-        self._outputs = deque(output for output in self._outputs if output.choice != choice)
-        self._changed.set()
+        self._outputs = [output for output in self._outputs if output.choice != choice]
+        self._wake()
         return was_running
 
     def fail(self, error: Exception) -> None:
         """End all choices; the consumer gets the outputs that are there, then the error."""
         self._tokens.clear()
-        self._error = error
-        self._changed.set()
+        self.error = error
+        self._wake()
 
-    async def next(self) -> RequestOutput | None:
-        """The next output in order of arrival, None when every choice has ended. Raises what `fail` was given."""
-        while not self._outputs:
-            if self._error is not None:
-                raise self._error
-            if not self._tokens:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        return self._outputs.popleft()
+    def take(self) -> list[RequestOutput]:
+        """The outputs that came since the last time, in order of arrival."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
 
 class LiveRequests:
@@ -102,11 +98,11 @@ class LiveRequests:
         """Requests that are in the engine."""
         return self._policy.num_inside
 
-    def add(self, request: EngineRequest) -> LiveRequest:
+    def add(self, request: EngineRequest, wake: Callable[[], None]) -> LiveRequest:
         """A new request, not yet submitted. Raises ValueError if one with this id is live."""
         if request.request_id in self._live:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        live = self._live[request.request_id] = LiveRequest(request)
+        live = self._live[request.request_id] = LiveRequest(request, wake)
         self._policy.add(request.request_id)
         self._empty.clear()
         return live

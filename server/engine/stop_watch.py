@@ -4,7 +4,8 @@ from collections.abc import Callable
 from copy import copy
 
 from scheduler.interface import EngineRequest
-from server.text.detokenizer import Detokenizer, StopMatcher
+from server.text.detokenizer import Detokenizer, make_detokenizer
+from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
 
 
@@ -41,5 +42,5 @@ class StopWatches:
             self._tokenizer = self._load_tokenizer()
         search = request.beam_search
         assert search is not None
-        detokenizer = Detokenizer(self._tokenizer, request.prompt, skip_special_tokens=search.skip_special_tokens)
+        detokenizer = make_detokenizer(self._tokenizer, request.prompt, skip_special_tokens=search.skip_special_tokens)
         return StopWatch(detokenizer, StopMatcher(search.stop), request.sampling.min_tokens)

@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from model_runner.info import RunnerInfo
-from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from scheduler.interface import EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
-from server.engine.live_requests import LiveRequests
+from server.engine.live_requests import LiveRequest, LiveRequests
 from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, StepDone, Submit, ToEngine
 from server.engine.recovery import Backoff
 
@@ -110,21 +110,17 @@ class EngineSupervisor(ABC):
             await self._settled.wait()
             self._refuse_unless_open()
 
-    async def generate(
-        self, request: EngineRequest, admitted: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[RequestOutput]:
+    def submit(self, request: EngineRequest, wake: Callable[[], None]) -> "SupervisedStream":
         """See EngineClient. Raises ValueError if a request with this id is live."""
         self._admit(request)
-        live = self._requests.add(request)
-        admitted()
+        live = self._requests.add(request, wake)
         self._submit_released()
-        try:
-            while (output := await live.next()) is not None:
-                yield output
-        finally:
-            if self._requests.abort(live):
-                self._tell(Abort(request.request_id))
-            self._submit_released()
+        return SupervisedStream(live, self._abort)
+
+    def _abort(self, live: LiveRequest) -> None:
+        if self._requests.abort(live):
+            self._tell(Abort(live.request_id))
+        self._submit_released()
 
     def abort_choice(self, request_id: str, choice: int) -> None:
         if self._requests.abort_choice(request_id, choice):
@@ -271,6 +267,27 @@ class EngineSupervisor(ABC):
         self._failure = reason
         self._requests.fail_all(EngineUnavailableError(reason))
         self._settled.set()
+
+
+class SupervisedStream:
+    """The consumer's end of a live request. Implements OutputStream."""
+
+    def __init__(self, live: LiveRequest, abort: Callable[[LiveRequest], None]) -> None:
+        self.take = live.take
+        self._live = live
+        self._abort = abort
+
+    @property
+    def error(self) -> Exception | None:
+        return self._live.error
+
+    @property
+    def num_unfinished(self) -> int:
+        """Choices of which more will come."""
+        return self._live.num_unfinished
+
+    def close(self) -> None:
+        self._abort(self._live)
 
 
 async def _first(*coroutines: Coroutine[Any, Any, str]) -> str:

@@ -2,101 +2,104 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+
+import msgspec
 
 from model_runner.contract import TokenLogprobs
-from scheduler.interface import BeamScore, FinishReason, RequestOutput
-from server.generation.planning.planner import OutputOptions
-from server.text.detokenizer import Detokenizer, StopMatcher
+from scheduler.interface import FinishReason, RequestOutput
+from server.generation.events import ChoiceEnd, Event, FinishedBy, OutputToken, TextDelta
+from server.generation.planning.plan import OutputOptions
+from server.text.detokenizer import make_detokenizer
+from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
-
-FinishedBy = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class OutputToken:
-    """A token of the answer."""
-
-    id: int
-    offset: int
-    """Characters of the text before it."""
-    logprobs: TokenLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The next piece of a choice's text, the tokens that are complete with it, and perhaps its end.
-
-    The pieces of a choice together hold all of its text, and each of its tokens once.
-    """
-
-    text: str
-    tokens: tuple[OutputToken, ...] = ()
-    finish_reason: FinishedBy | None = None
-    stop_reason: str | int | None = None
-    """The stop string, or the token among the request's `stop_token_ids`, that ended the choice."""
-    beam: BeamScore | None = None
-    """With the end of what beam search found."""
 
 
 class ChoiceText:
     """Follows one choice from its first token to its end."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, index: int = 0) -> None:
+        """`index` is the choice's number in the answer."""
+        self._index = index
         self._options = options
-        self._detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=options.skip_special_tokens)
-        self._matcher = StopMatcher(options.stop, include_stop=options.include_stop)
-        self._waiting: deque[tuple[OutputToken, int]] = deque()  # with how much text must be shown first
-        self._num_chars = 0  # decoded
-        self._num_shown = 0
+        self._detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=options.skip_special_tokens)
+        self._matcher = StopMatcher(options.stop, include_stop=options.include_stop) if options.stop else None
+        self._reported = ReportedTokens() if options.reports_tokens else None
         self.num_tokens = 0
         """Tokens that belong to the answer, the one that completed a stop string included."""
-        self.finish_reason: FinishedBy | None = None
+        self.has_ended = False
 
-    def push(self, output: RequestOutput) -> Piece:
-        """What the engine's output adds; its piece may be empty. Not to be called after the choice has finished."""
+    def push(self, output: RequestOutput) -> Sequence[Event]:
+        """What the engine's output adds, if it shows anything. Not to be called after the choice has ended."""
         shown = ""
+        last = len(output.tokens) - 1
         for index, token in enumerate(output.tokens):
-            ends_here = output.stop_token_id is not None and index == len(output.tokens) - 1
+            ends_here = output.stop_token_id is not None and index == last
             text = "" if ends_here and not self._options.include_stop else self._detokenizer.push(token)
-            self._note(token, text, output.logprobs[index] if output.logprobs else None)
+            self.num_tokens += 1
+            if self._reported is not None:
+                logprobs = output.logprobs[index] if output.logprobs else None
+                self._reported.note(token, text, logprobs, is_complete=not self._detokenizer.pending)
+            if self._matcher is None:
+                shown += text
+                continue
             search = self._matcher.push(text, armed=self.num_tokens > self._options.min_tokens)
             shown += search.text
             if search.stop is not None:
-                return self._finish(shown, "stop", search.stop)
-        if output.finish_reason is None:
-            return self._piece(shown)
-        return self._end(shown, output)
+                return self._finish(shown, "stop", search.stop, output)
+        if output.finish_reason is not None:
+            return self._end(shown, output)
+        return (TextDelta(self._index, shown, self._complete(shown)),) if shown else ()
 
-    def _note(self, token: int, text: str, logprobs: TokenLogprobs | None) -> None:
-        self.num_tokens += 1
-        entry = OutputToken(token, self._num_chars, logprobs)
-        self._num_chars += len(text)
-        needed = self._num_chars + 1 if self._detokenizer.pending else self._num_chars
-        self._waiting.append((entry, needed))
-
-    def _end(self, shown: str, output: RequestOutput) -> Piece:
+    def _end(self, shown: str, output: RequestOutput) -> Sequence[Event]:
         """The engine ended the choice; the text that was held back may still hold a stop string."""
-        search = self._matcher.push(self._detokenizer.flush(), armed=self.num_tokens > self._options.min_tokens)
-        if search.stop is not None:
-            return self._finish(shown + search.text, "stop", search.stop)
-        shown += search.text + self._matcher.flush()
+        rest = self._detokenizer.flush()
+        if self._matcher is not None:
+            search = self._matcher.push(rest, armed=self.num_tokens > self._options.min_tokens)
+            if search.stop is not None:
+                return self._finish(shown + search.text, "stop", search.stop, output)
+            rest = search.text + self._matcher.flush()
         own_habit = output.stop_token_id in self._options.eos_token_ids
         reason: FinishedBy = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
-        return self._finish(shown, reason, None if own_habit else output.stop_token_id)
+        return self._finish(shown + rest, reason, None if own_habit else output.stop_token_id, output)
 
-    def _piece(self, shown: str) -> Piece:
-        """Text with the tokens that it completes; without text they wait for the next piece."""
-        self._num_shown += len(shown)
+    def _complete(self, shown: str) -> tuple[OutputToken, ...]:
+        return () if self._reported is None else self._reported.complete(len(shown))
+
+    def _finish(
+        self, shown: str, reason: FinishedBy, stop_reason: str | int | None, output: RequestOutput
+    ) -> Sequence[Event]:
+        self.has_ended = True
+        tokens = () if self._reported is None else self._reported.rest(len(shown))
+        end = ChoiceEnd(self._index, reason, stop_reason, output.beam)
+        return (TextDelta(self._index, shown, tokens, is_last=True), end) if shown or tokens else (end,)
+
+
+class ReportedTokens:
+    """The tokens of a choice that are told with their text: each waits for the piece that its text is complete with."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[OutputToken, int]] = deque()  # with how much text must be shown first
+        self._num_chars = 0  # decoded
+        self._num_shown = 0
+
+    def note(self, token: int, text: str, logprobs: TokenLogprobs | None, *, is_complete: bool) -> None:
+        """A token came, and with it this text, which may end before the token's last character."""
+        entry = OutputToken(token, self._num_chars, logprobs)
+        self._num_chars += len(text)
+        self._waiting.append((entry, self._num_chars if is_complete else self._num_chars + 1))
+
+    def complete(self, num_chars: int) -> tuple[OutputToken, ...]:
+        """The tokens that so much more text completes."""
+        self._num_shown += num_chars
         tokens: list[OutputToken] = []
-        while shown and self._waiting and self._waiting[0][1] <= self._num_shown:
+        while self._waiting and self._waiting[0][1] <= self._num_shown:
             tokens.append(self._waiting.popleft()[0])
-        return Piece(shown, tuple(tokens))
+        return tuple(tokens)
 
-    def _finish(self, shown: str, reason: FinishedBy, stop_reason: str | int | None) -> Piece:
-        self.finish_reason = reason
-        self._num_shown += len(shown)
-        rest = tuple(replace(entry, offset=min(entry.offset, self._num_shown)) for entry, _ in self._waiting)
+    def rest(self, num_chars: int) -> tuple[OutputToken, ...]:
+        """All that wait, with the last of the text."""
+        self._num_shown += num_chars
+        last = self._num_shown
+        rest = tuple(msgspec.structs.replace(entry, offset=min(entry.offset, last)) for entry, _ in self._waiting)
         self._waiting.clear()
-        return Piece(shown, rest, reason, stop_reason)
+        return rest

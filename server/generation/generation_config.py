@@ -1,21 +1,21 @@
 """What a model's generation_config.json sets for requests that say nothing."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from server.generation.field_table import facts_of
+from server.generation.settings import DecodingSettings
 from server.text.tokenizer import Tokenizer, read_json
 
 _FILE = "generation_config.json"
-_TAKEN = frozenset(
-    {
-        *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
-        *("repetition_penalty", "no_repeat_ngram_size", "exponential_decay_length_penalty"),
-        *("max_new_tokens", "stop_strings", "eos_token_id"),
-    }
-)
+_KEYS: Mapping[str, str] = {
+    name: facts.of_model for name, facts in facts_of(DecodingSettings).items() if facts.of_model is not None
+}
+"""Of the fields that the file may say the default of."""
+_TAKEN = frozenset({*_KEYS.values(), "do_sample", "max_new_tokens", "eos_token_id"})
 _WITHOUT_EFFECT = frozenset(
     {
         *("_commit_hash", "_from_model_config", "transformers_version"),
@@ -52,27 +52,20 @@ logger = logging.getLogger("samewise.model")
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What the file sets, by the names of the request's fields; None where it says nothing."""
+    """What the file sets."""
 
-    temperature: float | None = None
-    """0 for a model that is not to be sampled from."""
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
-    exponential_decay_length_penalty: tuple[int, float] | None = None
+    values: Mapping[str, object]
+    """By the names of DecodingSettings; those of which it says nothing are not in here."""
     max_tokens: int | None = None
-    stop: tuple[str, ...] | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end the output; the file may name one or several."""
 
-    def without_truncations(self) -> "GenerationDefaults":
-        """For requests whose own truncation replaces all others."""
-        return replace(self, top_k=None, top_p=None, min_p=None, typical_p=None, epsilon_cutoff=None, eta_cutoff=None)
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end it."""
+        stop = self.values.get("stop", ())
+        assert isinstance(stop, tuple)
+        return stop
 
 
 def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
@@ -88,19 +81,12 @@ def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
     if not eos:
         token = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
         eos = () if token is None else (token,)
+    values = {name: _value(generation, name, key) for name, key in _KEYS.items()}
+    if generation.get("do_sample") is False:
+        values["temperature"] = 0.0
     return GenerationDefaults(
-        temperature=0.0 if generation.get("do_sample") is False else _number(generation, "temperature"),
-        top_k=_integer(generation, "top_k"),
-        top_p=_number(generation, "top_p"),
-        min_p=_number(generation, "min_p"),
-        typical_p=_number(generation, "typical_p"),
-        repetition_penalty=_number(generation, "repetition_penalty"),
-        no_repeat_ngram_size=_integer(generation, "no_repeat_ngram_size"),
-        epsilon_cutoff=_number(generation, "epsilon_cutoff"),
-        eta_cutoff=_number(generation, "eta_cutoff"),
-        exponential_decay_length_penalty=_start_and_factor(generation, "exponential_decay_length_penalty"),
+        values={name: value for name, value in values.items() if value is not None},
         max_tokens=_integer(generation, "max_new_tokens", least=1),
-        stop=_strings(generation, "stop_strings"),
         eos_token_ids=eos,
     )
 
@@ -118,6 +104,13 @@ def not_taken(generation: Mapping[str, Any]) -> list[str]:
 def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     value = config.get("eos_token_id")
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+
+
+def _value(config: Mapping[str, Any], field: str, key: str) -> object:
+    """The default of a field, of the kind that the field has; None where the file says nothing."""
+    if field in _READERS:
+        return _READERS[field](config, key)
+    return _integer(config, key) if int in get_args(_TYPES[field]) else _number(config, key)
 
 
 def _number(config: Mapping[str, Any], key: str) -> float | None:
@@ -153,6 +146,13 @@ def _strings(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
     if not isinstance(strings, list) or not all(isinstance(string, str) and string for string in strings):
         raise _wrong(key, value, "one or several strings")
     return tuple(strings)
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
+    "stop": _strings,
+    "exponential_decay_length_penalty": _start_and_factor,
+}
+_TYPES = get_type_hints(DecodingSettings)
 
 
 def _wrong(key: str, value: object, expected: str) -> ValueError:

@@ -1,68 +1,123 @@
-"""From the messages of a request to the text of its prompt."""
+"""From a prompt as it was asked for to its tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from server.errors import InvalidRequestError, shorten
-from server.api.chat.schema import Message
+from server.generation.notices import Notice
+from server.generation.request import Conversation, Prompt, TextPrompt
 from server.text.chat_template import ChatTemplate, ChatTemplateError
+from server.text.tokenizer import Tokenizer
 
-_MUST_SHOW = frozenset({"name", "tool_calls", "refusal"})
-"""Parts of a message that may not be lost in silence: the template shows them, or the request is refused."""
+MUST_SHOW = ("tool_calls",)
+"""Parts of a message without which the model would answer something else: the template shows them, or the request is
+refused."""
+MAY_SHOW = ("name", "reasoning_content")
+"""Parts that clients send along: those that the template does not show are left out and reported."""
 
 
-def render_prompt(
-    template: ChatTemplate | None,
-    messages: list[Message],
-    variables: Mapping[str, Any],
-    *,
-    open_turn: bool,
-    continue_last: bool,
-) -> str:
-    """The prompt's text, special tokens included. `variables` are the request's chat_template_kwargs.
+def read_prompt(tokenizer: Tokenizer, prompt: TextPrompt | Conversation) -> tuple[str, list[Notice]]:
+    """The prompt's text with all special tokens that it writes itself, and what was left out of it.
 
-    Raises InvalidRequestError if the model has no template or the template does not take the messages as they are.
+    Raises InvalidRequestError for a conversation that the model has no template for, or that this does not take.
+    """
+    return (prompt.text, []) if isinstance(prompt, TextPrompt) else render(tokenizer.chat_template, prompt)
+
+
+def encode(tokenizer: Tokenizer, text: str, prompt: Prompt | None = None) -> list[int]:
+    """The tokens of the text of a prompt; those that begin and end every text are added only to one without template.
+
+    Any other text is nothing but its own tokens.
+    """
+    return tokenizer.encode(text, add_special_tokens=isinstance(prompt, TextPrompt))
+
+
+def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[str, list[Notice]]:
+    """The text of the conversation, special tokens included, and what the template does not show of it.
+
+    Raises InvalidRequestError as `read_prompt` does.
     """
     if template is None:
         message = "This model has no chat template. Use /v1/completions."
         raise InvalidRequestError(message, param="messages", code="unsupported_parameter")
+    _check_variables(template, conversation.variables)
+    if conversation.continue_last and not conversation.messages[-1]["content"]:
+        message = "'continue_final_message' needs a final message with content."
+        raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
+    wished = {name: value for name, value in conversation.wishes.items() if name in template.variables}
+    variables = {**wished, **conversation.variables}
+    notices = [
+        Notice(name, "The model's chat template has no such variable.")
+        for name in conversation.wishes
+        if name not in variables
+    ]
+    try:
+        conversation, text = _shown(template, conversation, variables, notices)
+        notices += _not_shown(template, conversation.messages, variables)
+    except ChatTemplateError as error:
+        reason = shorten(str(error), 200)
+        message = f"The model's chat template does not accept these messages: {reason}"
+        raise InvalidRequestError(message, param="messages", code="invalid_value") from error
+    return text, notices
+
+
+def _shown(
+    template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any], notices: list[Notice]
+) -> tuple[Conversation, str]:
+    """The text, and the conversation as the template took it.
+
+    A call's arguments may be text that is no object. Not all templates take that: the others get an object around it.
+    """
+    try:
+        return conversation, _text(template, conversation, variables)
+    except ChatTemplateError:
+        wrapped = [_with_objects(message) for message in conversation.messages]
+        if wrapped == list(conversation.messages):
+            raise
+    conversation = replace(conversation, messages=wrapped)
+    notices.append(Notice("messages[].tool_calls[].function.arguments", "What is no object was put into one."))
+    return conversation, _text(template, conversation, variables)
+
+
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with an object for the arguments of each of its calls."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        as_object = {"arguments": arguments} if isinstance(arguments, str) else arguments
+        calls.append({**call, "function": {**call["function"], "arguments": as_object}})
+    return {**message, "tool_calls": calls}
+
+
+def _text(template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+    if conversation.continue_last:
+        return template.render_open(conversation.messages, variables=variables)
+    return template.render(conversation.messages, add_generation_prompt=conversation.open_turn, variables=variables)
+
+
+def _check_variables(template: ChatTemplate, variables: Mapping[str, Any]) -> None:
     for name in variables:
         if name not in template.variables:
             path = f"chat_template_kwargs.{shorten(name)}"
             message = f"Unknown parameter: '{path}'. The model's chat template has no such variable."
             raise InvalidRequestError(message, param=path, code="unknown_parameter")
-    dumped = [_dump(message) for message in messages]
-    if continue_last and not messages[-1].text:
-        message = "'continue_final_message' needs a final message with content."
-        raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
-    try:
-        text = (
-            template.render_open(dumped, variables=variables)
-            if continue_last
-            else template.render(dumped, add_generation_prompt=open_turn, variables=variables)
-        )
-        _check_shown(template, dumped, variables)
-    except ChatTemplateError as error:
-        reason = shorten(str(error), 200)
-        message = f"The model's chat template does not accept these messages: {reason}"
-        raise InvalidRequestError(message, param="messages", code="invalid_value") from error
-    return text
 
 
-def _dump(message: Message) -> dict[str, Any]:
-    """The message as templates expect it: text as one string, and only the keys that have a value."""
-    keys = message.model_dump(include={"role", "name", "tool_calls", "tool_call_id", "refusal"}, exclude_none=True)
-    return {**keys, "content": message.text}
-
-
-def _check_shown(template: ChatTemplate, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> None:
-    """Checks each role by itself, since templates treat roles differently."""
+def _not_shown(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+) -> Iterator[Notice]:
+    """What may be left out and is. Looks at each role by itself, since templates treat roles differently."""
     first: dict[tuple[str, str], int] = {}
     for index, message in enumerate(messages):
-        for key in message.keys() & _MUST_SHOW:
+        for key in message.keys() & {*MUST_SHOW, *MAY_SHOW}:
             first.setdefault((key, message["role"]), index)
     for (key, role), index in first.items():
         if template.ignores(key, role, messages, variables=variables):
             path = f"messages[{index}].{key}"
-            problem = f"Unsupported parameter: '{path}' is not supported by this model's chat template."
-            raise InvalidRequestError(problem, param=path, code="unsupported_parameter")
+            if key in MUST_SHOW:
+                problem = f"Unsupported parameter: '{path}' is not supported by this model's chat template."
+                raise InvalidRequestError(problem, param=path, code="unsupported_parameter")
+            yield Notice(path, "The model's chat template does not show it.")

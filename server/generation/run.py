@@ -1,22 +1,20 @@
-"""A request in flight: its prompts run in the engine side by side and come back as pieces of text."""
+"""A request in flight: its prompts run in the engine side by side and come back as events."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from dataclasses import replace
-from functools import partial
+import time
+from collections.abc import Iterator, Sequence
 
 from model_runner.contract import TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
-from server.engine.client import EngineClient
-from server.errors import RateLimitError, RequestTimeoutError, from_engine, from_failure
+from server.engine.client import EngineClient, OutputStream
+from server.errors import RateLimitError, RequestTimeoutError
+from server.generation.choice_text import ChoiceText
+from server.generation.engine_errors import from_engine, from_failure
+from server.generation.events import ChoiceEnd, Event, TextDelta, Usage
+from server.generation.planning.plan import Plan
 from server.telemetry.metrics import EndReason
-from server.generation.choice_text import ChoiceText, Piece
-from server.telemetry.request_meter import Meter
-from server.generation.planning.planner import Plan
+from server.telemetry.request_meter import RequestMeter
 from server.text.tokenizer import Tokenizer
-
-_Event = tuple["PromptRun", RequestOutput | Exception | None]
 
 
 class PromptRun:
@@ -26,129 +24,174 @@ class PromptRun:
         self.index = index
         self.request = request
         self.choices = choices
+        self.stream: OutputStream | None = None
+        """Once the engine has taken it."""
         self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         """One for each prompt token but the first, once they are known."""
         self.num_cached_tokens = 0
+        self.num_unfinished = len(choices)
         self._early: list[RequestOutput] = []
 
-    @property
-    def unfinished(self) -> bool:
-        return any(choice.finish_reason is None for choice in self.choices)
-
-    def arrange(self, output: RequestOutput) -> Iterator[RequestOutput]:
+    def arrange(self, output: RequestOutput) -> Sequence[RequestOutput]:
         """The outputs that may be shown now: none before the logprobs of the prompt, if the request asked for them."""
-        if output.choice == 0 and self.prompt_logprobs is None:
+        if self.prompt_logprobs is not None:
+            return (output,)
+        if output.choice == 0:
             self.prompt_logprobs = output.prompt_logprobs
             self.num_cached_tokens = output.num_cached_tokens
-            yield output
-            yield from self._early
-            self._early.clear()
-        elif self.prompt_logprobs is None and self.request.sampling.prompt_logprobs is not None:
-            self._early.append(output)
-        else:
-            yield output
+            early, self._early = self._early, []
+            return (output, *early)
+        if self.request.sampling.prompt_logprobs is None:
+            return (output,)
+        self._early.append(output)
+        return ()
 
 
 class Run:
-    """All prompts of one request. Iterate `pieces` once; the counts are right at any moment in between."""
+    """All prompts of one request. Alternate `wait` and `take` until `wait` returns False, then or earlier `close`."""
 
     def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer, plan: Plan, meter: Meter, *, timeout_s: float
+        self, engine: EngineClient, tokenizer: Tokenizer, plan: Plan, meter: RequestMeter, *, timeout_s: float
     ) -> None:
+        """Submits all prompts. Raises ApiError if the engine does not take them."""
         self.plan = plan
-        self._engine = engine
-        self._meter = meter
-        self._deadline = asyncio.get_running_loop().time() + timeout_s
-        self.num_accepted = 0
-        """Draft tokens that became part of the answer, and ..."""
-        self.num_rejected = 0
-        """... those that did not."""
         self.prompts = tuple(
             PromptRun(
                 index,
                 request,
-                tuple(ChoiceText(tokenizer, request.prompt, plan.options) for _ in request.choices),
+                tuple(
+                    ChoiceText(tokenizer, request.prompt, plan.options, index * plan.n + choice.index)
+                    for choice in request.choices
+                ),
             )
             for index, request in enumerate(plan.requests)
         )
+        self.num_accepted = 0
+        """Draft tokens that became part of the answer, and ..."""
+        self.num_rejected = 0
+        """... those that did not."""
+        self._engine = engine
+        self._meter = meter
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_woken = False
+        self._running = list(self.prompts)
+        self._error: Exception | None = None
+        self._deadline = self._loop.call_later(timeout_s, self._expire)
+        self._submit()
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return sum(len(prompt.request.prompt) for prompt in self.prompts)
+    def usage(self) -> Usage:
+        """Right at any moment between two events."""
+        return Usage(
+            prompt_tokens=sum(len(prompt.request.prompt) for prompt in self.prompts),
+            completion_tokens=sum(choice.num_tokens for prompt in self.prompts for choice in prompt.choices),
+            cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
+            accepted_drafts=self.num_accepted,
+            rejected_drafts=self.num_rejected,
+        )
 
-    @property
-    def num_completion_tokens(self) -> int:
-        return sum(choice.num_tokens for prompt in self.prompts for choice in prompt.choices)
+    async def wait(self) -> bool:
+        """Return when there may be something to take: True, or False when every choice has ended."""
+        if not self._running and self._error is None:
+            return False
+        if not self._is_woken:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._is_woken = False
+        return True
 
-    @property
-    def num_cached_tokens(self) -> int:
-        return sum(prompt.num_cached_tokens for prompt in self.prompts)
+    def wake(self) -> None:
+        """Have `wait` return, whether or not there is anything to take."""
+        self._is_woken = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece]]:
-        """(index of the choice, piece) as they come; a choice's index is prompt * n + its number.
+    def take(self) -> Iterator[Event]:
+        """What has happened since the last time, in order; a choice's last event is its ChoiceEnd.
 
-        Every choice ends with a piece that has a finish reason. Leaving early ends all that still runs in the engine.
-        Raises ApiError, or whatever the engine client raised.
+        Raises ApiError, after the events that came before it, or whatever the engine client raised.
         """
-        events: asyncio.Queue[_Event] = asyncio.Queue()
-        pumps = [asyncio.create_task(self._pump(prompt, events)) for prompt in self.prompts]
         try:
-            running = len(pumps)
-            while running:
-                prompt, event = await events.get()
-                if isinstance(event, Exception):
-                    raise event
-                if event is None:
-                    running -= 1
-                    continue
-                for output in prompt.arrange(event):
-                    index = prompt.index * self.plan.n + output.choice
-                    piece = self._advance(prompt, output)
-                    if piece is not None:
-                        yield index, piece
+            now = time.perf_counter()
+            for prompt in list(self._running):
+                assert prompt.stream is not None
+                for output in prompt.stream.take():
+                    for shown in prompt.arrange(output):
+                        yield from self._advance(prompt, shown, now)
+                if prompt.stream.error is not None:
+                    raise prompt.stream.error
+            if self._error is not None:
+                raise self._error
         except Exception as error:
-            self._meter.end(_reason(error))
-            raise
-        finally:
-            self._meter.end("abort")
-            for pump in pumps:
-                pump.cancel()
+            known = from_engine(error) or error
+            self.close(_reason(known))
+            if known is error:
+                raise
+            raise known from error
 
-    async def _pump(self, prompt: PromptRun, events: asyncio.Queue[_Event]) -> None:
-        """Move one prompt's outputs into the common queue, then None or what went wrong.
+    def close(self, reason: EndReason = "abort") -> None:
+        """End all that still runs in the engine, for this reason."""
+        self._deadline.cancel()
+        self._meter.end(reason)
+        for prompt in self._running:
+            if prompt.stream is not None:
+                prompt.stream.close()
+        self._running.clear()
 
-        The time limit is kept here and not by the reader, who may be waiting for a client that does not read.
-        """
-        stream = self._engine.generate(prompt.request, partial(self._meter.admitted, prompt.request))
-        try:
-            async with asyncio.timeout_at(self._deadline), aclosing(stream) as outputs:
-                async for output in outputs:
-                    events.put_nowait((prompt, output))
-            events.put_nowait((prompt, None))
-        except TimeoutError:
-            events.put_nowait((prompt, RequestTimeoutError("The request took longer than this server allows.")))
-        except Exception as error:  # noqa: BLE001 - raised again by the reader
-            events.put_nowait((prompt, from_engine(error) or error))
+    def _submit(self) -> None:
+        for prompt in self.prompts:
+            try:
+                prompt.stream = self._engine.submit(prompt.request, self.wake)
+            except Exception as error:
+                self.close()
+                known = from_engine(error)
+                if known is None:
+                    raise
+                raise known from error
+            self._meter.admitted(prompt.request)
 
-    def _advance(self, prompt: PromptRun, output: RequestOutput) -> Piece | None:
-        """One output of one choice; None if it shows nothing."""
+    def _expire(self) -> None:
+        """The time limit does not wait for a client that does not read."""
+        self._error = RequestTimeoutError("The request took longer than this server allows.")
+        for prompt in self._running:
+            assert prompt.stream is not None
+            prompt.stream.close()
+        self.wake()
+
+    def _advance(self, prompt: PromptRun, output: RequestOutput, now: float) -> Sequence[Event]:
+        """One output of one choice."""
         if output.error is not None:
             raise from_failure(output.error)
         choice = prompt.choices[output.choice]
-        if choice.finish_reason is not None:  # it reached a stop string, and this was already under way
-            return None
+        if choice.has_ended:  # it reached a stop string, and this was already under way
+            return ()
         before = choice.num_tokens
-        piece = replace(choice.push(output), beam=output.beam)
+        events = choice.push(output)
         num_tokens = choice.num_tokens - before
-        self._count_drafts(output, num_tokens)
-        self._meter.tokens((prompt.index, output.choice), num_tokens, piece.text)
-        if piece.finish_reason is not None:
-            self._meter.choice_end(piece.finish_reason)
-            if output.finish_reason is None:
-                self._engine.abort_choice(prompt.request.request_id, output.choice)
-            if not prompt.unfinished:
-                self._meter.prompt_end(sum(choice.num_tokens for choice in prompt.choices))
-        return piece if piece.text or piece.finish_reason is not None else None
+        if output.num_accepted or output.num_rejected:
+            self._count_drafts(output, num_tokens)
+        self._meter.tokens((prompt.index, output.choice), num_tokens, now)
+        if self._meter.keeps_text:
+            self._meter.text("".join(event.text for event in events if isinstance(event, TextDelta)))
+        if events and isinstance(end := events[-1], ChoiceEnd):
+            self._meter.choice_end(end.reason)
+            self._end_choice(prompt, output)
+        return events
+
+    def _end_choice(self, prompt: PromptRun, output: RequestOutput) -> None:
+        """The engine is told if it does not know."""
+        if output.finish_reason is None:
+            self._engine.abort_choice(prompt.request.request_id, output.choice)
+        prompt.num_unfinished -= 1
+        if not prompt.num_unfinished:
+            self._running.remove(prompt)
+            self._meter.prompt_end(sum(choice.num_tokens for choice in prompt.choices))
+        if not self._running:
+            self._deadline.cancel()
 
     def _count_drafts(self, output: RequestOutput, num_kept: int) -> None:
         """Accepted drafts come first among a step's tokens; a stop string cuts off those behind it."""

@@ -4,22 +4,39 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from server.errors import unknown_model
 from server.generation.generation_config import GenerationDefaults, load_defaults
 from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model under one name."""
+    """One model under one name or several."""
 
     name: str
+    """The first of its names."""
     defaults: GenerationDefaults
     aux_model: str | None = None
     """Name of the auxiliary model."""
+    aliases: tuple[str, ...] = ()
+    """Further names by which requests may call it."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time in seconds."""
 
     @classmethod
-    def from_folder(cls, folder: Path, tokenizer: Tokenizer, name: str, aux_model: str | None = None) -> "ServedModel":
+    def from_folder(
+        cls, folder: Path, tokenizer: Tokenizer, *names: str, aux_model: str | None = None
+    ) -> "ServedModel":
         """Raises OSError or ValueError if a file is not what it should be."""
-        return cls(name, load_defaults(folder, tokenizer), aux_model)
+        name, *aliases = names
+        return cls(name, load_defaults(folder, tokenizer), aux_model, tuple(aliases))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.name, *self.aliases)
+
+    def check_name(self, name: str) -> None:
+        """Raises NotFoundError for any other model."""
+        if name not in self.names:
+            raise unknown_model(name)

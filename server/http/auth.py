@@ -69,7 +69,7 @@ class AuthMiddleware:
         if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
             error = self._refusal(Headers(scope=scope).get("authorization", ""))
             if error is not None:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -7,6 +7,10 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 
+class ClientTooSlowError(Exception):
+    """The client did not read what it was sent."""
+
+
 async def wait_unless_gone(request: Request, work: "asyncio.Future[Any]", *, timeout_s: float | None = None) -> None:
     """Returns when the work is done or the time is over; the body must have been read.
 

@@ -4,22 +4,20 @@ import http
 import logging
 import re
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from fastapi import Request
-from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, InternalError
-from server.telemetry.metrics import Metrics
+from server.http.disconnect import ClientTooSlowError
 from server.http.request_id import new_request_id
-from server.http.responses import error_response
-
-CLIENT_CLOSED = 499
-"""Status in the access line of a request whose client left before the response began."""
+from server.http.responses import ErrorWriter, error_response
+from server.telemetry.metrics import Metrics
+from server.telemetry.request_record import RequestRecord
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 _PROBES = frozenset({"/health", "/ready", "/metrics"})
@@ -28,33 +26,14 @@ _access = logging.getLogger("samewise.access")
 _errors = logging.getLogger("samewise.http")
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """What the access line says about a request; the endpoints fill in what they learn."""
-
-    request_id: str
-    answer_id: str | None = None
-    """The answer's own; the ids of its requests in the engine's log begin with it."""
-    started: float = field(default_factory=time.perf_counter)
-    status: int = CLIENT_CLOSED
-    stream_error: int | None = None
-    """Status of the error that ended a stream, whose own status had been sent before."""
-    tokens_in: int | None = None
-    tokens_out: int | None = None
-    ttft_s: float | None = None
-    prompt: str | None = None
-    """Only if the server is told to log prompts; so is `output`."""
-    output: str | None = None
-
-    @property
-    def ids(self) -> dict[str, str | None]:
-        """For a line of the log."""
-        return {"request_id": self.request_id, "answer_id": self.answer_id}
-
-
 def record_of(request: Request) -> RequestRecord:
     """The record that the middleware made for this request."""
-    record = request.scope["state"]["record"]
+    return record_in(request.scope)
+
+
+def record_in(scope: Scope) -> RequestRecord:
+    """The same, for whoever has only the scope."""
+    record = scope["state"]["record"]
     assert isinstance(record, RequestRecord)
     return record
 
@@ -64,7 +43,7 @@ def report(error: Exception, scope: Scope) -> ApiError:
 
     Whatever is no ApiError is a bug: the log gets its trace, the client the id under which it is found there.
     """
-    record: RequestRecord = scope["state"]["record"]
+    record = record_in(scope)
     if not isinstance(error, ApiError):
         _errors.error("unhandled exception", extra=record.ids, exc_info=error)
         return InternalError("The server had an error while processing your request.").naming(record.request_id)
@@ -80,16 +59,18 @@ def report(error: Exception, scope: Scope) -> ApiError:
 class RequestMiddleware:
     """Outermost: gives the request its id, answers 500 for an exception that nobody handled, and logs one line."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, error_writers: Callable[[str], ErrorWriter]) -> None:
+        """`error_writers` knows what writes the errors of a path."""
         self._app = app
         self._metrics = metrics
+        self._error_writers = error_writers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         record = RequestRecord(_request_id(scope))
-        scope.setdefault("state", {})["record"] = record
+        scope.setdefault("state", {}).update(record=record, error_writer=self._error_writers(scope["path"]))
         response_started = False
 
         async def send_with_id(message: Message) -> None:
@@ -102,12 +83,12 @@ class RequestMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except (ClientDisconnect, SendTimeoutError) as error:
+        except (ClientDisconnect, ClientTooSlowError) as error:
             _errors.info("client gone", extra={**record.ids, "reason": type(error).__name__})
         except Exception as error:  # noqa: BLE001 - the last line of defence
             known = report(error, scope)
             if not response_started:
-                await error_response(known)(scope, receive, send_with_id)
+                await error_response(known, scope)(scope, receive, send_with_id)
         finally:
             self._finish(scope, record)
 

@@ -32,11 +32,11 @@ _UNSUPPORTED_MESSAGES = {
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     """The first of the errors, as an API error with message, param and code.
 
-    `errors` are pydantic's, with "body" as the first step of each location. Tags of unions (written `<tag>`) are no
+    `errors` are pydantic's. Tags of unions (written `<tag>`) are no
     part of the path. The input is never repeated at length.
     """
     error = errors[0]
-    path = json_path(error["loc"][1:])
+    path = json_path(error["loc"])
     kind = error["type"]
     context = error.get("ctx", {})
     if "problem" in context:  # raised by our own validators: see protocol/rules.py
@@ -67,7 +67,7 @@ def _join(path: str, step: str) -> str:
 def _explain(kind: str, path: str, context: Mapping[str, Any], value: object, default: str) -> tuple[str, str]:
     """Message and code for an error that pydantic itself found."""
     if kind == "missing":
-        return (f"Missing required parameter: '{path}'.", "missing_required_parameter") if path else _no_body()
+        return f"Missing required parameter: '{path}'.", "missing_required_parameter"
     if kind == "float_type" and isinstance(value, int) and not isinstance(value, bool):
         return f"Invalid '{path}': the number is too large for a decimal.", "decimal_above_max_value"
     if kind in _EXPECTED:
@@ -85,8 +85,9 @@ def _explain(kind: str, path: str, context: Mapping[str, Any], value: object, de
     return f"Invalid '{path}': {default}.", "invalid_value"
 
 
-def _no_body() -> tuple[str, str]:
-    return "The request has no body: send a JSON object.", "missing_required_parameter"
+def no_body() -> InvalidRequestError:
+    """The error for a body in which there is nothing."""
+    return InvalidRequestError("The request has no body: send a JSON object.", code="missing_required_parameter")
 
 
 def _out_of_range(kind: str, path: str, context: Mapping[str, Any], value: object) -> tuple[str, str]:

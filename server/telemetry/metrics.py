@@ -1,10 +1,12 @@
 """Prometheus metrics, with vLLM's names and the prefix `samewise:`: existing dashboards need a changed prefix."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -100,6 +102,35 @@ def speculation_metrics(methods: Sequence[SpeculationStats], model: str) -> Iter
         yield family
 
 
+class GeneratedTokens(Collector):
+    """Counts the tokens and the time between them. A counter and a histogram of the library would take as long for each
+    token as all else that is done for it.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._num_tokens = 0
+        self._counts = [0] * (len(_BETWEEN_TOKENS_S) + 1)
+        self._seconds = 0.0
+
+    def observe(self, count: int, seconds: float | None) -> None:
+        """`count` tokens of a choice came together, `seconds` after the ones before; None for the first."""
+        self._num_tokens += count
+        if seconds is not None:
+            self._counts[bisect_left(_BETWEEN_TOKENS_S, seconds / count)] += count
+            self._seconds += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        tokens = CounterMetricFamily(_PREFIX + "generation_tokens", "Tokens generated.", labels=["model_name"])
+        tokens.add_metric([self._model], self._num_tokens)
+        yield tokens
+        name, text = _PREFIX + "inter_token_latency_seconds", "Between tokens of a choice."
+        between = HistogramMetricFamily(name, text, labels=["model_name"])
+        bounds = [*(str(float(bound)) for bound in _BETWEEN_TOKENS_S), "+Inf"]
+        between.add_metric([self._model], list(zip(bounds, accumulate(self._counts), strict=True)), self._seconds)
+        yield between
+
+
 class Metrics:
     """The metrics of one application, in a registry of their own."""
 
@@ -110,7 +141,8 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests that the engine took.")
-        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.generated = GeneratedTokens(model)
+        self._registry.register(self.generated)
         self._success = Counter(
             f"{_PREFIX}request_success",
             "Choices that ended, by reason; abort: the client left.",
@@ -124,9 +156,6 @@ class Metrics:
         )
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN_S
-        )
-        self._inter_token = self._histogram(
-            "inter_token_latency_seconds", "Between tokens of a choice.", _BETWEEN_TOKENS_S
         )
         self._latency = self._histogram("e2e_request_latency_seconds", "From request to last token.", _REQUEST_S)
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
@@ -146,13 +175,6 @@ class Metrics:
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
-
-    def observe_tokens(self, count: int, seconds: float | None) -> None:
-        """`count` tokens of a choice came together, `seconds` after the ones before; None for the first."""
-        self._generation_tokens.inc(count)
-        if seconds is not None:
-            for _ in range(count):
-                self._inter_token.observe(seconds / count)
 
     def observe_choice_end(self, reason: EndReason) -> None:
         self._success.labels(self._model, reason).inc()

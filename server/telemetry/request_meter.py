@@ -4,53 +4,50 @@ import time
 
 from scheduler.interface import EngineRequest
 from server.telemetry.metrics import EndReason, Metrics
-from server.http.middleware import RequestRecord
-from server.generation.planning.planner import Plan
-from server.text.tokenizer import Tokenizer
+from server.telemetry.request_record import RequestRecord
 
 
-class Meter:
+class RequestMeter:
     """Told what happens to a request; passes it on to the metrics and the request's record."""
 
-    def __init__(self, metrics: Metrics, record: RequestRecord) -> None:
+    def __init__(self, metrics: Metrics, record: RequestRecord, *, keeps_text: bool = False) -> None:
+        """`keeps_text` puts the output into the log."""
         self._metrics = metrics
         self._record = record
         self._last: dict[tuple[int, int], float] = {}
         self._num_running = 0  # choices that the engine has taken and that have not ended
-        self._keep_text = False
+        self.keeps_text = keeps_text
 
-    def start(self, plan: Plan, tokenizer: Tokenizer, *, keep_text: bool) -> None:
-        """The request is valid. `keep_text` puts prompt and output into the log."""
-        self._keep_text = keep_text
-        self._record.answer_id = plan.id
-        self._record.tokens_in = sum(len(request.prompt) for request in plan.requests)
+    def start(self, answer_id: str, num_prompt_tokens: int, prompt: str | None) -> None:
+        """The request is valid. `prompt` is None unless it is to be logged."""
+        self._record.answer_id = answer_id
+        self._record.tokens_in = num_prompt_tokens
         self._record.tokens_out = 0
-        if keep_text:
-            texts = (tokenizer.decode(request.prompt, skip_special_tokens=False) for request in plan.requests)
-            self._record.prompt = "\n".join(texts)
-            self._record.output = ""
+        self._record.prompt = prompt
 
     def admitted(self, request: EngineRequest) -> None:
         """The engine has taken one of the prompts."""
         self._num_running += len(request.choices)
         self._metrics.observe_start(len(request.prompt), request.max_tokens, len(request.choices))
 
-    def tokens(self, choice: tuple[int, int], count: int, text: str) -> None:
-        """`count` tokens of a choice came, and showed this text."""
+    def tokens(self, choice: tuple[int, int], count: int, now: float) -> None:
+        """`count` tokens of a choice came at this time, on the clock of time.perf_counter."""
         if not count:
             return
-        now = time.perf_counter()
         if self._record.ttft_s is None:
             self._record.ttft_s = now - self._record.started
             self._metrics.observe_first_token(self._record.ttft_s)
         last = self._last.get(choice)
-        self._metrics.observe_tokens(count, None if last is None else now - last)
         self._last[choice] = now
+        self._metrics.generated.observe(count, None if last is None else now - last)
         self._record.tokens_out = (self._record.tokens_out or 0) + count
-        if self._keep_text:
-            self._record.output = (self._record.output or "") + text
+
+    def text(self, text: str) -> None:
+        """They showed this text."""
+        self._record.output = (self._record.output or "") + text
 
     def choice_end(self, reason: EndReason) -> None:
+        """A choice has ended for this reason."""
         self._num_running -= 1
         self._metrics.observe_choice_end(reason)
 

@@ -1,8 +1,9 @@
-"""Tokens to text as they come: whole characters only, and the search for stop strings."""
+"""Tokens to text as they come, in whole characters only."""
 
+import codecs
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from typing import Protocol, Self
 
 from server.text.tokenizer import Tokenizer
 
@@ -11,19 +12,78 @@ _LONGEST_UNFINISHED = 3
 """A character cut short shows as at most this many replacement characters: one for each byte, in some decoders."""
 _CONTEXT = 8
 """Tokens of the prompt that decoders get to see, to decide on the space before the first word."""
+_LONGEST_WINDOW = 16
+"""Tokens without a whole character among the last ones after which the first of them are no longer looked at."""
 
 
-class Detokenizer:
-    """The text of one growing sequence of tokens.
+class Detokenizer(Protocol):
+    """The text of one growing sequence of tokens. What is returned over time, `flush` included, adds up to it."""
 
-    Only a window of the last tokens is decoded again for each new one; the window begins where the text was last
-    certain. What is returned over time, `flush` included, adds up to the text of the whole.
+    pending: bool
+    """Whether the last token ended inside a character that later tokens may complete."""
+
+    def push(self, token: int) -> str:
+        """The text that is certain now and was not before."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, when no more tokens come: an unfinished character becomes U+FFFD."""
+        ...
+
+    def fork(self) -> Self:
+        """One that goes its own way from here."""
+        ...
+
+
+def make_detokenizer(
+    tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True
+) -> Detokenizer:
+    """`context` are the tokens before the first; their text is not returned, but a character that they began is."""
+    kind = ByteDetokenizer if tokenizer.is_byte_level else WindowDetokenizer
+    return kind(tokenizer, context, skip_special_tokens=skip_special_tokens)
+
+
+class ByteDetokenizer:
+    """For tokens that stand for bytes, whatever is beside them: each is looked at once."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.pending = False
+        for token in context[-_CONTEXT:]:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        if token in self._skipped:
+            return ""
+        text = self._decoder.decode(self._token_bytes(token))
+        self.pending = self._decoder.getstate()[0] != b""
+        return text
+
+    def flush(self) -> str:
+        self.pending = False
+        return self._decoder.decode(b"", final=True)
+
+    def fork(self) -> "ByteDetokenizer":
+        other = copy(self)
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
+
+class WindowDetokenizer:
+    """For decoders that look at neighbours: a window of the last tokens is decoded again for each new one.
+
+    The window begins where the text was last certain. It is bounded where no character becomes whole for long, so that
+    the time for a token is; a byte run that is no text may then be read from its middle.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
-        """`context` are the tokens before the first; their text is not returned."""
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
+        self._window: list[int] = []
+        self._context_length = 0
         self._known = ""  # the text of the window as far as it was decoded
         self._returned = 0  # how much of it was returned, or stands before the first token
         self._start_window(list(context[-_CONTEXT:]))
@@ -31,19 +91,12 @@ class Detokenizer:
             self._skip_cut_character()
         self._returned = len(_certain(self._known))  # a character that the prompt began is completed by the output
 
-    def fork(self) -> "Detokenizer":
-        """One that goes its own way from here."""
+    def fork(self) -> "WindowDetokenizer":
         other = copy(self)
         other._window = self._window.copy()
         return other
 
-    @property
-    def pending(self) -> bool:
-        """Whether the last token ended inside a character that later tokens may complete."""
-        return self._pending
-
     def push(self, token: int) -> str:
-        """The text that is certain now and was not before."""
         if self._skip_special and token in self._tokenizer.special_ids:
             return ""
         self._window.append(token)
@@ -53,20 +106,30 @@ class Detokenizer:
             self._window.append(token)
             text = self._decode(self._window)
         new = _certain(text)[self._returned :]
-        self._pending = text.endswith(_UNFINISHED)
-        if self._pending:
+        self.pending = text.endswith(_UNFINISHED)
+        if self.pending:
             self._known = text
             self._returned += len(new)
+            self._bound_window()
         else:
             self._slide()
         return new
 
     def flush(self) -> str:
-        """What was held back, when no more tokens come: an unfinished character becomes U+FFFD."""
-        rest = self._known[self._returned :] if self._pending else ""
-        if self._pending:
+        rest = self._known[self._returned :] if self.pending else ""
+        if self.pending:
             self._slide()
         return rest
+
+    def _bound_window(self) -> None:
+        """Look at the last tokens alone, if they show what is held back."""
+        if len(self._window) - self._context_length <= _LONGEST_WINDOW:
+            return
+        window = self._window[-_LONGEST_UNFINISHED - 1 :]
+        held, known = self._known[self._returned :], self._decode(window)
+        if known.endswith(held):
+            self._window, self._context_length = window, 0
+            self._known, self._returned = known, len(known) - len(held)
 
     def _skip_cut_character(self) -> None:
         """The context may begin inside a character; it would count as one that is not finished."""
@@ -83,7 +146,7 @@ class Detokenizer:
         self._context_length = len(context)
         self._known = self._decode(context)
         self._returned = len(self._known)
-        self._pending = False
+        self.pending = False
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special) if tokens else ""
@@ -93,59 +156,3 @@ def _certain(text: str) -> str:
     """The text without what later bytes could still turn into a character."""
     kept = text.rstrip(_UNFINISHED)
     return kept + _UNFINISHED * max(0, len(text) - len(kept) - _LONGEST_UNFINISHED)
-
-
-@dataclass(frozen=True, slots=True)
-class StopSearch:
-    """What may be shown after a piece of text, and the stop string that ended it, if any."""
-
-    text: str
-    stop: str | None = None
-
-
-class StopMatcher:
-    """Looks for the first stop string in a growing text; never shows what could be the beginning of one.
-
-    The first is the one that is complete first; of several that end together, the longest. So the result does not
-    depend on how the text was cut into pieces.
-    """
-
-    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        self._stops = tuple(stops)
-        self._include_stop = include_stop
-        self._held = ""
-
-    def push(self, text: str, *, armed: bool = True) -> StopSearch:
-        """`armed` is False while stop strings do not count yet; those that end in this piece are then passed over."""
-        buffer = self._held + text
-        found = self._first_match(buffer, len(self._held)) if armed and self._stops else None
-        if found is not None:
-            start, stop = found
-            self._held = ""
-            return StopSearch(buffer[: start + len(stop) if self._include_stop else start], stop)
-        shown = len(buffer) - self._longest_beginning(buffer)
-        self._held = buffer[shown:]
-        return StopSearch(buffer[:shown])
-
-    def flush(self) -> str:
-        """What was held back, when no more text comes."""
-        rest, self._held = self._held, ""
-        return rest
-
-    def _first_match(self, buffer: str, num_old: int) -> tuple[int, str] | None:
-        """(start, stop) of the match that ends first, among those that end in the new part of the buffer."""
-        matches = []
-        for stop in self._stops:
-            start = buffer.find(stop, max(0, num_old - len(stop) + 1))
-            if start >= 0:
-                matches.append((start + len(stop), -len(stop), start, stop))
-        return min(matches)[2:] if matches else None
-
-    def _longest_beginning(self, buffer: str) -> int:
-        """How many characters at the end of the buffer could begin a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=0) - 1
-        for length in range(min(longest, len(buffer)), 0, -1):
-            tail = buffer[-length:]
-            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0

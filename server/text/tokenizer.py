@@ -15,6 +15,8 @@ from model_runner.contract import Breaker
 from server.text.chat_template import ChatTemplate
 from server.text.dry_breakers import BreakerSpellings
 
+_LONG = 1 << 11
+"""Characters from which a text is encoded in a way that lets other threads go on."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -49,7 +51,15 @@ class Tokenizer:
         return self._model.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self._model.encode(text, add_special_tokens=add_special_tokens).ids
+        """The text's tokens. Other threads go on meanwhile: of the library's calls only those for batches let them."""
+        if len(text) < _LONG:
+            return self._model.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether a text is the bytes of its tokens (`token_bytes`) one after the other."""
+        return self._token_bytes.is_byte_level
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of the tokens; ids outside the vocabulary have none."""
@@ -93,24 +103,36 @@ class Tokenizer:
 
 
 class _ByteReader:
-    """Token id to bytes, by the convention of the tokenizer's decoder."""
+    """Token id to bytes, by the convention of the tokenizer's decoder; remembers what it was asked."""
 
     def __init__(self, model: TokenizerModel) -> None:
         self._model = model
         self._added = model.get_added_tokens_decoder()
         decoder = str(model.decoder)
-        self._byte_level = "ByteLevel" in decoder
+        self.is_byte_level = decoder.startswith("ByteLevel")
+        self._has_bytes = "ByteLevel" in decoder
         self._byte_fallback = "ByteFallback" in decoder
         self._byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+        self._known: dict[int, bytes] = {}
 
     def __call__(self, token_id: int) -> bytes:
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._read(token_id)
+            if known:  # any number may be asked for, and only tokens are remembered
+                self._known[token_id] = known
+        return known
+
+    def _read(self, token_id: int) -> bytes:
         token = self._model.id_to_token(token_id)
         if token is None:
             return b""
+        if self._has_bytes:  # as the library's decoder: a token with another character stands for itself
+            if all(character in self._byte_of for character in token):
+                return bytes(self._byte_of[character] for character in token)
+            return token.encode()
         if token_id in self._added:
             return token.encode()
-        if self._byte_level:
-            return bytes(self._byte_of[character] for character in token if character in self._byte_of)
         if self._byte_fallback:
             if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
                 return bytes.fromhex(token[3:5])

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.cli.terminal_chat.conversation import Conversation
-from server.cli.terminal_chat.answering_server import ChatServer
-from server.cli.terminal_chat.terminal import Terminal
-from server.cli.main import app
 from server.cli.console import printable
+from server.cli.main import app
+from server.cli.terminal_chat.answering_server import ChatServer
+from server.cli.terminal_chat.conversation import Conversation
+from server.cli.terminal_chat.terminal import Terminal
 from tests.cli.fake_openai import FakeOpenAI
 
 

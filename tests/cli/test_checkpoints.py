@@ -9,8 +9,8 @@ from rich.console import Console
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder, ModelNotFoundError
 from server.cli.checkpoints import Checkpoints, find_checkpoints
-from server.config import Settings
 from server.cli.lifecycle import describe_speculation, engine_config
+from server.config import Settings
 
 CONSOLE = Console(file=io.StringIO())
 

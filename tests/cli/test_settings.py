@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.cli.main import app
 from server.cli import serve
 from server.cli.flags import SettingsError, load, misspelt_variables
+from server.cli.main import app
 from server.config import Settings
 
 

@@ -16,8 +16,8 @@ from model_runner.training.answers import Answer
 from model_runner.training.own_prompts import OPENING, opening_questions
 from model_runner.training.prompts import Prompt
 from server.cli.main import app
-from server.engine.messages import EngineConfig
 from server.cli.training_answers import OfflineAnswerer
+from server.engine.messages import EngineConfig
 from server.engine.worker import load_engine
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer

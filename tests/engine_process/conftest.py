@@ -16,6 +16,7 @@ from server.engine.recovery import Backoff
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 from tests.engine_process import fake_engine
 from tests.engine_process.inprocess import InProcessEngine
+from tests.engine_process.outputs import outputs_of
 
 MAX_NUM_SEQS = 64
 MAX_WAITING = 16
@@ -75,7 +76,7 @@ def request(name: str, *prompt: int, max_tokens: int = 20, n: int = 1, seed: int
 
 async def collect(client: EngineSupervisor, wanted: EngineRequest) -> dict[int, tuple[int, ...]]:
     """The tokens of every choice. Raises what the stream raises."""
-    return tokens_of([output async for output in client.generate(wanted)])
+    return tokens_of([output async for output in outputs_of(client, wanted)])
 
 
 def tokens_of(outputs: list[RequestOutput]) -> dict[int, tuple[int, ...]]:

@@ -18,6 +18,7 @@ from server.engine.client import (
 from server.engine.supervisor import EngineLimits
 from tests.engine_process.conftest import MAX_NUM_SEQS, MAX_WAITING, collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, REJECT, VOCAB, expected
+from tests.engine_process.outputs import outputs_of
 from tests.waiting import until
 
 LONG = 100_000  # tokens that no test waits for
@@ -26,7 +27,7 @@ LONG = 100_000  # tokens that no test waits for
 async def test_a_stream_is_what_the_engine_generates(running):
     async with running() as client:
         wanted = request("a", 5, 6, max_tokens=30, seed=2**64 - 1)
-        outputs = [output async for output in client.generate(wanted)]
+        outputs = [output async for output in outputs_of(client, wanted)]
     assert tokens_of(outputs) == {0: expected(wanted)}
     assert [output.finish_reason for output in outputs] == [None] * 29 + [FinishReason.LENGTH]
 
@@ -59,7 +60,7 @@ async def test_a_request_can_enter_with_outputs(running):
 
 async def test_closing_the_stream_aborts_in_the_engine(running):
     async with running() as client:
-        stream = client.generate(request("a", max_tokens=LONG, n=3))
+        stream = outputs_of(client, request("a", max_tokens=LONG, n=3))
         await anext(stream)
         await until(lambda: client.stats.num_running == 3)
         await stream.aclose()
@@ -80,7 +81,7 @@ async def test_an_aborted_choice_ends_alone(running):
     wanted = request("a", max_tokens=30, n=2)
     async with running() as client:
         outputs = []
-        async for output in client.generate(wanted):
+        async for output in outputs_of(client, wanted):
             outputs.append(output)
             if output.choice == 0 and len(tokens_of(outputs)[0]) == 7:
                 client.abort_choice("a", 0)
@@ -91,7 +92,7 @@ async def test_an_aborted_choice_ends_alone(running):
 
 async def test_aborting_the_last_choice_ends_the_stream(running):
     async with running() as client:
-        async for output in client.generate(request("a", max_tokens=LONG)):
+        async for output in outputs_of(client, request("a", max_tokens=LONG)):
             client.abort_choice("a", output.choice)
         await until(lambda: client.stats.num_running == 0)
 
@@ -99,7 +100,7 @@ async def test_aborting_the_last_choice_ends_the_stream(running):
 async def test_a_slow_consumer_holds_up_nobody(running):
     slow = request("slow", max_tokens=40)
     async with running() as client:
-        stream = client.generate(slow)
+        stream = outputs_of(client, slow)
         first = await anext(stream)
         assert await collect(client, request("quick", max_tokens=60)) == {0: expected(request("quick", max_tokens=60))}
         await until(lambda: client.stats.num_running == 0)
@@ -109,7 +110,7 @@ async def test_a_slow_consumer_holds_up_nobody(running):
 async def test_a_full_queue_refuses_and_has_room_again(running):
     room = MAX_NUM_SEQS + MAX_WAITING
     async with running() as client:
-        stream = client.generate(request("many", max_tokens=LONG, n=room - 1))
+        stream = outputs_of(client, request("many", max_tokens=LONG, n=room - 1))
         await anext(stream)
         with pytest.raises(QueueFullError, match=f"{room - 1} choices"):
             await collect(client, request("two", n=2))
@@ -129,7 +130,7 @@ async def test_a_request_that_never_fits_fails_alone(running):
 
 async def test_a_live_id_is_not_taken_twice(running):
     async with running() as client:
-        stream = client.generate(request("a", max_tokens=LONG))
+        stream = outputs_of(client, request("a", max_tokens=LONG))
         await anext(stream)
         with pytest.raises(ValueError, match="in use"):
             await collect(client, request("a"))
@@ -278,7 +279,7 @@ async def test_requests_that_come_during_a_restart_wait_for_it(running):
         await until(lambda: client.state is EngineState.RESTARTING)
         assert client.info.vocab_size == VOCAB
         late = asyncio.create_task(collect(client, request("late")))
-        leaves = client.generate(request("leaves", max_tokens=LONG))
+        leaves = outputs_of(client, request("leaves", max_tokens=LONG))
         leaving = asyncio.create_task(anext(leaves))
         await asyncio.sleep(0.01)
         assert client.state is EngineState.RESTARTING
@@ -303,15 +304,12 @@ async def test_nothing_runs_in_an_engine_that_has_ended(running):
         await asyncio.gather(*streams, return_exceptions=True)
 
 
-async def test_admission_is_told_once_and_only_of_what_is_taken(running):
-    told = []
+async def test_what_is_not_taken_is_refused_at_once(running):
     async with running() as client:
         room = MAX_NUM_SEQS + MAX_WAITING
-        async for _ in client.generate(request("fits"), lambda: told.append("fits")):
-            assert told == ["fits"]
         with pytest.raises(QueueFullError):
-            await anext(client.generate(request("large", n=room + 1), lambda: told.append("large")))
-    assert told == ["fits"]
+            client.submit(request("large", n=room + 1), lambda: None)
+        assert await collect(client, request("fits")) == {0: expected(request("fits"))}
 
 
 async def test_a_restart_that_fails_at_first_is_tried_again(running):

@@ -1,12 +1,11 @@
 """Requests under way: what the reader brings, what the consumer gets."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from model_runner.contract import Speculation
-from scheduler.interface import ChoiceState, FinishReason, RequestOutput
+from scheduler.interface import ChoiceState, EngineRequest, FinishReason, RequestOutput
 from server.engine.live_requests import LiveRequest, LiveRequests
 from tests.engine_process.conftest import request
 
@@ -15,15 +14,12 @@ def out(choice: int, *tokens: int, finish: FinishReason | None = None, name: str
     return RequestOutput(name, choice, tokens, finish_reason=finish)
 
 
-async def rest(live: LiveRequest) -> list[RequestOutput]:
-    outputs = []
-    while (output := await live.next()) is not None:
-        outputs.append(output)
-    return outputs
+def live_request(wanted: EngineRequest) -> LiveRequest:
+    return LiveRequest(wanted, wake=lambda: None)
 
 
 def test_a_resumed_request_has_its_unfinished_choices_with_their_outputs():
-    live = LiveRequest(request("a", n=3))
+    live = live_request(request("a", n=3))
     for output in [out(0, 5), out(1, 6, finish=FinishReason.STOP), out(0, 7, 8), out(1, 9)]:
         live.apply(output)
     assert live.resumed().choices == (ChoiceState(0, (5, 7, 8)), ChoiceState(2, ()))
@@ -32,56 +28,63 @@ def test_a_resumed_request_has_its_unfinished_choices_with_their_outputs():
 
 def test_a_resumed_request_is_the_same_in_all_else():
     wanted = replace(request("a", n=2), speculation=Speculation("prediction", 4, "match", (1, 2)), cache_salt="salt")
-    live = LiveRequest(wanted)
+    live = live_request(wanted)
     live.apply(replace(out(0, 5, 6, 7), num_accepted=2, num_rejected=2))
     assert replace(live.resumed(), choices=wanted.choices) == wanted
     assert live.resumed().choices == (ChoiceState(0, (5, 6, 7)), ChoiceState(1, ()))
 
 
 def test_a_resumed_request_has_the_last_state_of_each_sampler():
-    live = LiveRequest(replace(request("a"), choices=(ChoiceState(0), ChoiceState(2, (4,), 2.5))))
+    live = live_request(replace(request("a"), choices=(ChoiceState(0), ChoiceState(2, (4,), 2.5))))
     for state in (3.0, 3.5):
         live.apply(replace(out(0, 5), sampler_state=state))
     assert live.resumed().choices == (ChoiceState(0, (5, 5), 3.5), ChoiceState(2, (4,), 2.5))
 
 
-async def test_outputs_come_in_order_and_end_with_the_last_choice():
-    live = LiveRequest(request("a", n=2))
+def test_outputs_come_in_order_and_the_last_choice_ends_them():
+    live = live_request(request("a", n=2))
     brought = [out(0, 1), out(1, 2, finish=FinishReason.STOP), out(0, 3, finish=FinishReason.LENGTH)]
     for output in brought:
         live.apply(output)
     live.apply(out(1, 99))
-    assert await rest(live) == brought
+    assert live.num_unfinished == 0
+    assert live.take() == brought
+    assert live.take() == []
 
 
-async def test_an_aborted_choice_yields_nothing_more_and_wakes_a_waiting_consumer():
-    live = LiveRequest(request("a", n=2))
+def test_the_consumer_is_told_of_all_that_is_new():
+    told: list[str] = []
+    live = LiveRequest(request("a", n=2), wake=lambda: told.append("wake"))
+    live.apply(out(0, 1))
+    live.apply(out(5, 1))
+    assert told == ["wake"]
+    live.abort(0)
+    live.fail(RuntimeError("gone"))
+    assert told == ["wake"] * 3
+
+
+def test_an_aborted_choice_brings_nothing_more():
+    live = live_request(request("a", n=2))
     live.apply(out(0, 1))
     live.apply(out(1, 2, finish=FinishReason.STOP))
     assert live.abort(0)
     assert not live.abort(0)
-    assert await rest(live) == [out(1, 2, finish=FinishReason.STOP)]
-
-    waiting = LiveRequest(request("b"))
-    consumer = asyncio.create_task(rest(waiting))
-    await asyncio.sleep(0)
-    waiting.abort(0)
-    assert await consumer == []
+    assert live.take() == [out(1, 2, finish=FinishReason.STOP)]
+    assert live.num_unfinished == 0
 
 
-async def test_a_failure_comes_after_the_outputs_that_are_there():
-    live = LiveRequest(request("a"))
+def test_a_failure_comes_after_the_outputs_that_are_there():
+    live = live_request(request("a"))
     live.apply(out(0, 1))
     live.fail(RuntimeError("gone"))
-    assert await live.next() == out(0, 1)
-    with pytest.raises(RuntimeError, match="gone"):
-        await live.next()
+    assert live.take() == [out(0, 1)]
+    assert str(live.error) == "gone"
 
 
 def test_choices_are_counted_while_they_run():
     requests = LiveRequests()
-    requests.add(request("a", n=3))
-    requests.add(request("b"))
+    requests.add(request("a", n=3), lambda: None)
+    requests.add(request("b"), lambda: None)
     assert requests.num_choices == 4
     assert not requests.apply([out(0, 1, finish=FinishReason.STOP)])
     assert requests.num_choices == 3
@@ -91,9 +94,9 @@ def test_choices_are_counted_while_they_run():
 
 def test_the_engine_is_told_of_an_abort_only_if_it_has_the_request():
     requests = LiveRequests()
-    waiting = requests.add(request("waiting"))
+    waiting = requests.add(request("waiting"), lambda: None)
     assert not requests.abort(waiting)
-    inside = requests.add(request("inside", n=2))
+    inside = requests.add(request("inside", n=2), lambda: None)
     assert [r.request_id for r in requests.release()] == ["inside"]
     assert requests.abort_choice("inside", 0)
     assert not requests.abort_choice("inside", 0)
@@ -104,6 +107,6 @@ def test_the_engine_is_told_of_an_abort_only_if_it_has_the_request():
 
 def test_an_id_is_live_once():
     requests = LiveRequests()
-    requests.add(request("a"))
+    requests.add(request("a"), lambda: None)
     with pytest.raises(ValueError, match="'a' is in use"):
-        requests.add(request("a"))
+        requests.add(request("a"), lambda: None)

@@ -16,6 +16,7 @@ from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
 from tests.engine_process.conftest import MAX_WAITING, QUICK, collect, request, tokens_of
 from tests.engine_process.fake_engine import EXIT, HANG, KILL, expected
+from tests.engine_process.outputs import outputs_of
 from tests.waiting import until
 
 LONG = 100_000
@@ -55,7 +56,7 @@ async def test_32_streams_survive_a_kill_and_are_what_they_would_have_been(runni
 
     async def watch(client: EngineProcess, stream: EngineRequest) -> dict[int, tuple[int, ...]]:
         outputs = []
-        async for output in client.generate(stream):
+        async for output in outputs_of(client, stream):
             outputs.append(output)
             seen.append(output)
             if len(seen) == 32 * 20:
@@ -163,7 +164,7 @@ async def test_the_socket_is_private(running, sockets):
 async def test_the_signals_of_a_terminal_do_not_reach_the_engine(running):
     wanted = request("a", max_tokens=60)
     async with running() as client:
-        stream = client.generate(wanted)
+        stream = outputs_of(client, wanted)
         outputs = [await anext(stream)]
         os.kill(client.pid, signal.SIGINT)
         os.kill(client.pid, signal.SIGTERM)
@@ -179,13 +180,14 @@ async def test_the_engine_dies_with_its_parent(tmp_path, prompt):
 import asyncio
 from pathlib import Path
 from tests.engine_process.conftest import EngineConfig, EngineProcess, LIMITS, RunnerConfig, request
+from tests.engine_process.outputs import outputs_of
 
 async def main():
     config = EngineConfig(RunnerConfig(Path({str(tmp_path)!r})))
     client = EngineProcess(config, LIMITS, factory="tests.engine_process.fake_engine:load")
     await client.start()
     await client.wait_ready()
-    async for output in client.generate(request("a", *{prompt}, max_tokens={LONG})):
+    async for output in outputs_of(client, request("a", *{prompt}, max_tokens={LONG})):
         if client.stats.steps == 3:
             print(client.pid, flush=True)
 

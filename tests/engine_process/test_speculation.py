@@ -17,6 +17,7 @@ from server.engine.worker import check_speculation
 from server.text.tokenizer import Tokenizer
 from tests.engine_process.conftest import collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, expected
+from tests.engine_process.outputs import outputs_of
 from tests.server.helpers import COMPLETIONS, client_of, completion, events_of
 from tests.server.tiny_model import write_folder
 
@@ -27,7 +28,7 @@ async def test_speculation_goes_on_after_a_restart(running):
     wanted = replace(request("a", max_tokens=40, n=2), speculation=Speculation("ngram", 3))
     async with running() as client:
         poison = asyncio.create_task(collect(client, request("poison", RAISE)))
-        outputs = [output async for output in client.generate(wanted)]
+        outputs = [output async for output in outputs_of(client, wanted)]
         with pytest.raises(RequestFailedError):
             await poison
         assert client.num_restarts >= 2

@@ -1,6 +1,6 @@
 """An application on a fake engine: called in memory, or over a socket by real clients."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from openai import OpenAI
 
 from model_runner.models.repository import ModelFolder
+from server.api.dialect import Dialect
+from server.api.dialects import DIALECTS
 from server.app import create_app
 from server.config import Settings
 from server.engine.client import EngineState
@@ -36,10 +38,15 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Callable[..., FastAPI]:
-    def make(model_folder: Path | None = None, aux: ModelFolder | None = None, **settings: Any) -> FastAPI:
+    def make(
+        model_folder: Path | None = None,
+        aux: ModelFolder | None = None,
+        dialects: Sequence[Dialect] = DIALECTS,
+        **settings: Any,
+    ) -> FastAPI:
         path = model_folder or folder
         chosen = tokenizer if model_folder is None else Tokenizer.from_folder(path)
-        return create_app(engine, chosen, Settings(**settings), ModelFolder(path, "tiny"), aux)
+        return create_app(engine, chosen, Settings(**settings), ModelFolder(path, "tiny"), aux, dialects)
 
     return make
 
@@ -47,6 +54,12 @@ def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Callable
 @pytest.fixture
 async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(make_app()) as client:
+        yield client
+
+
+@pytest.fixture
+async def strict_client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(make_app(strict=True)) as client:
         yield client
 
 

@@ -8,6 +8,7 @@ from model_runner.contract import Failure, TokenLogprobs
 from model_runner.info import RunnerInfo
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError
+from tests.server.fake_stream import FakeStream
 
 Script = Callable[[EngineRequest, int], Sequence[int]]
 """(request, choice) to the tokens that the model would generate without end."""
@@ -105,26 +106,25 @@ class FakeEngine:
     def abort_choice(self, request_id: str, choice: int) -> None:
         self.aborted.append((request_id, choice))
 
-    async def generate(
-        self, request: EngineRequest, admitted: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[RequestOutput]:
+    def submit(self, request: EngineRequest, wake: Callable[[], None]) -> FakeStream:
         self.requests.append(request)
+        if isinstance(self.refuse, QueueFullError):
+            raise self.refuse
         self.num_live += 1
-        complete = False
-        try:
-            if isinstance(self.refuse, QueueFullError):
-                raise self.refuse
-            admitted()
-            await asyncio.sleep(self.first_delay_s)
-            if self.refuse is not None:
-                raise self.refuse
-            async for output in self._outputs(request):
-                yield output
-            complete = True
-        finally:
+
+        def ended(complete: bool) -> None:
             self.num_live -= 1
             if not complete:
                 self.closed_early.append(request.request_id)
+
+        return FakeStream(self._generate(request), wake, ended)
+
+    async def _generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+        await asyncio.sleep(self.first_delay_s)
+        if self.refuse is not None:
+            raise self.refuse
+        async for output in self._outputs(request):
+            yield output
 
     async def _outputs(self, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
         running = {choice.index: self._tokens(request, choice.index) for choice in request.choices}

@@ -95,11 +95,13 @@ async def test_more_candidates_than_a_step_holds(client: httpx.AsyncClient, engi
     assert "<= 7" in message
 
 
-async def test_candidates_need_room_in_memory_but_not_in_the_context(client: httpx.AsyncClient, engine: FakeEngine):
+async def test_candidates_need_room_in_memory_but_not_in_the_context(
+    strict_client: httpx.AsyncClient, client: httpx.AsyncClient, engine: FakeEngine
+):
     body = {"prompt": [65] * 240, "max_tokens": 16, "penalty_alpha": 0.5, "top_k": 9}
     await asked(client, engine, **body)
     engine.info_ = replace(engine.info_, num_blocks=16)  # as many places as the context has
-    message = await refused(client, COMPLETIONS, completion(**body), "prompt", "context_length_exceeded")
+    message = await refused(strict_client, COMPLETIONS, completion(**body), "prompt", "context_length_exceeded")
     assert "holds 247 tokens" in message
     await asked(client, engine, **{**body, "max_tokens": 7})
     await asked(client, engine, **{**body, "max_tokens": None, "truncate_prompt_tokens": -1})

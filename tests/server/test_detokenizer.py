@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as TokenizerModel
 
-from server.text.detokenizer import Detokenizer, StopMatcher
+from server.text.detokenizer import make_detokenizer
+from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
 from tests.server.tiny_model import BOS, END, byte_level_tokenizer, sentencepiece_tokenizer
 
@@ -15,7 +16,7 @@ TEXTS = st.text(max_size=12) | st.sampled_from(["é", "你好", "👩‍👩‍�
 
 
 def push_all(tokenizer: Tokenizer, tokens: list[int], context: list[int] | None = None, **options: bool) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, context or [], **options)
+    detokenizer = make_detokenizer(tokenizer, context or [], **options)
     return [*(detokenizer.push(token) for token in tokens), detokenizer.flush()]
 
 
@@ -76,9 +77,25 @@ def test_window_stays_small():
             lengths.append(len(ids))
             return super().decode(ids, skip_special_tokens=skip_special_tokens)
 
-    tokenizer = Counting(byte_level_tokenizer(), {}, None)
-    push_all(tokenizer, tokenizer.encode("the low é you 你好 " * 50, add_special_tokens=False))
-    assert max(lengths) < 12
+    tokenizer = Counting(sentencepiece_tokenizer(), {}, None)
+    pieces = ids(sentencepiece_tokenizer(), "▁hello", "<0xE4>", "<0xBD>", "<0xA0>", "é", "▁a", "o")
+    push_all(tokenizer, pieces * 50)
+    assert 0 < max(lengths) < 12
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE])
+def test_bytes_that_are_no_text_take_no_longer_each(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    """8,000 of them: what is looked at for each must not grow, or the time grows with the square."""
+    lengths = [1]
+    decode = Tokenizer.decode
+    monkeypatch.setattr(
+        Tokenizer, "decode", lambda self, ids, **options: (lengths.append(len(ids)), decode(self, ids, **options))[1]
+    )
+    token = next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\xff")
+    pieces = push_all(tokenizer, [token] * 8000)
+    assert "".join(pieces) == "\ufffd" * 8000
+    assert max(lengths) < 32
+    assert len(lengths) < 4 * 8000
 
 
 def test_token_bytes():

@@ -17,14 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.interface import EngineStats
 from server import __version__
+from server.api.chat.schema import ChatCompletionRequest
 from server.engine.client import (
     EngineState,
     EngineUnavailableError,
     QueueFullError,
     RequestFailedError,
 )
+from server.errors import RequestTimeoutError
 from server.telemetry.logs import JSONFormatter, TextFormatter
-from server.api.chat.schema import ChatCompletionRequest
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of
 from tests.server.tiny_model import END, EOS, START, write_folder
@@ -135,7 +136,7 @@ async def test_refused_fields_say_so(client: httpx.AsyncClient):
     """The capabilities are true: what is called refused is refused, what has no effect is not."""
     fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
     refused = [name for name, field in fields.items() if field["support"] == "refused"]
-    assert len(refused) == 17
+    assert len(refused) == 14
     of_the_models: dict[str, Any] = {"contrastive": {}, "dola": {"layers": "low"}}
     for name in refused:
         error = (await client.post(CHAT, json=chat(**{name: of_the_models.get(name, {"x": 1})}))).json()["error"]
@@ -269,7 +270,7 @@ async def test_unhandled_exception_is_logged_with_its_request(client, engine: Fa
     [
         (RequestFailedError("it crashed."), 500, logging.ERROR),
         (EngineUnavailableError("it failed"), 503, logging.WARNING),
-        (TimeoutError(), 504, logging.WARNING),
+        (RequestTimeoutError("too long"), 504, logging.WARNING),
         (ZeroDivisionError("a bug"), 500, logging.ERROR),
     ],
 )

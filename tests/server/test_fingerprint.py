@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from model_runner.info import RunnerInfo
 from model_runner.models.content_hash import hash_file
 from model_runner.models.repository import ModelFolder
-from server.generation import fingerprint
 from server.config import Settings
+from server.generation import fingerprint
 from server.generation.fingerprint import Fingerprint
 from tests.server.helpers import CHAT, chat, client_of
 from tests.server.tiny_model import write_folder

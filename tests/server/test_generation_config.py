@@ -14,7 +14,7 @@ from tests.server.tiny_model import write_folder
 
 def test_what_is_not_taken_is_named(tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture):
     folder = write_folder(tmp_path, generation={"temperature": 0.5})
-    assert load_defaults(folder, tokenizer).temperature == 0.5
+    assert load_defaults(folder, tokenizer).values == {"temperature": 0.5}
     assert not caplog.records
     unusual = {"suppress_tokens": [1], "num_beam_groups": 2, "diversity_penalty": 0.5, "chat_format": "chatml"}
     write_folder(tmp_path, generation={**unusual, "encoder_repetition_penalty": 1.5, "watermarking_config": {"a": 1}})

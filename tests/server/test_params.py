@@ -10,7 +10,6 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.contract import SamplingParams
-from server.generation.planning.planner import Planner
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, requested
@@ -174,7 +173,6 @@ def test_a_text_is_refused_unseen_only_when_it_is_certainly_too_long(tokenizer: 
     for text in ("the the the", "x" * 1000, "é" * 50, ""):
         assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=True))
     assert tokenizer.fewest_tokens("x" * 100_000) > 256
-    assert Planner.check_text.__doc__
 
 
 async def test_prompt_logprobs(client: httpx.AsyncClient, engine: FakeEngine):

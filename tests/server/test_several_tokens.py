@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.interface import FinishReason, RequestOutput
-from server.generation.choice_text import ChoiceText, OutputToken
-from server.generation.planning.planner import OutputOptions
+from server.generation.choice_text import ChoiceText
+from server.generation.events import ChoiceEnd, OutputToken
+from server.generation.planning.plan import OutputOptions
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, make_logprobs, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of
@@ -68,15 +69,17 @@ def outputs_of(tokens: Sequence[int], sizes: Sequence[int], stop_ids: Sequence[i
 def follow(outputs: Sequence[RequestOutput], options: OutputOptions) -> tuple[str, list[OutputToken], int, Any, Any]:
     """Text, tokens with offsets and logprobs, their number, and how it ended."""
     choice = ChoiceText(TOKENIZER, [65], options)
-    text, tokens, stop_reason = "", [], None
+    text, tokens, end = "", [], ChoiceEnd(0, None)
     for output in outputs:
-        piece = choice.push(output)
-        text += piece.text
-        tokens += piece.tokens
-        stop_reason = piece.stop_reason
-        if piece.finish_reason is not None:
+        for event in choice.push(output):
+            if isinstance(event, ChoiceEnd):
+                end = event
+            else:
+                text += event.text
+                tokens += event.tokens
+        if choice.has_ended:
             break
-    return text, tokens, choice.num_tokens, choice.finish_reason, stop_reason
+    return text, tokens, choice.num_tokens, end.reason, end.stop_reason
 
 
 @given(
@@ -90,6 +93,7 @@ def follow(outputs: Sequence[RequestOutput], options: OutputOptions) -> tuple[st
         min_tokens=st.integers(0, 6),
         skip_special_tokens=st.booleans(),
         eos_token_ids=st.sampled_from([(), (EOS, END)]),
+        reports_tokens=st.just(True),
     ),
 )
 def test_a_choice_does_not_depend_on_how_its_tokens_were_cut(

@@ -1,105 +1,125 @@
-"""POST /v1/completions."""
+"""A completion, whole or in chunks. With echo, every choice begins with the prompt, as if it had been generated."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+import msgspec
 
-from model_runner.contract import Breaker
-from server.http.body import JSONRoute
-from server.api.answers.answer import (
-    Head,
-    UsageReport,
-    WholeChoice,
-    collect,
-    encode,
-    make_head,
-    make_usage,
-    new_id,
-    score_of,
-    spell_breakers,
-    start_run,
-    unless_gone,
-)
-from server.generation.choice_text import OutputToken, Piece
-from server.api.answers.logprobs import completion_logprobs, prompt_logprobs, trimmed
-from server.api.completions.schema import CompletionRequest
-from server.api.answers.objects import Completion, CompletionChoice
-from server.generation.run import PromptRun, Run
-from server.http.sse import event_stream
-from server.http.openapi import GENERATION_ERRORS, streamed
-from server.generation.planning.planner import NEGATIVE_PROMPT, Planner, Wanted
-from server.http.responses import documented_errors, json_response
-from server.http.services import Services, ServicesDep
-from server.text.detokenizer import Detokenizer
-
-DEFAULT_MAX_TOKENS = 16
-
-router = APIRouter(route_class=JSONRoute)
+from server.api.completions.intent import CompletionOptions
+from server.api.generation_api import Answering
+from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of
+from server.api.openai.logprobs import completion_logprobs, prompt_logprobs, trimmed
+from server.generation.events import ChoiceEnd, Event, OutputToken, TextDelta
+from server.generation.result import WholeChoice
+from server.generation.run import PromptRun
+from server.text.detokenizer import make_detokenizer
 
 
-@router.post(
-    "/v1/completions",
-    response_model=Completion,
-    responses={200: streamed(Completion), **documented_errors(*GENERATION_ERRORS)},
-    tags=["OpenAI"],
-)
-async def create_completion(body: CompletionRequest, request: Request, services: ServicesDep) -> Response:
-    """Continue one or several prompts."""
-    services.check_model(body.model)
-    planner = services.planner()
-    prompts = [await _tokens(services, planner, body, index) for index in range(len(body.prompts))]
-    negative_prompt = await _negative_prompt(services, planner, body)
-    wanted = _wanted(body, negative_prompt, await spell_breakers(services, body))
-    plan = planner.plan(new_id("cmpl"), body, prompts, wanted)
-    head = await make_head(services, plan)
-    run = start_run(services, request, plan)
-    answer = _CompletionAnswer(body, run, head, services)
-    if body.stream:
-        chunks = answer.chunks()
-        return await event_stream(request, chunks, services.settings)
-    choices = _best(await unless_gone(request, collect(run)), body.num_choices, body.num_answers)
-    return json_response(await asyncio.to_thread(answer.whole, choices))  # logprobs of a long prompt take a while
+class CompletionAnswer(OpenAIAnswer):
+    """Implements Answer. A stream has the echo of each choice, its text and its end."""
+
+    def __init__(self, answering: Answering, options: CompletionOptions) -> None:
+        usage = StreamUsage(options.include_usage, options.continuous_usage)
+        super().__init__(answering, usage, object="text_completion")
+        self._options = options
+        self._echoes = [self._echo_text(prompt) for prompt in self.run.prompts]
+        self._begun: set[int] = set()
+        self._last_text: TextDelta | None = None
+
+    def whole(self, choices: Sequence[WholeChoice]) -> bytes:
+        """See Answer."""
+        best = best_choices(choices, self.run.plan.n, self._options.num_answers)
+        return self.body([self._choice(index, choice) for index, choice in enumerate(best)])
+
+    def frame(self, event: Event) -> bytes:
+        """See Answer. The end of a choice comes in one chunk with the last of its text."""
+        if isinstance(event, TextDelta) and event.is_last:
+            self._last_text = event
+            return b""
+        text, self._last_text = (event, None) if isinstance(event, TextDelta) else (self._last_text, None)
+        entry = self._text(text or TextDelta(event.choice, ""))
+        if isinstance(event, ChoiceEnd):
+            entry.update(_end_of(event))
+        return self._begin(event.choice, entry) + self.chunk(entry)
+
+    def _begin(self, choice: int, entry: dict[str, Any]) -> bytes:
+        """The echo of a choice, before its first chunk. What belongs to the prompt comes with whichever is first."""
+        if choice in self._begun:
+            return b""
+        self._begun.add(choice)
+        prompt = self._prompt_of(choice)
+        if not self._options.echo:
+            entry.update(self._prompt_ids(prompt))
+            return b""
+        echo = self._entry(choice, self._echoes[prompt.index], self._echo_tokens(prompt))
+        ids: dict[str, Any] = {"token_ids": []} if self._options.return_token_ids else {}
+        return self.chunk({**echo, **ids, **self._prompt_ids(prompt)})
+
+    def _choice(self, index: int, choice: WholeChoice) -> dict[str, Any]:
+        prompt = self._prompt_of(index)
+        echo, text = self._echoes[prompt.index], choice.text
+        tokens = [*self._echo_tokens(prompt), *_shifted(choice.tokens, len(echo))]
+        extra = self._prompt_ids(prompt)
+        if self._options.prompt_logprobs is not None:
+            reported = prompt.prompt_logprobs or ()
+            extra["prompt_logprobs"] = prompt_logprobs(self.tokenizer, reported, self._options.prompt_logprobs)
+        if self._options.return_token_ids:
+            extra["token_ids"] = [token.id for token in choice.tokens]
+        entry = self._entry(index, echo + text, tokens)
+        end = ChoiceEnd(index, choice.finish_reason, choice.stop_reason, choice.beam)
+        return {**entry, **_end_of(end), **extra}
+
+    def _text(self, event: TextDelta) -> dict[str, Any]:
+        shift = len(self._echoes[self._prompt_of(event.choice).index])
+        entry = self._entry(event.choice, event.text, _shifted(event.tokens, shift))
+        if self._options.return_token_ids:
+            entry["token_ids"] = [token.id for token in event.tokens]
+        return entry
+
+    def _entry(self, index: int, text: str, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+        """What a choice has, with these tokens in its logprobs."""
+        wants_logprobs = self._options.logprobs is not None
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": completion_logprobs(self.tokenizer, tokens) if wants_logprobs else None,
+            "finish_reason": None,
+            "stop_reason": None,
+            "seed": self.run.plan.seed_of(self._prompt_of(index).index),
+        }
+
+    def _prompt_of(self, index: int) -> PromptRun:
+        return self.run.prompts[index // self._options.num_answers]
+
+    def _prompt_ids(self, prompt: PromptRun) -> dict[str, Any]:
+        return {"prompt_token_ids": list(prompt.request.prompt)} if self._options.return_token_ids else {}
+
+    def _echo_text(self, prompt: PromptRun) -> str:
+        """The prompt as the client wrote it; decoded if it came as tokens or was truncated. Empty without echo."""
+        if not self._options.echo:
+            return ""
+        written = self._options.echoed[prompt.index]
+        if written is not None:
+            return written
+        skip = self.run.plan.options.skip_special_tokens
+        return self.tokenizer.decode(prompt.request.prompt, skip_special_tokens=skip)
+
+    def _echo_tokens(self, prompt: PromptRun) -> list[OutputToken]:
+        """The prompt's tokens for the logprobs of an echo; the first has none."""
+        if not self._options.echo or self._options.logprobs is None:
+            return []
+        reported = [trimmed(token, self._options.logprobs) for token in prompt.prompt_logprobs or ()]
+        skip = self.run.plan.options.skip_special_tokens
+        detokenizer = make_detokenizer(self.tokenizer, skip_special_tokens=skip)
+        tokens: list[OutputToken] = []
+        offset, end = 0, len(self._echoes[prompt.index])
+        for token, logprobs in zip(prompt.request.prompt, [None, *reported], strict=True):
+            tokens.append(OutputToken(token, min(offset, end), logprobs))
+            offset += len(detokenizer.push(token))
+        return tokens
 
 
-async def _tokens(services: Services, planner: Planner, body: CompletionRequest, index: int) -> Sequence[int]:
-    prompt = body.prompts[index]
-    if isinstance(prompt, str):
-        if body.truncate_prompt_tokens is None:
-            planner.check_text(prompt, "prompt")
-        return await encode(services, prompt, add_special_tokens=True)
-    planner.check_tokens(prompt, "prompt" if body.prompt is prompt else f"prompt[{index}]")
-    return prompt
-
-
-async def _negative_prompt(services: Services, planner: Planner, body: CompletionRequest) -> Sequence[int] | None:
-    text = body.guidance.negative_prompt if body.guidance else None
-    if text is None:
-        return None
-    planner.check_text(text, NEGATIVE_PROMPT)
-    return await encode(services, text, add_special_tokens=True)
-
-
-def _wanted(body: CompletionRequest, negative_prompt: Sequence[int] | None, breakers: tuple[Breaker, ...]) -> Wanted:
-    ranks = body.num_choices > body.num_answers
-    counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    return Wanted(
-        prompt_param="prompt",
-        max_tokens=body.max_tokens,
-        max_tokens_param="max_tokens",
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=0 if ranks and body.logprobs is None else body.logprobs,
-        prompt_logprobs=max((count for count in counts if count is not None), default=None),
-        num_choices=body.num_choices,
-        breakers=breakers,
-        negative_prompt=negative_prompt,
-    )
-
-
-def _best(choices: list[WholeChoice], generated: int, wanted: int) -> list[WholeChoice]:
+def best_choices(choices: Sequence[WholeChoice], generated: int, wanted: int) -> Sequence[WholeChoice]:
     """Of so many choices generated for each prompt the wanted ones, those of the highest logprob per token first.
 
     The lower index comes first among equals. If all are wanted, they stay in their order, as in a stream.
@@ -118,105 +138,12 @@ def _mean_logprob(choice: WholeChoice) -> float:
     return sum(logprobs) / max(len(logprobs), 1)
 
 
-class _CompletionAnswer:
-    """One answer, whole or in chunks. With echo, every choice begins with the prompt, as if it had been generated."""
-
-    def __init__(self, body: CompletionRequest, run: Run, head: Head, services: Services) -> None:
-        self.run = run
-        self._body = body
-        self._head = head
-        self._tokenizer = services.tokenizer
-        self._echoes = [self._echo_text(prompt) for prompt in run.prompts]
-
-    def whole(self, choices: list[WholeChoice]) -> Completion:
-        return Completion(
-            **self._head,
-            choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
-            usage=make_usage(self.run),
-        )
-
-    def _choice(self, index: int, choice: WholeChoice) -> CompletionChoice:
-        prompt = self._prompt_of(index)
-        piece = Piece(choice.text, tuple(choice.tokens), choice.finish_reason, choice.stop_reason, choice.beam)
-        extra = self._prompt_extra(prompt)
-        if self._body.prompt_logprobs is not None:
-            reported = prompt.prompt_logprobs or ()
-            extra["prompt_logprobs"] = prompt_logprobs(self._tokenizer, reported, self._body.prompt_logprobs)
-        return self._entry(index, piece, self._echo_tokens(prompt), self._echoes[prompt.index], extra)
-
-    async def chunks(self) -> AsyncGenerator[Completion]:
-        """The echo of each choice, if it was asked for, and its text with its end; then the usage."""
-        usage = UsageReport(self.run, self._body.stream_options)
-        begun: set[int] = set()
-        async with aclosing(self.run.pieces()) as pieces:
-            async for index, piece in pieces:
-                for entry in self._entries(index, piece, begins=index not in begun):
-                    yield self._chunk(usage, entry)
-                begun.add(index)
-        if usage.at_end:
-            yield Completion(**self._head, choices=[], usage=make_usage(self.run))
-
-    def _entries(self, index: int, piece: Piece, *, begins: bool) -> Iterator[CompletionChoice]:
-        """A piece, and before the first one the echo. What belongs to the prompt comes with whichever is first."""
-        prompt = self._prompt_of(index)
-        extra = self._prompt_extra(prompt) if begins else {}
-        if begins and self._body.echo:
-            yield self._entry(index, Piece(""), self._echo_tokens(prompt), self._echoes[prompt.index], extra)
-            extra = {}
-        yield self._entry(index, piece, [], "", extra)
-
-    def _chunk(self, usage: UsageReport, entry: CompletionChoice) -> Completion:
-        return Completion(**self._head, choices=[entry], **usage.in_chunk())
-
-    def _entry(
-        self, index: int, piece: Piece, echo_tokens: Sequence[OutputToken], echo_text: str, extra: dict[str, Any]
-    ) -> CompletionChoice:
-        """The echo, of which either part may be empty, and a piece of what follows it."""
-        prompt = self._prompt_of(index)
-        logprobs = None
-        if self._body.logprobs is not None:
-            shift = len(self._echoes[prompt.index])
-            shown = [*echo_tokens, *(replace(token, offset=token.offset + shift) for token in piece.tokens)]
-            logprobs = completion_logprobs(self._tokenizer, shown)
-        if self._body.return_token_ids:
-            extra = {**extra, "token_ids": [token.id for token in piece.tokens]}
-        reason: Any = piece.finish_reason
-        return CompletionChoice(
-            index=index,
-            text=echo_text + piece.text,
-            logprobs=logprobs,
-            finish_reason=reason,
-            stop_reason=piece.stop_reason,
-            seed=self.run.plan.seed_of(prompt.index),
-            **score_of(piece.beam),
-            **extra,
-        )
-
-    def _prompt_of(self, index: int) -> PromptRun:
-        return self.run.prompts[index // self._body.num_answers]
-
-    def _prompt_extra(self, prompt: PromptRun) -> dict[str, Any]:
-        return {"prompt_token_ids": list(prompt.request.prompt)} if self._body.return_token_ids else {}
-
-    def _echo_text(self, prompt: PromptRun) -> str:
-        """The prompt as the client wrote it; decoded if it came as tokens or was truncated. Empty without echo."""
-        if not self._body.echo:
-            return ""
-        given = self._body.prompts[prompt.index]
-        if isinstance(given, str) and self._body.truncate_prompt_tokens is None:
-            return given
-        skip = self.run.plan.options.skip_special_tokens
-        return self._tokenizer.decode(prompt.request.prompt, skip_special_tokens=skip)
-
-    def _echo_tokens(self, prompt: PromptRun) -> list[OutputToken]:
-        """The prompt's tokens for the logprobs of an echo; the first has none."""
-        if not self._body.echo or self._body.logprobs is None:
-            return []
-        reported = [trimmed(token, self._body.logprobs) for token in prompt.prompt_logprobs or ()]
-        detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=self.run.plan.options.skip_special_tokens)
-        tokens: list[OutputToken] = []
-        offset, end = 0, len(self._echoes[prompt.index])
-        for token, logprobs in zip(prompt.request.prompt, [None, *reported], strict=True):
-            tokens.append(OutputToken(token, min(offset, end), logprobs))
-            offset += len(detokenizer.push(token))
+def _shifted(tokens: Sequence[OutputToken], shift: int) -> Sequence[OutputToken]:
+    """The tokens behind so much more text."""
+    if not shift:
         return tokens
+    return [msgspec.structs.replace(token, offset=token.offset + shift) for token in tokens]
+
+
+def _end_of(event: ChoiceEnd) -> dict[str, Any]:
+    return {"finish_reason": event.reason, "stop_reason": event.stop_reason, **score_of(event.beam)}

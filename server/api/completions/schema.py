@@ -1,14 +1,17 @@
 """The request of POST /v1/completions."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.sampling import SamplingFields, TokenId
+from server.api.fields.decoding import TokenId
+from server.api.fields.openai import SamplingFields
 from server.api.fields.rules import SUPPORTED_ONLY, problem, refused, related
 
 MAX_PROMPTS = 1024
 MAX_BEST_OF = 20
+DEFAULT_MAX_TOKENS = 16
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
@@ -36,7 +39,9 @@ class CompletionRequest(SamplingFields):
     """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
 
     prompt: Prompt = Field(description="One or several, as text or as token ids.")
-    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="16 by default.")
+    max_tokens: int | None = Field(
+        None, ge=0, le=2**31 - 1, description=f"{DEFAULT_MAX_TOKENS} by default, and never more than the context has."
+    )
     echo: bool | None = Field(None, description="Show the prompt before the completion, also in the logprobs.")
     logprobs: int | None = Field(None, ge=0, le=5, description="Report each token and so many alternatives.")
 
@@ -49,7 +54,7 @@ class CompletionRequest(SamplingFields):
     suffix: Annotated[Literal[""] | None, SUPPORTED_ONLY] = refused("Text after the completion.")
 
     @model_validator(mode="after")
-    def _check_best_of(self) -> "CompletionRequest":
+    def _check_best_of(self) -> Self:
         if self.best_of is not None and self.beams is None and self.best_of < self.num_answers:
             message = f"Invalid '{{path}}': Expected a value >= 'n', which is {self.n}, but got {self.best_of} instead."
             raise problem("integer_below_min_value", message, "best_of")
@@ -64,10 +69,10 @@ class CompletionRequest(SamplingFields):
         return self.num_answers if self.best_of is None or self.beams is not None else self.best_of
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> Sequence[str | list[int]]:
         """All prompts, whichever of the four shapes they came in."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
             return [self.prompt]
-        return self.prompt
+        return cast(Sequence[str | list[int]], self.prompt)

@@ -1,14 +1,14 @@
 """The base of all request models: nothing unknown, nothing coerced, and what is not supported refused by name.
 
 How a field is treated stands in its JSON schema under `x-support`, from which /v1/capabilities is made: "honoured"
-(where nothing stands), "no_effect" (accepted, cannot change the output), "refused" (only values that ask for nothing
-are accepted). `x-requires` and `x-excludes` name fields that it needs or that it cannot go together with, which is
-checked here; the latter stands on one of the two. `x-off` lists values, besides null, false and what is empty, that ask
-for nothing.
+(where nothing stands), "no_effect" (accepted, cannot change the output), "hint" (left out where it means nothing here,
+and reported with the reason `x-hint`), "refused" (only values that ask for nothing are accepted). `x-requires` and
+`x-excludes` name fields that it needs or that it cannot go together with, which is checked here; the latter stands on
+one of the two. `x-off` lists values, besides null, false and what is empty, that ask for nothing.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Self
 
@@ -17,6 +17,8 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from server.errors import shorten
+from server.generation.field_table import FieldFacts
+from server.generation.notices import Notice
 
 
 def problem(code: str, message: str, field: str = "") -> PydanticCustomError:
@@ -36,7 +38,7 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _know_every_field(cls, value: object) -> object:
-        if isinstance(value, dict):
+        if isinstance(value, dict) and cls.model_config["extra"] == "forbid":
             unknown = next((key for key in value if key not in cls.model_fields), None)
             if unknown is not None:
                 raise _unknown_parameter(unknown, list(cls.model_fields))
@@ -64,10 +66,32 @@ class RequestModel(BaseModel):
 
     def asks(self, name: str) -> bool:
         """Whether a field has a value that asks for anything."""
-        value = getattr(self, name)
-        if value is None or value is False or value in ("", [], {}):
-            return False
-        return value not in self.relations(name).get("x-off", ())
+        return FieldFacts("", off=self.relations(name).get("x-off", ())).asks(getattr(self, name))
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """What of the model is a hint that is not followed, at any depth. `path` is where the model stands."""
+        for name in self.model_fields_set:
+            at = f"{path}.{name}" if path else name
+            if name not in type(self).model_fields:
+                yield Notice(shorten(at, 200), "Unknown; left out.")
+            elif (reason := self.relations(name).get("x-hint")) and self.asks(name):
+                yield Notice(at, reason)
+            else:
+                yield from _left_out_of(getattr(self, name), at)
+
+
+class EchoedModel(RequestModel):
+    """What clients send back as they got it, from this server or another: what is unknown in it is left out."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _left_out_of(value: object, path: str) -> Iterator[Notice]:
+    if isinstance(value, RequestModel):
+        yield from value.left_out(path)
+    elif isinstance(value, list) and value and isinstance(value[0], RequestModel):
+        for index, item in enumerate(value):
+            yield from item.left_out(f"{path}[{index}]")
 
 
 @cache
@@ -133,6 +157,12 @@ def refused(description: str) -> Any:
 def no_effect(description: str, **limits: Any) -> Any:
     """The default of a field that is validated and cannot change the output."""
     return Field(None, description=description, json_schema_extra={"x-support": "no_effect"}, **limits)
+
+
+def hint(description: str, reason: str, *, off: Sequence[object] = ()) -> Any:
+    """The default of a field that is left out, and reported with this reason if it asks for anything."""
+    extra = {"x-support": "hint", "x-hint": reason, **related(off=off)}
+    return Field(None, description=description, json_schema_extra=extra)
 
 
 def at_most(limit: int) -> WrapValidator:

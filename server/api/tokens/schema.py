@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from server.api.chat.schema import Message
-from server.api.fields.sampling import TokenId
-from server.api.answers.objects import ResponseModel
+from server.api.fields.decoding import TokenId
+from server.api.fields.messages import Message
 from server.api.fields.rules import RequestModel, problem, related
+from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
 
 _CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -54,6 +54,7 @@ class TokenizeResponse(ResponseModel):
     max_model_len: int = Field(description="Prompt and output together, in tokens.")
     tokens: list[int] = Field(description="Their ids.")
     token_strs: list[str] | None = Field(None, description="Their texts, with return_token_strs.")
+    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
 
 
 class DetokenizeRequest(RequestModel):

@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 
-from server.cli.openai_answers import headers
-from server.cli.loadtest.timed_request import Endpoint, Outcome, Target
 from server.cli.loadtest.discover import DiscoveryError, find_model, find_vocab_size, probe
-from server.cli.loadtest.report import Report, summarize
 from server.cli.loadtest.load import Arrivals, open_client, run_load
+from server.cli.loadtest.report import Report, summarize
+from server.cli.loadtest.timed_request import Endpoint, Outcome, Target
 from server.cli.loadtest.workload import LoadRequest, Workload, make_requests
+from server.cli.openai_answers import headers
 
 
 @dataclass(frozen=True, slots=True)

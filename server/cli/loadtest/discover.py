@@ -5,9 +5,9 @@ from dataclasses import replace
 import httpx
 import msgspec
 
-from server.cli.openai_answers import AnswerError, error_message, first_model
 from server.cli.loadtest.timed_request import Target, send
 from server.cli.loadtest.workload import LoadRequest
+from server.cli.openai_answers import AnswerError, error_message, first_model
 
 
 class DiscoveryError(Exception):

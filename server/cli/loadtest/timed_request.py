@@ -8,8 +8,8 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from server.cli.openai_answers import AnswerError, Chunk, ChunkParser
 from server.cli.loadtest.workload import LoadRequest
+from server.cli.openai_answers import AnswerError, Chunk, ChunkParser
 
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/completions", "chat": "/chat/completions"}

@@ -7,9 +7,9 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from server.cli.terminal_chat.conversation import Conversation
-from server.cli.terminal_chat.answering_server import ChatServer, ServerError
 from server.cli.console import printable
+from server.cli.terminal_chat.answering_server import ChatServer, ServerError
+from server.cli.terminal_chat.conversation import Conversation
 
 HELP = """\
 /reset        forget the conversation, keep the system message

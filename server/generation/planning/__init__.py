@@ -1,1 +1,1 @@
-"""From a request's fields to what the engine does: every field is honoured, or the request is refused."""
+"""From a request to its plan: every field becomes part of it, is reported, or the request is refused."""

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
-from model_runner.contract import SAMPLER_ORDER, Breaker, Dry, Mirostat, SamplingParams, Xtc
+from model_runner.contract import SAMPLER_ORDER, Dry, Mirostat, SamplingParams, Xtc
 from model_runner.info import RunnerInfo
 from server.errors import InvalidRequestError
-from server.generation.generation_config import GenerationDefaults
-from server.api.fields.sampling import SamplingFields
+from server.generation.field_table import filled
 from server.generation.served_model import ServedModel
+from server.generation.settings import DEFAULT_CANDIDATES, DecodingSettings
 from server.text.tokenizer import Tokenizer
 
 ORDERS: Mapping[str, tuple[str, ...]] = {
@@ -20,9 +19,7 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
 """What `sampler_order` may name."""
 _SMALLEST_TEMPERATURE = 1e-30
 """Below this, dividing logits by it would overflow; only the highest has any probability there anyway."""
-_CANDIDATES = 4
-"""Of contrastive search, where the request names no top_k. The model's own is meant for draws."""
-_Number = TypeVar("_Number", int, float)
+_AS_THEY_ARE = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_p", "min_p")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -34,62 +31,39 @@ class SamplingRules:
         self._model = model
         self._info = info
 
-    def params(self, fields: SamplingFields, breakers: tuple[Breaker, ...]) -> SamplingParams:
-        """All but seed, choice and logprobs; `breakers` are those of DRY as tokens. Raises InvalidRequestError."""
-        defaults = self._model.defaults
-        check_tokens(fields.stop_token_ids or (), "stop_token_ids", self._info.vocab_size)
-        stop_ids = tuple(dict.fromkeys([*(fields.stop_token_ids or ()), *self.eos_token_ids(fields)]))
-        bad_words = self._bad_words(fields.bad_words or ())
+    def params(self, asked: DecodingSettings) -> SamplingParams:
+        """All but seed, choice, logprobs and what mixes scores. Raises InvalidRequestError."""
+        full: DecodingSettings = filled(asked, self._model.defaults.values)
+        check_tokens(asked.stop_token_ids or (), "stop_token_ids", self._info.vocab_size)
+        stop_ids = tuple(dict.fromkeys([*(asked.stop_token_ids or ()), *self.eos_token_ids(asked)]))
+        bad_words = self._bad_words(asked.bad_words or ())
         params = SamplingParams(
-            logit_bias=self._logit_bias(fields.logit_bias or {}),
-            allowed_token_ids=self._allowed(fields, stop_ids, bad_words),
+            logit_bias=self._logit_bias(asked.logit_bias or {}),
+            allowed_token_ids=self._allowed(asked, stop_ids, bad_words),
             bad_words=bad_words,
-            min_tokens=fields.min_tokens or 0,
+            min_tokens=full.min_tokens or 0,
             stop_token_ids=stop_ids,
-            no_repeat_ngram_size=first(fields.no_repeat_ngram_size, defaults.no_repeat_ngram_size, 0),
-            repetition_penalty=first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
-            frequency_penalty=fields.frequency_penalty or 0.0,
-            presence_penalty=fields.presence_penalty or 0.0,
-            dry=_dry(fields, breakers),
-            exponential_decay_length_penalty=_length_penalty(fields, defaults, stop_ids),
+            no_repeat_ngram_size=full.no_repeat_ngram_size or 0,
+            repetition_penalty=full.repetition_penalty or 1.0,
+            frequency_penalty=full.frequency_penalty or 0.0,
+            presence_penalty=full.presence_penalty or 0.0,
+            dry=self._dry(full),
+            exponential_decay_length_penalty=_length_penalty(asked, full, stop_ids),
         )
-        if fields.beams is not None:
+        if asked.beam_search is not None:
             return replace(params, temperature=0.0)
-        if fields.penalty_alpha:
-            top_k = first(fields.top_k, None, _CANDIDATES)
-            return replace(params, temperature=0.0, top_k=top_k, penalty_alpha=fields.penalty_alpha)
-        return self._with_drawing(params, fields)
+        if asked.penalty_alpha:
+            top_k = DEFAULT_CANDIDATES if asked.top_k is None else asked.top_k
+            return replace(params, temperature=0.0, top_k=top_k, penalty_alpha=asked.penalty_alpha)
+        return _with_drawing(params, full)
 
-    def _with_drawing(self, params: SamplingParams, fields: SamplingFields) -> SamplingParams:
-        """With what decides among the tokens that are left."""
-        defaults = self._model.defaults
-        if fields.asks("mirostat"):
-            defaults = defaults.without_truncations()
-        temperature = first(fields.temperature, defaults.temperature, 1.0)
-        params = replace(
-            params,
-            temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
-            top_n_sigma=max(0.0, fields.top_n_sigma or 0.0),
-            typical_p=first(fields.typical_p, defaults.typical_p, 1.0),
-            epsilon_cutoff=first(fields.epsilon_cutoff, defaults.epsilon_cutoff, 0.0),
-            eta_cutoff=first(fields.eta_cutoff, defaults.eta_cutoff, 0.0),
-            top_k=max(0, first(fields.top_k, defaults.top_k, 0)),
-            top_p=first(fields.top_p, defaults.top_p, 1.0),
-            min_p=first(fields.min_p, defaults.min_p, 0.0),
-            xtc=_xtc(fields),
-            mirostat=_mirostat(fields),
-            sampler_order=_order(fields.sampler_order),
-        )
-        _check_order(params)
-        return params
-
-    def eos_token_ids(self, fields: SamplingFields) -> tuple[int, ...]:
+    def eos_token_ids(self, asked: DecodingSettings) -> tuple[int, ...]:
         """Those that end the output by the model's own habit, less those that it cannot generate."""
-        if fields.ignore_eos:
+        if asked.ignore_eos:
             return ()
         return tuple(token for token in self._model.defaults.eos_token_ids if token < self._info.vocab_size)
 
-    def _logit_bias(self, bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    def _logit_bias(self, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
         for key in bias:
             if not _TOKEN_ID.fullmatch(key):
                 message = f"Invalid key in 'logit_bias': '{key}'. Expected the id of a token."
@@ -110,20 +84,34 @@ class SamplingRules:
         return tuple(word for word in spellings if max(word) < self._info.vocab_size)  # others cannot be generated
 
     def _allowed(
-        self, fields: SamplingFields, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
+        self, asked: DecodingSettings, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
     ) -> tuple[int, ...] | None:
         """The allowed tokens, of which at least one must be left at every position."""
-        if fields.allowed_token_ids is None:
+        if asked.allowed_token_ids is None:
             return None
-        check_tokens(fields.allowed_token_ids, "allowed_token_ids", self._info.vocab_size)
-        allowed = tuple(dict.fromkeys(fields.allowed_token_ids))
+        check_tokens(asked.allowed_token_ids, "allowed_token_ids", self._info.vocab_size)
+        allowed = tuple(dict.fromkeys(asked.allowed_token_ids))
         blocked = {word[0] for word in bad_words if len(word) == 1}
-        if fields.min_tokens:
+        if asked.min_tokens:
             blocked.update(stop_ids)
         if blocked.issuperset(allowed):
             message = "Invalid 'allowed_token_ids': other parameters forbid every one of them."
             raise InvalidRequestError(message, param="allowed_token_ids", code="invalid_value")
         return allowed
+
+    def _dry(self, full: DecodingSettings) -> Dry | None:
+        if not full.dry_multiplier or full.dry_penalty_last_n == 0:
+            return None
+        assert full.dry_base is not None
+        assert full.dry_allowed_length is not None
+        assert full.dry_penalty_last_n is not None
+        return Dry(
+            multiplier=full.dry_multiplier,
+            base=full.dry_base,
+            allowed_length=full.dry_allowed_length,
+            last_n=full.dry_penalty_last_n,
+            breakers=self._tokenizer.spell_breakers(full.breakers, self._info.vocab_size),
+        )
 
 
 def check_tokens(tokens: Sequence[int], path: str, vocab_size: int) -> None:
@@ -133,45 +121,32 @@ def check_tokens(tokens: Sequence[int], path: str, vocab_size: int) -> None:
         raise _no_such_token(tokens[index], f"{path}[{index}]", vocab_size)
 
 
-def first(given: _Number | None, default: _Number | None, otherwise: _Number) -> _Number:
-    """The request, then the model, then the API."""
-    return given if given is not None else default if default is not None else otherwise
-
-
-def _dry(fields: SamplingFields, breakers: tuple[Breaker, ...]) -> Dry | None:
-    if not fields.dry_multiplier or fields.dry_penalty_last_n == 0:
-        return None
-    default = Dry(fields.dry_multiplier)
-    return Dry(
-        multiplier=fields.dry_multiplier,
-        base=first(fields.dry_base, None, default.base),
-        allowed_length=first(fields.dry_allowed_length, None, default.allowed_length),
-        last_n=first(fields.dry_penalty_last_n, None, default.last_n),
-        breakers=breakers,
+def _with_drawing(params: SamplingParams, full: DecodingSettings) -> SamplingParams:
+    """With what decides among the tokens that are left."""
+    temperature, top_k, sigma = full.temperature or 0.0, full.top_k or 0, full.top_n_sigma or 0.0
+    params = replace(
+        params,
+        temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
+        top_n_sigma=max(0.0, sigma),
+        top_k=max(0, top_k),
+        xtc=Xtc(full.xtc_probability, full.xtc_threshold or 0.0) if full.xtc_probability else None,
+        mirostat=Mirostat(full.mirostat_tau or 0.0, full.mirostat_eta or 0.0) if full.mirostat else None,
+        sampler_order=_order(full.sampler_order),
+        **{name: getattr(full, name) for name in _AS_THEY_ARE},
     )
-
-
-def _xtc(fields: SamplingFields) -> Xtc | None:
-    if not fields.xtc_probability:
-        return None
-    return Xtc(fields.xtc_probability, first(fields.xtc_threshold, None, Xtc(1.0).threshold))
-
-
-def _mirostat(fields: SamplingFields) -> Mirostat | None:
-    if not fields.mirostat:
-        return None
-    return Mirostat(first(fields.mirostat_tau, None, Mirostat().tau), first(fields.mirostat_eta, None, Mirostat().eta))
+    _check_order(params)
+    return params
 
 
 def _length_penalty(
-    fields: SamplingFields, defaults: GenerationDefaults, stop_ids: Sequence[int]
+    asked: DecodingSettings, full: DecodingSettings, stop_ids: Sequence[int]
 ) -> tuple[int, float] | None:
-    if fields.exponential_decay_length_penalty is None:
-        return defaults.exponential_decay_length_penalty
-    if not stop_ids:
+    if asked.exponential_decay_length_penalty is not None and not stop_ids:
         message = "Invalid 'exponential_decay_length_penalty': there is no token that ends the output."
         raise InvalidRequestError(message, param="exponential_decay_length_penalty", code="invalid_value")
-    start, factor = fields.exponential_decay_length_penalty
+    if full.exponential_decay_length_penalty is None:
+        return None
+    start, factor = full.exponential_decay_length_penalty
     return int(start), factor
 
 

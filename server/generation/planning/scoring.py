@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from model_runner.contract import Contrastive, DoLa
 from server.errors import InvalidRequestError
-from server.api.fields.scoring import ContrastiveOptions, DoLaOptions, GuidanceOptions
+from server.generation.settings import ContrastiveSettings, DoLaSettings, GuidanceSettings
 
 _CONTRASTIVE = Contrastive()
 _DOLA = DoLa("low")
@@ -25,7 +25,7 @@ class ScoringRules:
         missing = {"contrastive": self.aux_model is None, "dola": self.num_early_exits == 0}
         return frozenset(name for name, is_missing in missing.items() if is_missing)
 
-    def contrastive(self, asked: ContrastiveOptions | None) -> Contrastive | None:
+    def contrastive(self, asked: ContrastiveSettings | None) -> Contrastive | None:
         """Raises InvalidRequestError without an auxiliary model, or if another one is named."""
         if asked is None:
             return None
@@ -46,11 +46,11 @@ class ScoringRules:
             temperature=_CONTRASTIVE.temperature if asked.temperature is None else asked.temperature,
         )
 
-    def guidance(self, asked: GuidanceOptions | None) -> float | None:
+    def guidance(self, asked: GuidanceSettings | None) -> float | None:
         """The scale, if it changes anything."""
         return None if asked is None or asked.scale == 1 else asked.scale
 
-    def dola(self, asked: DoLaOptions | None) -> DoLa | None:
+    def dola(self, asked: DoLaSettings | None) -> DoLa | None:
         """Raises InvalidRequestError for layers that the model does not have."""
         if asked is None:
             return None

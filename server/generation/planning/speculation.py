@@ -7,7 +7,7 @@ from typing import Literal
 
 from model_runner.contract import Speculation
 from server.errors import InvalidRequestError
-from server.api.fields.speculation import SpeculationOptions
+from server.generation.settings import SpeculationSettings
 
 _AUTO, _OFF, _PREDICTION = "auto", "off", "prediction"
 _TAKES_PREDICTION = (_AUTO, _PREDICTION)
@@ -28,7 +28,7 @@ class SpeculationRules:
         return self.default if self.default in self.methods and self.default != _PREDICTION else _OFF
 
     def choose(
-        self, asked: Literal["off"] | SpeculationOptions | None, prediction: Sequence[int] | None
+        self, asked: Literal["off"] | SpeculationSettings | None, prediction: Sequence[int] | None
     ) -> Speculation | None:
         """How to speculate for a request; None: not at all. `prediction` are the tokens of its prediction.
 
@@ -36,7 +36,7 @@ class SpeculationRules:
         """
         if asked is None and prediction is None:
             return None if self.of_silence == _OFF else Speculation(self.of_silence)
-        options = asked if isinstance(asked, SpeculationOptions) else SpeculationOptions()
+        options = asked if isinstance(asked, SpeculationSettings) else SpeculationSettings()
         is_off = asked == _OFF or options.num_tokens == 0
         if options.method is not None:
             self._check_method(options.method)

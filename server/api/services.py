@@ -6,13 +6,14 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from model_runner.info import RunnerInfo
+from server.api.intake import Intake
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
-from server.errors import UnavailableError, unknown_model
+from server.errors import UnavailableError
 from server.generation.fingerprint import Fingerprint
-from server.telemetry.metrics import Metrics
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
+from server.telemetry.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
 _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
@@ -28,6 +29,7 @@ class Services:
     settings: Settings
     metrics: Metrics
     fingerprint: Fingerprint
+    intake: Intake
 
     def info(self) -> RunnerInfo:
         """What the engine knows about the model. Raises UnavailableError while it takes no work."""
@@ -46,11 +48,6 @@ class Services:
     def planner(self) -> Planner:
         """Raises UnavailableError while the engine takes no work."""
         return Planner(self.tokenizer, self.model, self.info(), self.settings)
-
-    def check_model(self, name: str) -> None:
-        """Raises NotFoundError for any other model than the one that is served."""
-        if name != self.model.name:
-            raise unknown_model(name)
 
 
 def services_of(request: Request) -> Services:

@@ -1,34 +1,31 @@
-"""Log-probabilities in the shapes of the API. Minus infinity, which JSON does not have, becomes -9999."""
+"""Log-probabilities in the shapes of the API. Minus infinity, which JSON does not have, becomes -9999.
+
+What is made here is what the models of objects.py describe, as plain JSON.
+"""
 
 from collections.abc import Sequence
 from math import isfinite
+from typing import Any
 
 from model_runner.contract import TokenLogprobs
-from server.generation.choice_text import OutputToken
-from server.api.answers.objects import (
-    ChatLogprobs,
-    CompletionLogprobs,
-    PromptLogprob,
-    TokenLogprob,
-    TopLogprob,
-)
+from server.generation.events import OutputToken
 from server.text.tokenizer import Tokenizer
 
 NO_PROBABILITY = -9999.0
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> ChatLogprobs:
-    """`choices[].logprobs` of chat completions."""
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+    """`choices[].logprobs` of chat completions: a ChatLogprobs."""
     content = []
     for token in tokens:
         reported = _reported(token)
         top = [_top(tokenizer, token_id, logprob) for token_id, logprob in reported.top]
-        content.append(TokenLogprob(**_top(tokenizer, token.id, reported.logprob).model_dump(), top_logprobs=top))
-    return ChatLogprobs(content=content, refusal=None)
+        content.append({**_top(tokenizer, token.id, reported.logprob), "top_logprobs": top})
+    return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> CompletionLogprobs:
-    """`choices[].logprobs` of completions: parallel lists.
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+    """`choices[].logprobs` of completions, parallel lists: a CompletionLogprobs.
 
     A token without logprobs (the first of a prompt) has null. The token itself is always among the alternatives, which
     are therefore up to one more than were asked for.
@@ -41,26 +38,24 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> 
         top = {tokenizer.token_text(token.id): _finite(token.logprobs.logprob)}
         for token_id, logprob in token.logprobs.top:
             top.setdefault(tokenizer.token_text(token_id), _finite(logprob))
-        alternatives.append(dict(sorted(top.items(), key=lambda item: -item[1])))
-    return CompletionLogprobs(
-        tokens=[tokenizer.token_text(token.id) for token in tokens],
-        token_logprobs=[None if token.logprobs is None else _finite(token.logprobs.logprob) for token in tokens],
-        top_logprobs=alternatives,
-        text_offset=[token.offset for token in tokens],
-    )
+        alternatives.append(top)
+    return {
+        "tokens": [tokenizer.token_text(token.id) for token in tokens],
+        "token_logprobs": [None if token.logprobs is None else _finite(token.logprobs.logprob) for token in tokens],
+        "top_logprobs": alternatives,
+        "text_offset": [token.offset for token in tokens],
+    }
 
 
-def prompt_logprobs(
-    tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int
-) -> list[dict[str, PromptLogprob] | None]:
+def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int) -> list[dict[str, Any] | None]:
     """VLLM's `prompt_logprobs`: null for the first token, then for each token its own and the `count` best."""
-    result: list[dict[str, PromptLogprob] | None] = [None]
+    result: list[dict[str, Any] | None] = [None]
     for token in reported:
         ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(token.top[:count], start=1)]
-        entries: dict[str, PromptLogprob] = {}
+        entries: dict[str, Any] = {}
         for token_id, logprob, rank in [(token.token_id, token.logprob, token.rank), *ranked]:
             text = tokenizer.token_text(token_id)
-            entries.setdefault(str(token_id), PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=text))
+            entries.setdefault(str(token_id), {"logprob": _finite(logprob), "rank": rank, "decoded_token": text})
         result.append(entries)
     return result
 
@@ -70,9 +65,9 @@ def trimmed(token: TokenLogprobs, count: int) -> TokenLogprobs:
     return TokenLogprobs(token.token_id, token.logprob, token.rank, token.top[:count])
 
 
-def _top(tokenizer: Tokenizer, token: int, logprob: float) -> TopLogprob:
+def _top(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token)
-    return TopLogprob(token=tokenizer.token_text(token), logprob=_finite(logprob), bytes=list(raw))
+    return {"token": tokenizer.token_text(token), "logprob": _finite(logprob), "bytes": list(raw)}
 
 
 def _reported(token: OutputToken) -> TokenLogprobs:

@@ -22,6 +22,12 @@ _PROMPT_LOGPROBS = (
 )
 
 
+WARNINGS = (
+    "Extension: what of the request was left out or changed, at most 32 fields; their paths are in the header "
+    "`x-samewise-ignored` as well."
+)
+
+
 class ResponseModel(BaseModel):
     """Base of all answers."""
 
@@ -131,6 +137,13 @@ class ChatChoice(ResponseModel):
     token_ids: list[int] | None = Field(None, description=_OUTPUT_IDS)
 
 
+class ReportedNotice(ResponseModel):
+    """Something of the request that was left out or changed."""
+
+    path: str = Field(description="The field.")
+    reason: str = Field(description="Why, or into what.")
+
+
 class Envelope(ResponseModel):
     """What all answers and chunks begin with."""
 
@@ -144,6 +157,7 @@ class Envelope(ResponseModel):
         description="Extension, where the request asked for one of these: the answer is not the one that it would be "
         "without speculation. After `rejection` it is of the same distribution, after `typical` of another.",
     )
+    warnings: list[ReportedNotice] | None = Field(None, description=f"{WARNINGS} Of a stream, in its first chunk.")
 
 
 class ChatCompletion(Envelope):
@@ -239,4 +253,4 @@ class ModelList(ResponseModel):
     """Answer of GET /v1/models."""
 
     object: Literal["list"] = "list"
-    data: list[Model] = Field(description="The served model alone.")
+    data: list[Model] = Field(description="The served model, once for each of its names.")

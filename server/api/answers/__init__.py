@@ -1,1 +1,0 @@
-"""What answers of several endpoints consist of."""

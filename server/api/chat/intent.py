@@ -1,0 +1,50 @@
+"""What the body of a chat completion asks for."""
+
+from dataclasses import dataclass
+
+from server.api.chat.schema import ChatCompletionRequest
+from server.api.fields.openai import shared_fields
+from server.generation.request import Conversation, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What the answer has to know of the body."""
+
+    logprobs: bool
+    prompt_logprobs: int | None
+    return_token_ids: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
+    """The body's fields as a request."""
+    max_tokens = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    conversation = Conversation(
+        messages=tuple(message.for_template() for message in body.messages),
+        variables=body.chat_template_kwargs or {},
+        wishes={} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort},
+        open_turn=body.opens_turn,
+        continue_last=bool(body.continue_final_message),
+    )
+    return GenerationRequest(
+        **shared_fields(body, {"prompt": "messages", "max_tokens": max_tokens}),
+        id_prefix="chatcmpl",
+        prompts=(conversation,),
+        max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        num_choices=body.num_answers,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prediction=None if body.prediction is None else body.prediction.text,
+    )
+
+
+def chat_options(body: ChatCompletionRequest) -> ChatOptions:
+    """What the answer has to know of the body."""
+    return ChatOptions(
+        logprobs=bool(body.logprobs),
+        prompt_logprobs=body.prompt_logprobs,
+        return_token_ids=bool(body.return_token_ids),
+        include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
+    )

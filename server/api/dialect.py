@@ -1,0 +1,24 @@
+"""An API that the server speaks. A new one is a folder with such an object, and a line in server/api/dialects.py."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from server.api.fields.rules import RequestModel
+from server.api.openai.errors import error_body
+from server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Its routes, and what has to be known of them elsewhere."""
+
+    router: APIRouter
+    errors: Callable[[ApiError], bytes] = error_body
+    """Writes the body of an error on its paths."""
+    requests: Mapping[str, type[RequestModel]] = field(default_factory=dict)
+    """By path, the bodies that clients send: for capabilities and docs."""
+    events: Mapping[str, type[BaseModel]] = field(default_factory=dict)
+    """By path, the events of streams that are something else than the answer."""

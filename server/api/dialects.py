@@ -1,0 +1,32 @@
+"""All that the server speaks: each line is an API with its routes."""
+
+from collections.abc import Callable, Sequence
+
+from server.api import capabilities, models, probes
+from server.api.chat import routes as chat
+from server.api.completions import routes as completions
+from server.api.dialect import Dialect
+from server.api.openai.errors import error_body
+from server.api.tokens import routes as tokens
+from server.errors import ApiError
+
+DIALECTS: Sequence[Dialect] = (
+    chat.DIALECT,
+    completions.DIALECT,
+    models.DIALECT,
+    tokens.DIALECT,
+    capabilities.DIALECT,
+    probes.DIALECT,
+)
+
+
+def error_writers(dialects: Sequence[Dialect]) -> Callable[[str], Callable[[ApiError], bytes]]:
+    """From a path to what writes its errors: OpenAI's form where the path belongs to nobody."""
+    by_path = {route.path: dialect.errors for dialect in dialects for route in dialect.router.routes}  # type: ignore[attr-defined]
+
+    def of(path: str) -> Callable[[ApiError], bytes]:
+        while path not in by_path and "/" in path:
+            path = path.rpartition("/")[0]
+        return by_path.get(path, error_body)
+
+    return of

@@ -1,0 +1,123 @@
+"""Messages of a conversation, as OpenAI's chat completions have them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.api.fields.rules import EchoedModel, Refused, hint, problem, refused, shape
+from server.errors import InvalidRequestError
+from server.http.strict_json import parse_json
+
+
+class TextPart(EchoedModel):
+    """A piece of a message's text, or of what the assistant said instead of an answer."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = Field(None, description="Of a text: the parts are joined by line breaks.")
+    refusal: str | None = Field(None, description="Of a refusal; read as text.")
+
+    @model_validator(mode="after")
+    def _has_text(self) -> "TextPart":
+        if getattr(self, self.type) is None:
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", self.type)
+        return self
+
+
+Content = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<array>")],
+    Discriminator(shape),
+]
+
+
+def text_of(content: str | Sequence[TextPart] | None) -> str:
+    """The content as one string."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join((part.text if part.type == "text" else part.refusal) or "" for part in content)
+
+
+def _arguments(text: str) -> Any:
+    """What the text of a call's arguments stands for: an object, which templates want to write themselves.
+
+    What is no object (a model was cut off, or wrote no JSON) stays the text that it is: the conversation goes on.
+    """
+    if not text:
+        return {}
+    try:
+        value = parse_json(text.encode())
+    except InvalidRequestError:
+        return text
+    return value if isinstance(value, dict) else text
+
+
+class FunctionCall(EchoedModel):
+    """A call that the assistant made earlier."""
+
+    name: str = Field(description="The function that was called.")
+    arguments: str = Field(
+        description="A JSON object, as text; the chat template is given the object. What is no such object it is given "
+        "as text."
+    )
+
+
+class ToolCall(EchoedModel):
+    """A tool call in the history of the conversation."""
+
+    id: str | None = Field(None, description="What a tool's message answers.")
+    type: Literal["function"]
+    function: FunctionCall = Field(description="The call.")
+
+
+class Message(EchoedModel):
+    """One message of the conversation. What is unknown in it is left out and reported."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(
+        description="`developer` counts as `system` unless the chat template knows it."
+    )
+    content: Content | None = Field(
+        None, description="Required, unless the assistant's message has tool_calls or a refusal."
+    )
+    name: str | None = Field(None, description="Left out and reported if the chat template does not show it.")
+    tool_calls: list[ToolCall] | None = Field(
+        None, min_length=1, fail_fast=True, description="Of the assistant; refused if the template does not show them."
+    )
+    tool_call_id: str | None = Field(
+        None, description="Of a tool's message, and required there: the call that it answers."
+    )
+    refusal: str | None = Field(None, description="Of the assistant, without content: read as its text.")
+    reasoning_content: str | None = Field(
+        None, description="Of the assistant; left out and reported if the chat template does not show it."
+    )
+    annotations: list[Any] | None = hint("Of the assistant: links in its text.", "Annotations are not read.")
+    audio: Refused = refused("Audio of the assistant.")
+    function_call: Refused = refused("Deprecated; see tool_calls.")
+
+    @model_validator(mode="after")
+    def _fit_role(self) -> "Message":
+        if self.role == "tool" and self.tool_call_id is None:
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "tool_call_id")
+        self._only_for("tool", "tool_call_id")
+        self._only_for("assistant", "tool_calls", "refusal", "reasoning_content", "annotations")
+        if self.content is None and not (self.tool_calls or self.refusal):
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "content")
+        return self
+
+    def _only_for(self, role: str, *fields: str) -> None:
+        for field in fields:
+            if self.role != role and getattr(self, field) is not None:
+                message = f"Unknown parameter: '{{path}}'. It belongs to messages of the role '{role}'."
+                raise problem("unknown_parameter", message, field)
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it: text as one string, and only the keys that have a value."""
+        kept = {"role", "name", "tool_call_id", "reasoning_content"}
+        message: dict[str, Any] = self.model_dump(include=kept, exclude_none=True)
+        if self.tool_calls:
+            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        return {**message, "content": text_of(self.content) or self.refusal or ""}
+
+
+def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {**({} if call.id is None else {"id": call.id}), "type": "function", "function": function}

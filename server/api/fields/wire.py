@@ -1,0 +1,62 @@
+"""Wire models made from the tables of settings, and back: one declaration serves the API, the planner and the docs."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+from pydantic import Field, create_model
+
+from server.api.fields.rules import RequestModel, related
+from server.generation.field_table import FieldFacts, facts_of
+
+_Settings = TypeVar("_Settings")
+
+
+class SettingsModel(RequestModel):
+    """The wire model of a class of settings."""
+
+    settings_class: ClassVar[type[Any]]
+
+    def settings(self) -> Any:
+        """What it says, without the wire."""
+        return settings_of(self.settings_class, self)
+
+
+def wire_model(
+    settings: type,
+    base: type[SettingsModel] = SettingsModel,
+    types: Mapping[str, Any] | None = None,
+    only: Iterable[str] | None = None,
+) -> type[SettingsModel]:
+    """A model with a field for each of the settings, or for some; `types` has those that JSON writes its own way."""
+    hints = get_type_hints(settings)
+    facts = facts_of(settings)
+    names = facts if only is None else only
+    fields: dict[str, Any] = {name: ((types or {}).get(name, hints[name]), _field(facts[name])) for name in names}
+    model: type[SettingsModel] = create_model(
+        settings.__name__, __base__=base, __module__=__name__, __doc__=settings.__doc__, **fields
+    )
+    model.settings_class = settings
+    return model
+
+
+def settings_of(settings: type[_Settings], body: RequestModel, **computed: object) -> _Settings:
+    """The settings that a body has; those that its API lacks say nothing. `computed` have another form in this API."""
+    names = [name for name in facts_of(settings) if name not in computed]
+    return settings(**{name: _plain(getattr(body, name, None)) for name in names}, **computed)
+
+
+def _field(facts: FieldFacts) -> Any:
+    limits: dict[str, Any] = dict(facts.limits)
+    return Field(
+        ... if facts.is_required else None,
+        description=facts.description,
+        examples=list(facts.examples) or None,
+        json_schema_extra=related(requires=facts.requires, excludes=facts.excludes, off=facts.off) or None,
+        **limits,
+    )
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, SettingsModel):
+        return value.settings()
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,70 @@
+"""What an API that generates has to say for itself.
+
+It is a folder: schema.py (what clients send), intent.py (its fields as a GenerationRequest), answer.py (events as its
+answer and its stream), routes.py. All else exists once, here and below.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from server.api.fields.rules import RequestModel
+from server.api.intake import IntakeContext, validated
+from server.generation.events import Event
+from server.generation.planning.plan import Plan
+from server.generation.request import GenerationRequest
+from server.generation.result import WholeChoice
+from server.generation.run import Run
+from server.http.event_stream import Frames
+from server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What an answer is made of, beside its events."""
+
+    run: Run
+    tokenizer: Tokenizer
+    fingerprint: str
+    created: int
+    """Unix time in seconds."""
+
+
+class Answer(Frames[Event], Protocol):
+    """One answer in the form of its API, whole or as the frames of a stream."""
+
+    def whole(self, choices: Sequence[WholeChoice]) -> bytes:
+        """The body of an answer that is not streamed. Runs in a thread."""
+        ...
+
+
+def _nothing(body: object) -> None:
+    """The options of an API that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationApi:
+    """An API that generates. Consists of names that can be imported, so that another process can be told of it."""
+
+    schema: type[RequestModel]
+    intent: Callable[[Any], GenerationRequest]
+    """What a body that has the schema asks for."""
+    answer: Callable[[Answering, Any], Answer]
+    """The answer; gets what `options` said of the body."""
+    options: Callable[[Any], Any] = _nothing
+    """What the answer has to know of the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A request that was taken in."""
+
+    plan: Plan
+    options: Any
+    """What its API has to remember of it for the answer."""
+
+
+def take_in(context: IntakeContext, body: bytes, api: GenerationApi, client: str) -> Taken:
+    """The plan for the body of a request from this client. Raises ApiError."""
+    asked = validated(api.schema, body)
+    return Taken(context.planner().plan(api.intent(asked), client), api.options(asked))

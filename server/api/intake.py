@@ -1,0 +1,123 @@
+"""From the bytes of a body to a plan, without keeping the event loop: the larger, the further away from it.
+
+Parsing, validating and encoding hold the interpreter's lock for long stretches, so a thread protects nobody from a body
+of megabytes. Those are taken in by a process of their own, started when the first one comes.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from model_runner.info import RunnerInfo
+from model_runner.parent import die_with_parent
+from server.api.fields.rules import RequestModel
+from server.config import Settings
+from server.errors import InternalError
+from server.generation.planning.planner import Planner
+from server.generation.served_model import ServedModel
+from server.http.strict_json import parse_json
+from server.http.validation import from_validation, no_body
+from server.text.tokenizer import Tokenizer
+
+_T = TypeVar("_T")
+_Body = TypeVar("_Body", bound=RequestModel)
+SMALL_BYTES = 4 << 10
+"""Bodies up to this size take less time than handing them over."""
+LARGE_BYTES = 192 << 10
+"""Bodies from this size on go to another process."""
+SLOW_FIELDS = (b'"dry_sequence_breakers"',)
+"""Fields that take a while, however short they are: they are looked for in the whole vocabulary."""
+MAX_PROCESSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeContext:
+    """What a body meets."""
+
+    tokenizer: Tokenizer
+    model: ServedModel
+    info: RunnerInfo
+    settings: Settings
+
+    def planner(self) -> Planner:
+        """For the plans of requests."""
+        return Planner(self.tokenizer, self.model, self.info, self.settings)
+
+
+def validated(schema: type[_Body], body: bytes) -> _Body:
+    """The body as the schema has it. Raises InvalidRequestError."""
+    value = parse_json(body) if body.strip() else None
+    if value is None:
+        raise no_body()
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+
+
+class Intake:
+    """Does work on bodies where it keeps nobody else waiting."""
+
+    def __init__(self, tokenizer: Tokenizer, folder: Path, model: ServedModel, settings: Settings) -> None:
+        """`folder` is where the tokenizer came from."""
+        self._tokenizer = tokenizer
+        self._folder = folder
+        self._model = model
+        self._settings = settings
+        self._processes: ProcessPoolExecutor | None = None
+
+    async def run(self, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any) -> _T:
+        """What `work` returns or raises, given an IntakeContext, the body and the other arguments.
+
+        It must be a function that can be imported, and all of this must be picklable. Raises InternalError if the
+        process of a large body ended before it was done.
+        """
+        if len(body) >= LARGE_BYTES:
+            return await self._elsewhere(work, body, info, *args)
+        context = IntakeContext(self._tokenizer, self._model, info, self._settings)
+        if len(body) <= SMALL_BYTES and not any(name in body for name in SLOW_FIELDS):
+            return work(context, body, *args)
+        return await asyncio.to_thread(work, context, body, *args)
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        if self._processes is not None:
+            self._processes.shutdown(wait=False, cancel_futures=True)
+
+    async def _elsewhere(self, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any) -> _T:
+        if self._processes is None:
+            context = get_context("spawn")  # a fork would inherit locks that other threads hold
+            self._processes = ProcessPoolExecutor(MAX_PROCESSES, mp_context=context, initializer=_begin)
+        place = (self._folder, self._model, info, self._settings)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._processes, _work, place, work, body, args)
+        except BrokenProcessPool:
+            self._processes = None
+            raise InternalError("The process that takes in large bodies ended while it had this one.") from None
+
+
+def _begin() -> None:
+    """In a new process: its parent alone decides when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+
+
+def _work(
+    place: tuple[Path, ServedModel, RunnerInfo, Settings], work: Callable[..., _T], body: bytes, args: tuple[Any, ...]
+) -> _T:
+    folder, model, info, settings = place
+    return work(IntakeContext(_tokenizer(folder), model, info, settings), body, *args)
+
+
+@cache
+def _tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(folder)

@@ -1,0 +1,120 @@
+"""What chat completions and completions tell alike: the head of an answer, its usage, the frames of its stream.
+
+Answers and chunks are written as plain JSON, since a chunk is written for every token; what they consist of stands in
+the models of objects.py, against which the tests hold all of them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from scheduler.interface import BeamScore
+from server.api.generation_api import Answering
+from server.api.openai.errors import error_body
+from server.errors import ApiError
+from server.generation.events import Usage
+from server.generation.notices import as_json
+
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUsage:
+    """What the chunks of a stream say about usage."""
+
+    at_end: bool = False
+    """A last chunk without choices brings the usage; it is null in the others."""
+    in_every_chunk: bool = False
+
+
+class OpenAIAnswer:
+    """The part of an Answer that does not depend on which of the two it is."""
+
+    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
+
+    def __init__(self, answering: Answering, usage: StreamUsage, **constants: object) -> None:
+        """`constants` are further properties that all answers and chunks have."""
+        self.run = answering.run
+        self.tokenizer = answering.tokenizer
+        plan = answering.run.plan
+        self._head: dict[str, Any] = {
+            "id": plan.id,
+            "created": answering.created,
+            "model": plan.model,
+            "system_fingerprint": answering.fingerprint,
+            "seed": plan.seed,
+            **({} if plan.verification == "match" else {"verification": plan.verification}),
+            **constants,
+        }
+        self._warnings = {"warnings": as_json(plan.notices)}
+        self._usage = usage
+        self._frame_head = b"data: " + _ascii_json(self._head)[:-1] + b',"choices":['
+        self._frame_tail = b'],"usage":null}\n\n' if usage.at_end else b"]}\n\n"
+        self._is_first = True
+
+    def body(self, choices: list[dict[str, Any]], **extra: object) -> bytes:
+        """A whole answer. Each choice is encoded by itself: no call keeps other threads waiting for long."""
+        rest = {"usage": make_usage(self.run.usage), **extra, **self._reported_warnings()}
+        encoded = b",".join(msgspec.json.encode(choice) for choice in choices)
+        head, tail = msgspec.json.encode(self._head)[:-1], msgspec.json.encode(rest)[1:]
+        return b"".join((head, b',"choices":[', encoded, b"],", tail))
+
+    def chunk(self, choice: dict[str, Any], extra: Mapping[str, Any] | None = None) -> bytes:
+        """The frame of a chunk with this choice."""
+        if extra or self._is_first or self._usage.in_every_chunk:
+            return self._rare_chunk(choice, extra or {})
+        return b"".join((self._frame_head, _ascii_json(choice), self._frame_tail))
+
+    def _rare_chunk(self, choice: dict[str, Any], extra: Mapping[str, Any]) -> bytes:
+        usage: dict[str, Any] = {"usage": None} if self._usage.at_end else {}
+        if self._usage.in_every_chunk:
+            usage = {"usage": make_usage(self.run.usage)}
+        first = self._reported_warnings() if self._is_first else {}
+        self._is_first = False
+        return self._frame({"choices": [choice], **usage, **extra, **first})
+
+    def end(self) -> bytes:
+        """The last frames of a stream."""
+        if not self._usage.at_end:
+            return _DONE
+        return self._frame({"choices": [], "usage": make_usage(self.run.usage)}) + _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last frames of a stream that an error ends."""
+        return b"data: " + error_body(error) + b"\n\n" + _DONE
+
+    def _frame(self, rest: Mapping[str, Any]) -> bytes:
+        return b"data: " + _ascii_json({**self._head, **rest}) + b"\n\n"
+
+    def _reported_warnings(self) -> Mapping[str, Any]:
+        return self._warnings if self.run.plan.notices else {}
+
+
+def make_usage(usage: Usage) -> dict[str, Any]:
+    """A Usage of objects.py."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": usage.accepted_drafts,
+            "rejected_prediction_tokens": usage.rejected_drafts,
+        },
+    }
+
+
+def score_of(beam: BeamScore | None) -> dict[str, Any]:
+    """The properties of a choice that beam search found."""
+    return {} if beam is None else {"score": beam.score, "cumulative_logprob": beam.cumulative_logprob}
+
+
+def _ascii_json(value: object) -> bytes:
+    """Some readers of events take U+2028 and its like for the end of a line: nothing but ASCII is sent."""
+    encoded = msgspec.json.encode(value)
+    return encoded if encoded.isascii() else json.dumps(value, separators=(",", ":")).encode()

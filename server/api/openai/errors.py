@@ -1,0 +1,40 @@
+"""OpenAI's error object: the body of every response that is not a success, and the event that ends a failed stream."""
+
+import json
+
+from pydantic import BaseModel, Field
+
+from server.errors import ApiError, AuthenticationError, InvalidRequestError, RateLimitError
+
+_TYPES: dict[type[ApiError], str] = {
+    InvalidRequestError: "invalid_request_error",
+    AuthenticationError: "invalid_request_error",
+    RateLimitError: "rate_limit_exceeded",
+    ApiError: "server_error",
+}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str = Field(description="What is wrong, in a sentence for people.")
+    type: str = Field(description="Whose fault it is, in OpenAI's words.")
+    param: str | None = Field(description="JSON path of the field that is to blame, such as `messages[2].content`.")
+    code: str | None = Field(description="What is wrong, for programs, such as `unknown_parameter`.")
+
+
+class ErrorBody(BaseModel):
+    """The body of every response that is not a success, and of the error event of a stream."""
+
+    error: ErrorDetail
+
+
+def error_type(error: type[ApiError]) -> str:
+    """Whose fault it is, in OpenAI's words."""
+    return next(name for kind, name in _TYPES.items() if issubclass(error, kind))
+
+
+def error_body(error: ApiError) -> bytes:
+    """The error as JSON, in ASCII."""
+    detail = {"message": error.message, "type": error_type(type(error)), "param": error.param, "code": error.code}
+    return json.dumps({"error": detail}).encode()

@@ -1,0 +1,79 @@
+"""The OpenAPI document: FastAPI's, with bodies that we read ourselves, the media type of streams, and the errors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from server import __version__
+from server.api.dialect import Dialect
+from server.api.openai.errors import ErrorBody
+
+ERRORS = {
+    400: "The request is malformed or too long for the context (code `context_length_exceeded`), or a field of it is "
+    "unknown, out of range or not supported; or its settings ruled out every token, which shows only while the answer "
+    "is made (`no_token_left`).",
+    401: "No API key, or a wrong one, where keys are configured.",
+    404: "There is no such model or path.",
+    405: "The path takes other methods.",
+    413: "The body is larger than `max_body_mib`.",
+    415: "The body is not declared as `application/json`.",
+    429: "The server has as many requests as it can hold.",
+    500: "A fault of the server; its log has more, under the request's id.",
+    503: "The engine is starting, draining or failed. While it is replaced, requests wait.",
+    504: "The answer took longer than `request_timeout_s`.",
+}
+"""When each status is sent."""
+
+
+GENERATION_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503, 504)
+_NEVER_SENT = "422"
+_REFERENCES = "#/components/schemas/{model}"
+
+
+def streamed(chunk: type[BaseModel]) -> dict[str, Any]:
+    """A 200 response that is also offered as a stream of these chunks."""
+    reference = {"$ref": _REFERENCES.format(model=chunk.__name__)}
+    description = "The answer; with `stream`, events whose data is a chunk each, then `[DONE]`."
+    return {"description": description, "content": {"text/event-stream": {"x-event-schema": reference}}}
+
+
+def takes(body: type[BaseModel]) -> dict[str, Any]:
+    """For a route's `openapi_extra`: its body, which it reads by itself."""
+    content = {"application/json": {"schema": {"$ref": _REFERENCES.format(model=body.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`."""
+    return {status: {"model": ErrorBody, "description": ERRORS[status]} for status in statuses}
+
+
+def install_openapi(app: FastAPI, dialects: Sequence[Dialect]) -> None:
+    """Make the application serve the document."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _build(app, dialects)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _build(app: FastAPI, dialects: Sequence[Dialect]) -> dict[str, Any]:
+    document = get_openapi(title="Samewise", version=__version__, description=app.description, routes=app.routes)
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop(_NEVER_SENT, None)
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    bodies = [(body, "validation") for dialect in dialects for body in dialect.requests.values()]
+    events = [(event, "serialization") for dialect in dialects for event in dialect.events.values()]
+    _, others = models_json_schema([*bodies, *events], ref_template=_REFERENCES)  # type: ignore[list-item]
+    for name, schema in others["$defs"].items():
+        schemas.setdefault(name, schema)
+    return document

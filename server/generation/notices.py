@@ -1,0 +1,39 @@
+"""What is left out of a request or changed, and told to the client: nothing is ignored in silence."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from server.errors import InvalidRequestError
+
+MAX_NOTICES = 32
+"""More would be a longer answer than the request's own."""
+_INDEX = re.compile(r"\[\d+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something of a request that was left out or changed."""
+
+    path: str
+    """Of the field, in the request's own API."""
+    reason: str
+
+
+def to_report(notices: Iterable[Notice], *, strict: bool) -> Sequence[Notice]:
+    """Those that an answer reports: of what each of many messages has, the first. With `strict` nothing is left out.
+
+    Raises InvalidRequestError then.
+    """
+    first: dict[str, Notice] = {}
+    for notice in notices:
+        if strict:
+            message = f"Unsupported parameter: '{notice.path}' is refused by this server, which is strict. "
+            raise InvalidRequestError(message + notice.reason, param=notice.path, code="unsupported_parameter")
+        first.setdefault(_INDEX.sub("[]", notice.path), notice)
+    return tuple(first.values())[:MAX_NOTICES]
+
+
+def as_json(notices: Iterable[Notice]) -> list[dict[str, str]]:
+    """As `warnings` of an answer."""
+    return [{"path": notice.path, "reason": notice.reason} for notice in notices]

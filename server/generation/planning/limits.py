@@ -1,0 +1,135 @@
+"""How much of what a request may ask for: choices, tokens, beams."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model_runner.contract import SamplingParams
+from model_runner.info import RunnerInfo
+from scheduler.interface import BeamSearch, EngineRequest
+from server.errors import InvalidRequestError
+from server.generation.notices import Notice
+from server.generation.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Those of one engine."""
+
+    info: RunnerInfo
+    max_waiting: int
+    """Choices that may wait beside those that run."""
+    clamps: bool
+    """Whether a request for more output than there is room for gets what there is."""
+
+    def capacity(self, width: int = 1, num_candidates: int = 0) -> int:
+        """Tokens that each of so many beams may have, prompt and output together; candidates need memory only."""
+        held = self.info.num_blocks // width * self.info.block_size
+        return min(self.info.max_model_len, held - num_candidates)
+
+    def room(
+        self, request: EngineRequest, asked: GenerationRequest, default: int | None, notices: list[Notice]
+    ) -> "Room":
+        """What there is for a prompt of the request and its output, of which `default` tokens if nothing was asked."""
+        return Room(self, self.capacity(request.width, request.sampling.num_candidates), asked, default, notices)
+
+    def too_long(self, asked: str, noun: str, capacity: int | None = None, also: str | None = None) -> Exception:
+        """The error for what does not fit into the capacity, by default that of one plain choice."""
+        capacity = self.capacity() if capacity is None else capacity
+        if capacity < self.capacity():
+            limit = f"This server's memory for one request that decodes in this way holds {capacity} tokens."
+        elif capacity < self.info.max_model_len:
+            limit = f"This server's memory for one request holds {capacity} tokens."
+        else:
+            limit = f"This model's maximum context length is {capacity} tokens."
+        advice = f"Please reduce the length of the {noun}{f' or {also}' if also else ''}."
+        message = f"{limit} However, {asked}. {advice}"
+        return InvalidRequestError(message, param=noun, code="context_length_exceeded")
+
+    def check_queue(self, request: GenerationRequest) -> None:
+        """Refuses more choices than the server ever holds."""
+        most = self.info.max_num_seqs + self.max_waiting
+        choices = request.num_choices * len(request.prompts)
+        if choices > most:
+            message = f"The request asks for {choices} choices in all, and this server holds at most {most}."
+            param = request.path("num_choices" if request.num_choices > 1 else "prompt")
+            raise InvalidRequestError(message, param=param, code="integer_above_max_value")
+
+    def check_beams(self, beams: BeamSearch | None, request: GenerationRequest) -> None:
+        """Refuses more beams than run at a time, and a search for nothing."""
+        if beams is None:
+            return
+        most = min(self.info.max_num_seqs, self.info.max_num_batched_tokens)
+        if beams.width > most:
+            message = f"The request asks for {beams.width} beams, and this server runs at most {most} at a time."
+            raise InvalidRequestError(message, param=request.path("beam_search.width"), code="integer_above_max_value")
+        if request.max_tokens == 0:
+            name = request.path("max_tokens")
+            message = f"Invalid '{name}': integer below minimum value. Beam search needs a value >= 1, but got 0."
+            raise InvalidRequestError(message, param=name, code="integer_below_min_value")
+
+    def check_step(self, sampling: SamplingParams) -> None:
+        """A step must have room for all that one choice computes in it."""
+        if sampling.guidance is not None and min(self.info.max_num_seqs, self.info.max_num_batched_tokens) < 2:
+            message = "Unsupported parameter: 'guidance' is not supported by a server that runs one choice at a time."
+            raise InvalidRequestError(message, param="guidance", code="unsupported_parameter")
+        most = self.info.max_num_batched_tokens - 1
+        if sampling.num_candidates > most:
+            message = (
+                f"Invalid 'top_k': integer above maximum value. Expected a value <= {most}, one less than this "
+                f"server computes in one step, beside 'penalty_alpha', but got {sampling.num_candidates} instead."
+            )
+            raise InvalidRequestError(message, param="top_k", code="integer_above_max_value")
+
+    def check_min_tokens(self, min_tokens: int, max_tokens: int) -> None:
+        """Refuses to generate more than may be."""
+        if min_tokens > max_tokens:
+            message = (
+                f"Invalid 'min_tokens': integer above maximum value. "
+                f"Expected a value <= {max_tokens}, the most that may be generated, but got {min_tokens} instead."
+            )
+            raise InvalidRequestError(message, param="min_tokens", code="integer_above_max_value")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room that one prompt and its output have together."""
+
+    limits: Limits
+    capacity: int
+    request: GenerationRequest
+    default_max_tokens: int | None
+    notices: list[Notice]
+    """Told if there is less room than was asked for."""
+
+    def cut(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The end of a prompt that the request wants to be used."""
+        keep = self.request.truncate_prompt
+        if keep is None:
+            return tokens
+        if keep == -1:
+            wanted = self.default_max_tokens if self.request.max_tokens is None else self.request.max_tokens
+            keep = max(1, self.capacity - (1 if wanted is None else wanted))
+        return tokens[-keep:]
+
+    def max_tokens(self, prompt: int, noun: str) -> int:
+        """How many tokens to generate after a prompt of so many."""
+        if prompt == 0:
+            message = f"Invalid '{noun}': it has no tokens, and the model needs at least one to begin with."
+            raise InvalidRequestError(message, param=noun, code="invalid_value")
+        asked = self.request.max_tokens
+        if prompt + (0 if asked == 0 else 1) > self.capacity:
+            raise self.limits.too_long(f"your {noun} resulted in {prompt} tokens", noun, self.capacity)
+        room = self.capacity - prompt
+        if asked is None:
+            return room if self.default_max_tokens is None else min(self.default_max_tokens, room)
+        return asked if asked <= room else self._clamped(prompt, asked, room, noun)
+
+    def _clamped(self, prompt: int, asked: int, room: int, noun: str) -> int:
+        """Less than was asked for, unless the server is strict."""
+        name = self.request.path("max_tokens")
+        if not self.limits.clamps:
+            total = prompt + asked
+            what = f"you requested {total} tokens ({prompt} in the {noun}, {asked} in the completion)"
+            raise self.limits.too_long(what, noun, self.capacity, also=name)
+        self.notices.append(Notice(name, f"The context has room for {room} tokens of output, not for {asked}."))
+        return room

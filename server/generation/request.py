@@ -1,0 +1,100 @@
+"""What is asked for, whichever API it came through: the one form that the pipeline knows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from server.generation.notices import Notice
+from server.generation.settings import DecodingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A text to continue."""
+
+    text: str
+
+    def opposed(self, negative: str) -> "TextPrompt":
+        """The prompt that guidance goes away from."""
+        return TextPrompt(negative)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A text to continue, as tokens."""
+
+    tokens: Sequence[int]
+    path: str
+
+    def opposed(self, negative: str) -> TextPrompt:
+        """See TextPrompt."""
+        return TextPrompt(negative)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages to answer, by the model's chat template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """As templates take them: role, content as one string, and what else a message has."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of the template. One that it does not have is refused."""
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+    """Variables that are set where the template has them, and else are reported as left out."""
+    open_turn: bool = True
+    """Whether the prompt ends with the beginning of the assistant's turn."""
+    continue_last: bool = False
+    """Whether the last message is continued instead of answered."""
+
+    def opposed(self, negative: str) -> "Conversation":
+        """The same with another system message, in place of the first one if there are several."""
+        messages = list(self.messages)
+        roles = ("system", "developer")
+        first = next((index for index, message in enumerate(messages) if message["role"] in roles), None)
+        if first is not None:
+            del messages[first]
+        messages.insert(first or 0, {"role": "system", "content": negative})
+        return replace(self, messages=messages)
+
+
+Prompt = TextPrompt | TokenPrompt | Conversation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """Prompts, how to answer them, and what to report."""
+
+    model: str
+    """As the client named it."""
+    prompts: Sequence[Prompt]
+    id_prefix: str = "gen"
+    """Of the answer's id."""
+    decoding: DecodingSettings = field(default_factory=DecodingSettings)
+    max_tokens: int | None = None
+    """For each choice."""
+    default_max_tokens: int | None = None
+    """The API's, where the model has none. None: the rest of the context."""
+    num_choices: int = 1
+    """To generate for each prompt."""
+    seed: int | None = None
+    logprobs: int | None = None
+    """Alternatives to report for each output token."""
+    prompt_logprobs: int | None = None
+    """Alternatives to report for each prompt token."""
+    reports_tokens: bool = False
+    """Whether the answer names the tokens of the output; it does in any case with `logprobs`."""
+    truncate_prompt: int | None = None
+    """How many tokens at the end of each prompt are used; -1: as many as fit."""
+    prediction: str | None = None
+    """What the answer will probably be."""
+    priority: int = 0
+    cache_salt: str = ""
+    stream: bool = False
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """How the API calls what errors may name, where it is not by the name here."""
+    notices: Sequence[Notice] = ()
+    """Of what the API has left out already."""
+
+    def path(self, name: str) -> str:
+        """Where the client finds a field."""
+        return self.paths.get(name, name)

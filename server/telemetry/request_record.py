@@ -1,0 +1,33 @@
+"""What is noted of one HTTP request, for its line in the log."""
+
+import time
+from dataclasses import dataclass, field
+
+CLIENT_CLOSED = 499
+"""Status of a request whose client left before the response began."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the access line says about a request; whoever learns something fills it in."""
+
+    request_id: str
+    answer_id: str | None = None
+    """The answer's own; the ids of its requests in the engine's log begin with it."""
+    client: str = ""
+    """Who asks, as the keys tell: an id that is no secret, empty where there are no keys."""
+    started: float = field(default_factory=time.perf_counter)
+    status: int = CLIENT_CLOSED
+    stream_error: int | None = None
+    """Status of the error that ended a stream, whose own status had been sent before."""
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    ttft_s: float | None = None
+    prompt: str | None = None
+    """Only if the server is told to log prompts; so is `output`."""
+    output: str | None = None
+
+    @property
+    def ids(self) -> dict[str, str | None]:
+        """For a line of the log."""
+        return {"request_id": self.request_id, "answer_id": self.answer_id}

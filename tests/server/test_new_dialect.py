@@ -1,0 +1,50 @@
+"""A new API is a folder and a line: the rest of the server serves it as it serves the others."""
+
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from server.api.dialects import DIALECTS
+from server.errors import RequestTimeoutError
+from tests.server import shout
+from tests.server.fake_engine import FakeEngine, scripted
+from tests.server.helpers import CHAT, chat, client_of, error_of
+
+ASKED = {"model": "tiny", "say": "hi"}
+
+
+@pytest.fixture
+async def client(make_app: Callable[..., FastAPI], engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    engine.script = scripted(b"abc")
+    async with client_of(make_app(dialects=(*DIALECTS, shout.DIALECT))) as client:
+        yield client
+
+
+async def test_it_answers_whole_and_streamed(client: httpx.AsyncClient, engine: FakeEngine):
+    assert (await client.post("/shout", json=ASKED)).text == "ABCAB"
+    assert (await client.post("/shout", json={**ASKED, "stream": True})).text == "A\nB\nC\nA\nB\n"
+    assert engine.requests[0].prompt == tuple(b"hi")
+    assert (await client.post(CHAT, json=chat())).status_code == 200
+
+
+async def test_its_errors_are_its_own(client: httpx.AsyncClient, engine: FakeEngine):
+    refused = await client.post("/shout", json={**ASKED, "sya": "x"})
+    assert (refused.status_code, refused.text) == (400, "NO: Unknown parameter: 'sya'. Did you mean 'say'?")
+    too_long = await client.post("/shout", json={**ASKED, "say": "x" * 9999})
+    assert too_long.text.startswith("NO: This model's maximum context length is 256 tokens. However, your say resulted")
+    error_of(await client.post(CHAT, json={}), 400)
+    engine.fail_after, engine.failure = 2, RequestTimeoutError("too long")
+    assert (await client.post("/shout", json={**ASKED, "stream": True})).text == "A\nB\nOOPS\n"
+
+
+async def test_it_is_described_as_they_are(client: httpx.AsyncClient):
+    fields = (await client.get("/v1/capabilities")).json()["endpoints"]["/shout"]
+    assert set(fields) == {"model", "say", "stream"}
+    assert "/shout" in (await client.get("/openapi.json")).json()["paths"]
+
+
+async def test_a_large_body_is_taken_in_elsewhere(client: httpx.AsyncClient):
+    refused = await client.post("/shout", json={**ASKED, "say": "x" * 400_000})
+    assert refused.text.startswith("NO: This model's maximum context length is 256 tokens.")
