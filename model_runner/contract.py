@@ -339,7 +339,7 @@ class StepResult:
     choices: tuple[ChoiceResult, ...]
     """One entry for each scheduled choice, in the plan's order. None if memory ran out."""
     out_of_memory: str = ""
-    """What the device said if memory ran out. Then the plan's releases, copies, admissions and blocks stand, but
+    """What device or host said if memory ran out. Then the plan's releases, copies, admissions and blocks stand, but
     nothing was computed for anybody, and what the scheduled choices had offered to verify or to compare is lost."""
 
 

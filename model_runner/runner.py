@@ -30,6 +30,7 @@ from model_runner.platforms.platform import Platform
 from model_runner.sampling.logprobs import prompt_logprobs
 from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.scoring.transform import RawStep
+from model_runner.shortage import shortage
 from model_runner.speculative.budget import StepLoad
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_times import StepTimes
@@ -90,8 +91,8 @@ class ModelRunner:
         start = time.perf_counter()
         try:
             step = self._forward(work, is_ahead=is_ahead)
-        except torch.OutOfMemoryError as error:
-            reason = str(error)
+        except (MemoryError, RuntimeError) as error:
+            reason = shortage(error)
             return LaunchedStep(can_follow=False, result=lambda: self._give_up(work, reason))
         self._launched = work
         picks = self._target.picks()
@@ -151,8 +152,8 @@ class ModelRunner:
         try:
             prompts = self._prompt_logprobs(step)
             verdicts = self._decide(step, work, picks, start)
-        except torch.OutOfMemoryError as error:
-            reason = str(error)
+        except (MemoryError, RuntimeError) as error:
+            reason = shortage(error)
         if reason is not None:
             return self._give_up(work, reason)
         decided = [verdicts.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
@@ -184,8 +185,8 @@ class ModelRunner:
 
         Called when the error is gone, whose trace would keep the step's tensors.
         """
-        self._state.rewind(work.choices)
         self._free_memory()
+        self._state.rewind(work.choices)
         return StepResult((), out_of_memory=reason)
 
     def _free_memory(self) -> None:
@@ -197,8 +198,8 @@ class ModelRunner:
         """See Speculator.propose. If memory runs out, the step's choices go on without speculation: the step stands."""
         try:
             return self._speculator.propose(load, step)
-        except torch.OutOfMemoryError as error:
-            reason = str(error)
+        except (MemoryError, RuntimeError) as error:
+            reason = shortage(error)
         logger.warning("Out of memory while drafting: %d choices stop speculating. %s", len(step.choices), reason)
         for choice in step.choices:
             self._speculator.end(choice.slot)

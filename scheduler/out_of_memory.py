@@ -1,4 +1,4 @@
-"""What follows from a step for which the device's memory ran out: who makes room, and how large steps are after it."""
+"""What follows from a step for which memory ran out: who makes room, and how large steps are after it."""
 
 import logging
 from collections import Counter
@@ -69,7 +69,7 @@ class StepLimit:
         Args:
             plan: of the step; the drafts and candidates of its choices are lost, so that these are not planned again.
             running: the choices that still run, by key.
-            reason: what the device said.
+            reason: what the device or the host said.
         """
         sizes: Counter[str] = Counter()  # by the key of the choice, or of its group's first
         for share in plan.scheduled:

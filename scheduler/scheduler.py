@@ -17,9 +17,9 @@ Admission reserves blocks for all known tokens, so only growth by decoding can r
 then gives its blocks back and waits with prompt and output. The choice that came first is never preempted for another
 of its priority, so work always completes.
 
-Where the device's memory runs out in a step, nothing of it counts. Its largest choice goes back into the queue, unless
-it came first, and for a while steps are smaller, down to the least that brings on the choice that is served first. If
-memory runs out even then, that choice fails (see out_of_memory.py).
+Where the device's or the host's memory runs out in a step, nothing of it counts. Its largest choice goes back into the
+queue, unless it came first, and for a while steps are smaller, down to the least that brings on the choice that is
+served first. If memory runs out even then, that choice fails (see out_of_memory.py).
 
 The beams of a search are a group, and so are a choice and its guide: admitted when there is room for all of them,
 preempted together, and in lockstep, which means that the last known tokens of all are computed in the same step.

@@ -1,10 +1,11 @@
-"""What a request has said so far, kept so that a step's bans and penalties need no pass over the history.
+"""What a request has said so far, kept so that a step's bans and penalties need little work.
 
-Every table grows by one token at a time.
+Every table is made at once from the history that a choice begins with, without a look at single tokens in Python: it
+may be a long prompt, and all choices wait for it. Then it grows by one token at a time.
 """
 
 from array import array
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,48 +13,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import Breaker
+from model_runner.sampling.end_matches import EndMatches, Int32Array
+
+
+class SeenTokens:
+    """The distinct tokens of a history."""
+
+    def __init__(self, history: Iterable[int]) -> None:
+        self._seen = set(history)
+        self.tokens = array("q", self._seen)
+
+    def add(self, token: int) -> None:
+        """Append a token to the history."""
+        if token not in self._seen:
+            self._seen.add(token)
+            self.tokens.append(token)
 
 
 class TokenCounts:
-    """The distinct tokens seen so far, and how often each was generated."""
+    """The distinct tokens of the output, and how often each was generated."""
 
-    def __init__(self, prompt: Iterable[int]) -> None:
-        self.tokens = array("q")
+    def __init__(self, output: Iterable[int]) -> None:
+        counts = Counter(output)
+        self.tokens = array("q", counts)
         """Distinct token ids, in the order in which they first appeared."""
-        self.counts = array("q")
-        """For each of `tokens`, how often it was generated; 0 if it stands in the prompt only."""
-        self._index: dict[int, int] = {}
-        for token in prompt:
-            self._find(token)
+        self.counts = array("q", counts.values())
+        """For each of `tokens`, how often it was generated."""
+        self._index = {token: index for index, token in enumerate(counts)}
 
     def add(self, token: int) -> None:
         """Count a generated token."""
-        self.counts[self._find(token)] += 1
-
-    def _find(self, token: int) -> int:
         index = self._index.setdefault(token, len(self.tokens))
         if index == len(self.tokens):
             self.tokens.append(token)
             self.counts.append(0)
-        return index
+        self.counts[index] += 1
 
 
-class NgramTable:
-    """Which tokens followed every (n-1)-gram of the history."""
+class RepeatedNgrams:
+    """The n-grams that the next token could complete for the second time."""
 
-    def __init__(self, size: int) -> None:
-        self._tail: deque[int] = deque(maxlen=size - 1)
-        self._followers: dict[tuple[int, ...], set[int]] = {}
+    def __init__(self, history: Sequence[int], size: int) -> None:
+        self._matches = EndMatches(history)
+        self._least = size - 1
 
     def add(self, token: int) -> None:
-        """Append a token to the history."""
-        if len(self._tail) == self._tail.maxlen:
-            self._followers.setdefault(tuple(self._tail), set()).add(token)
-        self._tail.append(token)
+        """Append a token to the history. Takes one vectorised pass over it."""
+        self._matches.add(token)
 
-    def blocked(self) -> Iterable[int]:
-        """The tokens that would complete an n-gram for the second time."""
-        return self._followers.get(tuple(self._tail), ())
+    def blocked(self) -> list[int]:
+        """The last tokens of these."""
+        blocked: list[int] = np.unique(self._matches.tokens[self._matches.lengths >= self._least]).tolist()
+        return blocked
 
 
 class BadWords:
@@ -99,7 +110,14 @@ class SequenceBreakers:
         self.single = self._root.first
         """The tokens that are a breaker by themselves."""
 
-    def end_at(self, tokens: Sequence[int] | NDArray[np.int64], place: int) -> bool:
+    def since_last(self, tokens: Int32Array, most: int) -> int:
+        """How many tokens there are after the last breaker, but `most` if there are more."""
+        lasts = np.array([*self._root.first, *self._root.longer], dtype=np.int32)
+        begin = len(tokens) - most
+        places = np.flatnonzero(np.isin(tokens[begin:], lasts))[::-1].tolist()
+        return next((most - 1 - place for place in places if self.end_at(tokens, begin + place)), most)
+
+    def end_at(self, tokens: Sequence[int] | Int32Array, place: int) -> bool:
         """Whether the last token of a breaker is the one at this place."""
         ending: _Ending | None = self._root
         while ending is not None and place >= 0:
@@ -118,55 +136,30 @@ class Repetitions:
         """`last_n` and `breakers` as in contract.Dry."""
         self._last_n = last_n
         self._breakers = SequenceBreakers(breakers)
-        self._num = len(history)
-        self._tokens = np.array([*history, *[0] * (len(history) + 16)], dtype=np.int64)  # with room for more
-        self._lengths = np.zeros_like(self._tokens)
-        """For each place in the history, how many tokens before it are the same as at the history's end."""
-        self._lengths[: self._num] = _common_suffixes(history)
-        places = range(self._num - 1, -1, -1)
-        ends = (num for num, place in enumerate(places) if self._breakers.end_at(history, place))
-        self._unbroken = next(ends, self._num)
-        """How many tokens there are after the last breaker."""
+        self._matches = EndMatches(history)
+        longest = int(self._matches.lengths.max(initial=0))
+        self._unbroken = self._breakers.since_last(self._matches.tokens, longest)
+        """How many tokens there are after the last breaker; or fewer, but as many as any repetition has."""
 
     def add(self, token: int) -> None:
         """Append a token to the history. Takes one vectorised pass over it."""
-        if self._num == len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
-            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
-        longer = self._lengths[: self._num] + 1
-        self._lengths[1 : self._num + 1] = np.where(self._tokens[: self._num] == token, longer, 0)
-        self._tokens[self._num] = token
-        self._unbroken = 0 if self._breakers.end_at(self._tokens, self._num) else self._unbroken + 1
-        self._num += 1
+        self._matches.add(token)
+        tokens = self._matches.tokens
+        self._unbroken = 0 if self._breakers.end_at(tokens, len(tokens) - 1) else self._unbroken + 1
 
     def prolonged(self, least: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The tokens that would prolong a repetition of at least so many tokens; and for each, of how many at most.
 
         `least` is positive.
         """
-        places = np.flatnonzero(self._lengths[: self._num] >= least)
-        window = self._num if self._last_n == -1 else min(self._last_n, self._num)
-        within = places - (self._num - window)
-        lengths = np.minimum(np.minimum(self._lengths[places], within), self._unbroken)
-        tokens, index = np.unique(self._tokens[places], return_inverse=True)
+        history = self._matches.tokens
+        places = np.flatnonzero(self._matches.lengths >= least)
+        window = len(history) if self._last_n == -1 else min(self._last_n, len(history))
+        within = places - (len(history) - window)
+        lengths = np.minimum(np.minimum(self._matches.lengths[places], within), self._unbroken)
+        tokens, index = np.unique(history[places].astype(np.int64), return_inverse=True)
         longest = np.zeros(len(tokens), dtype=np.int64)
         np.maximum.at(longest, index, lengths)
         is_penalised = np.array([token not in self._breakers.single for token in tokens.tolist()], dtype=np.bool_)
         kept = is_penalised & (longest >= least)
         return tokens[kept], longest[kept]
-
-
-def _common_suffixes(tokens: Sequence[int]) -> list[int]:
-    """For each place, how many tokens before it are the same as at the end. Linear: the Z-algorithm, backwards."""
-    num = len(tokens)
-    backwards = list(reversed(tokens))
-    common = [0] * num  # of `backwards` and itself from each place on
-    left = right = 0  # the stretch that reaches furthest and is known to equal the beginning
-    for place in range(1, num):
-        known = min(right - place, common[place - left]) if place < right else 0
-        while place + known < num and backwards[known] == backwards[place + known]:
-            known += 1
-        common[place] = known
-        if place + known > right:
-            left, right = place, place + known
-    return [common[num - place] if place else 0 for place in range(num)]

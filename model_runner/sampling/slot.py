@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import SamplingParams
-from model_runner.sampling.history import BadWords, NgramTable, Repetitions, TokenCounts
+from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
 
 TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -38,28 +38,21 @@ class Slot:
         """From which the keys of its positions are made."""
         self.logit_bias = _summed(sampling.logit_bias)
         self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)
-        self.num_output = 0
-        self._history = list(prompt)
+        self.num_output = len(output)
+        self._history = [*prompt, *output]
         self._bad_words = BadWords(sampling.bad_words)
-        self._repetition: TokenCounts | None = TokenCounts(prompt) if sampling.repetition_penalty != 1 else None
+        self._seen = SeenTokens(self._history) if sampling.repetition_penalty != 1 else None
         penalised = sampling.frequency_penalty or sampling.presence_penalty
-        self._output: TokenCounts | None = TokenCounts(()) if penalised else None
-        self._ngrams: NgramTable | None = None
-        if sampling.no_repeat_ngram_size:
-            self._ngrams = NgramTable(sampling.no_repeat_ngram_size)
-            for token in prompt:
-                self._ngrams.add(token)
-        self._repetitions: Repetitions | None = None
-        for token in output:
-            self.commit(token)
-        if sampling.dry is not None:
-            self._repetitions = Repetitions(self._history, sampling.dry.last_n, sampling.dry.breakers)
+        self._output = TokenCounts(output) if penalised else None
+        size, dry = sampling.no_repeat_ngram_size, sampling.dry
+        self._ngrams = RepeatedNgrams(self._history, size) if size else None
+        self._repetitions = Repetitions(self._history, dry.last_n, dry.breakers) if dry is not None else None
 
     def commit(self, token: int, surprise: float | None = None) -> None:
         """A token was generated; `surprise` is -log2 of its probability among those that mirostat kept."""
         self._history.append(token)
         self.num_output += 1
-        for table in (self._repetition, self._output, self._ngrams, self._repetitions):
+        for table in (self._seen, self._output, self._ngrams, self._repetitions):
             if table is not None:
                 table.add(token)
         mirostat = self.sampling.mirostat
@@ -91,9 +84,9 @@ class Slot:
 
     def repetition_penalty(self) -> TokenValues | None:
         """The penalty of each token in prompt or output."""
-        if self._repetition is None:
+        if self._seen is None:
             return None
-        return _constant(self._repetition.tokens, self.sampling.repetition_penalty)
+        return _constant(self._seen.tokens, self.sampling.repetition_penalty)
 
     def output_penalty(self) -> TokenValues | None:
         """What frequency and presence penalty subtract from the logit of each token in the output."""

@@ -1,5 +1,6 @@
 """What earlier choices generated, kept apart by salt, as automata in which drafts can be found."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,28 @@ class _Generation:
 
     automaton: SuffixAutomaton
     num_tokens: int = 0
+    """Those that are not taken in yet included."""
+
+
+@dataclass(slots=True)
+class _Output:
+    """An output on its way into a generation."""
+
+    generation: _Generation
+    writer: Writer
+    tokens: Sequence[int]
+    """The context before it, then the output."""
+    num_context: int
+    num_taken_in: int = 0
+
+    def take_in(self, most: int) -> int:
+        """Write so many more tokens, or all that are left; returns how many these were."""
+        start, end = self.num_taken_in, min(self.num_taken_in + most, len(self.tokens))
+        middle = min(max(start, self.num_context), end)
+        self.writer.extend(self.tokens[start:middle], counted=False)
+        self.writer.extend(self.tokens[middle:end])
+        self.num_taken_in = end
+        return end - start
 
 
 class PastOutputs:
@@ -36,6 +59,7 @@ class PastOutputs:
         self._depth = depth
         self._generation = generation
         self._limit = limit
+        self._waiting: deque[_Output] = deque()
         self._salts: dict[str, list[_Generation]] = {}
         """Those that got an output last at the end; of each, the newest generation at the end."""
         self.num_tokens = 0
@@ -45,7 +69,10 @@ class PastOutputs:
         return [generation.automaton for generation in self._salts.get(salt, ())]
 
     def add(self, salt: str, context: Sequence[int], tokens: Sequence[int]) -> None:
-        """Keep some output, found by the context before it and by itself; only the output counts as having occurred."""
+        """Keep some output, found by the context before it and by itself; only the output counts as having occurred.
+
+        It is found once `take_in` has come to it.
+        """
         if not tokens:
             return
         generations = self._salts.pop(salt, [])
@@ -53,8 +80,7 @@ class PastOutputs:
             generations.append(_Generation(SuffixAutomaton(self._depth)))
         self._salts[salt] = generations
         writer = Writer(generations[-1].automaton)
-        writer.extend(context, counted=False)
-        writer.extend(tokens)
+        self._waiting.append(_Output(generations[-1], writer, [*context, *tokens], len(context)))
         generations[-1].num_tokens += len(context) + len(tokens)
         self.num_tokens += len(context) + len(tokens)
         while len(self._salts[salt]) > 2:
@@ -62,7 +88,19 @@ class PastOutputs:
         while self.num_tokens > self._limit:
             self._drop_oldest(next(iter(self._salts)))
 
+    def take_in(self, most: int) -> int:
+        """Take in at most so many tokens of the outputs that wait, oldest first; returns how many these were."""
+        left = most
+        while left and self._waiting:
+            output = self._waiting[0]
+            left -= output.take_in(left)
+            if output.num_taken_in == len(output.tokens):
+                self._waiting.popleft()
+        return most - left
+
     def _drop_oldest(self, salt: str) -> None:
-        self.num_tokens -= self._salts[salt].pop(0).num_tokens
+        dropped = self._salts[salt].pop(0)
+        self.num_tokens -= dropped.num_tokens
+        self._waiting = deque(output for output in self._waiting if output.generation is not dropped)
         if not self._salts[salt]:
             del self._salts[salt]

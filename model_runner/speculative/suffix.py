@@ -6,6 +6,7 @@ from functools import partial
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.models.features import Feature
 from model_runner.speculative.best_first import grow_best_first
+from model_runner.speculative.intake import share_out
 from model_runner.speculative.past_outputs import PastOutputs
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
 from model_runner.speculative.suffix_automaton import Match, SuffixAutomaton, Writer
@@ -25,6 +26,10 @@ _MANY = 32
 _NOVELTY = 2.6
 """The weight of all that was never seen to follow, times the length of the match. This and the formula it is in fit how
 text and source code repeat themselves."""
+INTAKE = 256
+"""Tokens of running choices that are taken in in a step at most: 5 us each, so about a millisecond; and ..."""
+PAST_INTAKE = 128
+"""... tokens of past outputs."""
 
 
 class SuffixProposer:
@@ -34,6 +39,8 @@ class SuffixProposer:
     their probability, which comes from counts; of several matches in several automata that with the most expected
     tokens wins. The paper takes the ratio of counts; here what was never seen has its share of the probability as well,
     so that one occurrence is no certainty.
+
+    A choice whose own tokens are not all taken in yet is drafted for from past outputs alone.
     """
 
     needs: frozenset[Feature] = frozenset()
@@ -49,6 +56,10 @@ class SuffixProposer:
 
     def propose(self, step: TargetStep) -> list[DraftTree]:
         """See Proposer.propose."""
+        missing = [self._choices[choice.slot].num_missing for choice in step.choices]
+        for choice, count in zip(step.choices, share_out(missing, INTAKE), strict=True):
+            self._choices[choice.slot].take_in(count)
+        self._past.take_in(PAST_INTAKE)
         return [self._propose(choice) for choice in step.choices]
 
     def end(self, slot: int) -> None:
@@ -59,8 +70,10 @@ class SuffixProposer:
         self._past.add(choice.new.cache_salt, *choice.generated())
 
     def _propose(self, step: ChoiceStep) -> DraftTree:
+        if not step.num_new:
+            return NO_DRAFT
         choice = self._choices[step.slot]
-        choice.follow(step, self._past.of_salt(choice.new.cache_salt))
+        choice.follow(self._past.of_salt(choice.new.cache_salt))
         best, best_score = NO_DRAFT, 0.0
         for automaton, match in choice.matches():
             max_nodes = min(step.max_nodes, int(_FACTOR * match.length + _OFFSET))
@@ -76,20 +89,30 @@ class _Choice:
 
     def __init__(self, new: NewChoice) -> None:
         self.new = new
-        self._num_given = len(new.tokens)
-        self._num_known = 0
+        self._num_given = self._num_followed = len(new.tokens)
+        self._stops = frozenset(new.sampling.stop_token_ids)
+        self._end: int | None = None
+        """After the first stop token of the output."""
+        self._num_taken_in = 0
         self._own = SuffixAutomaton(DEPTH)
         self._writer = Writer(self._own)
         self._past: list[tuple[SuffixAutomaton, Match]] = []
 
-    def follow(self, step: ChoiceStep, past: Sequence[SuffixAutomaton]) -> None:
-        """Take in the tokens that are new: those of a prompt as they are computed, so that no step takes long."""
-        known = len(step.tokens) if step.num_new else step.num_computed
-        new = step.tokens[self._num_known : known]
-        self._num_known = known
-        self._writer.extend(new)
+    @property
+    def num_missing(self) -> int:
+        """How many tokens its own automaton misses."""
+        return len(self.new.tokens) - self._num_taken_in
+
+    def take_in(self, count: int) -> None:
+        """Add so many tokens to its own automaton."""
+        self._writer.extend(self.new.tokens[self._num_taken_in : self._num_taken_in + count])
+        self._num_taken_in += count
+
+    def follow(self, past: Sequence[SuffixAutomaton]) -> None:
+        """Go on in past outputs with the tokens that are new."""
+        new = self._new_output()
         matches = {id(automaton): match for automaton, match in self._past}
-        context = step.tokens[max(known - DEPTH, 0) : known]
+        context = self.new.tokens[-DEPTH:]
         self._past = [
             (automaton, _advance(automaton, matches[id(automaton)], new))
             if id(automaton) in matches
@@ -99,7 +122,8 @@ class _Choice:
 
     def matches(self) -> Iterator[tuple[SuffixAutomaton, Match]]:
         """Where drafts may start: ends of the known tokens, as long as can be, that something follows."""
-        for automaton, match in [(self._own, self._writer.end), *self._past]:
+        own = [] if self.num_missing else [(self._own, self._writer.end)]
+        for automaton, match in [*own, *self._past]:
             tries = 0
             shorter = match
             while shorter.length and tries < _TRIES:
@@ -110,10 +134,17 @@ class _Choice:
 
     def generated(self) -> tuple[Sequence[int], Sequence[int]]:
         """The context before, and the output since this began; what was drawn beyond a stop token is no output."""
+        self._new_output()
         tokens, first = self.new.tokens, self._num_given
-        stops = set(self.new.sampling.stop_token_ids)
-        end = next((place + 1 for place in range(first, len(tokens)) if tokens[place] in stops), len(tokens))
-        return tokens[max(first - DEPTH, 0) : first], tokens[first:end]
+        return tokens[max(first - DEPTH, 0) : first], tokens[first : self._end]
+
+    def _new_output(self) -> Sequence[int]:
+        """What came since this was called last."""
+        start, self._num_followed = self._num_followed, len(self.new.tokens)
+        new = self.new.tokens[start:]
+        if self._end is None:
+            self._end = next((place + 1 for place, token in enumerate(new, start) if token in self._stops), None)
+        return new
 
 
 def _advance(automaton: SuffixAutomaton, match: Match, tokens: Sequence[int]) -> Match:

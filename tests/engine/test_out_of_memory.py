@@ -1,15 +1,19 @@
 """Memory that runs out in a step changes no answer, wherever in the step it does."""
 
+import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from model_runner.batch import Batch
 from model_runner.contract import Contrastive, DoLa, Mirostat, SamplingParams, Speculation
+from model_runner.kernels.library import Kernels
 from model_runner.runner import ModelRunner
 from model_runner.state import RunnerState
 from scheduler import out_of_memory
@@ -37,7 +41,19 @@ SETTINGS = [
 ]
 SMALL_STEP = 8
 """Rows that every one of the requests gets on with."""
+SHORTAGES: Sequence[Callable[[], object]] = (
+    lambda: throw(torch.OutOfMemoryError("tried to allocate 2 GiB")),
+    lambda: throw(MemoryError("out of memory in sw_decoder_layer")),
+    lambda: torch.empty(1 << 60, dtype=torch.int8),
+    lambda: np.empty(1 << 60, dtype=np.int8),
+    lambda: throw(MemoryError()),
+)
+"""What says that memory ran out: the device, a kernel on the CPU, torch and numpy on the host, and Python."""
 METHODS = ["auto", "draft_model", "early_exit", "eagle", "hydra", "lookahead", "ngram"]
+
+
+def throw(error: Exception) -> None:
+    raise error
 
 
 def make_requests() -> list[EngineRequest]:
@@ -97,7 +113,10 @@ class Fails:
         self._state = runner._state
         self._every = every
         self._least = least
+        self._shortages = itertools.cycle(SHORTAGES)
         self.num_calls = 0
+        self.is_due = False
+        """Whether this call is to run out."""
 
     def gather(self, *arguments: Any) -> Batch:
         """Stands in for RunnerState.gather."""
@@ -113,10 +132,11 @@ class Fails:
         return self._call(*arguments, **keywords)
 
     def _call(self, *arguments: Any, **keywords: Any) -> Any:
-        result = getattr(self._part, self._method)(*arguments, **keywords)
         self.num_calls += self._is_large
-        if self._is_large and self.num_calls % self._every == 0:
-            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+        self.is_due = self._is_large and self.num_calls % self._every == 0
+        result = getattr(self._part, self._method)(*arguments, **keywords)
+        if self.is_due:
+            next(self._shortages)()
         return result
 
 
@@ -145,6 +165,38 @@ def test_answers_are_those_of_steps_that_go_well(case: Case, place: str, monkeyp
     assert part.num_calls > 8
     assert (outcome.num_failed > 0) == (place != "drafting")
     assert outcome.num_accepted > 0 or place == "drafting"  # which ends soon
+
+
+def test_a_kernel_that_gets_no_memory_costs_its_step_and_nobody(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = break_runner(case.harness.runner, "the forward pass", 4, monkeypatch)
+    call = Kernels._call
+
+    def lacking(kernels: Kernels, name: str, *arguments: object) -> None:
+        """The library returns what it does where an allocation fails."""
+        if part.is_due:
+            kernels = SimpleNamespace(_library=SimpleNamespace(**{name: lambda *_: 1}), _context=None)  # type: ignore[assignment]
+        call(kernels, name, *arguments)
+
+    monkeypatch.setattr(Kernels, "_call", lacking)
+    outcome = case.run()
+    assert outcome.answers == case.expected
+    assert outcome.num_failed > 0
+    assert caplog.text.count("out of memory in sw_") == outcome.num_failed
+
+
+def test_another_error_is_not_taken_for_it(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = case.harness.engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(case.harness.runner._target, "forward", lambda *_: throw(RuntimeError("shapes do not match")))
+        engine.add(case.requests[0])
+        with pytest.raises(RuntimeError, match="shapes do not match"):
+            engine.step()
+    engine.abort(case.requests[0].request_id)
+    engine.add(replace(case.requests[1], request_id="after"))
+    while engine.has_work:
+        engine.step()
 
 
 def test_a_history_that_is_not_rewound_would_be_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

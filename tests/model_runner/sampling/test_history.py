@@ -53,7 +53,7 @@ def test_grown_or_made_at_once_it_finds_what_a_comparison_of_all_places_finds(
 
 
 def test_a_long_repetition_is_found_whole() -> None:
-    story = [random.Random(1).randrange(1000) for _ in range(3000)]
+    story = random.Random(1).choices(range(1000), k=3000)
     assert found(Repetitions([*story, 1000, *story[:-1]], -1, ()), 2)[story[-1]] == len(story) - 1
     assert found(Repetitions([7] * 5000, -1, ()), 2) == {7: 4999}
 

@@ -74,6 +74,7 @@ def test_past_outputs_are_a_second_corpus(past, text, max_nodes):
         proposer.begin(new_choice([7], num_prompt=1))
         proposer._choices[0].new = choice  # what it has generated since
         proposer.end(0)
+    proposer._past.take_in(1000)
     choice = new_choice(text)
     proposer.begin(choice)
     corpora = [[text], [[7, *output] for output in past]]
@@ -139,6 +140,7 @@ def test_output_is_kept_once_however_often_the_choice_was_preempted(lives):
             draft(proposer, choice, 3)
         proposer.end(0)
     (automaton,) = proposer._past.of_salt("")
+    proposer._past.take_in(1000)
     text = [*prompt, *output]
     for start in range(len(text)):
         for end in range(start + 1, len(text) + 1):
@@ -148,18 +150,6 @@ def test_output_is_kept_once_however_often_the_choice_was_preempted(lives):
                 match = automaton.advance(match, token)
             ends = [e for e in range(len(prompt) + 1, len(text) + 1) if text[max(e - len(string), 0) : e] == string]
             assert automaton.count(match) == len(ends)
-
-
-def test_a_long_prompt_is_taken_in_as_it_is_computed():
-    prompt = [place * place % 97 for place in range(300)]
-    at_once, in_chunks = SuffixProposer(), SuffixProposer()
-    trees = []
-    for proposer, chunk in ((at_once, 300), (in_chunks, 16)):
-        run = Run(proposer, markov(1, 97), 97, list(prompt), 8).begin()
-        run.read_prompt(chunk)
-        run.take_step()
-        trees.append(run.tree)
-    assert trees[0] == trees[1] != NO_DRAFT
 
 
 def test_a_token_that_anything_may_follow_says_nothing():
@@ -186,6 +176,7 @@ def test_the_oldest_outputs_of_a_salt_go_first():
     past = PastOutputs(8, generation=100, limit=10_000)
     for number in range(50):
         past.add("", (), [number, 1000 + number] * 5)
+        past.take_in(1000)
         assert past.num_tokens <= 200
         assert len(past.of_salt("")) <= 2
         for recent in range(max(number - 9, 0), number + 1):
