@@ -106,6 +106,12 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     @property
+    def owes_answer(self) -> bool:
+        """Whether a request that has come as a whole has no whole answer yet, or its client has not read all of it."""
+        under_way = self.cycle is not None and not self.cycle.response_complete and not self._body_open
+        return under_way or self.transport.get_write_buffer_size() > 0
+
+    @property
     def _between_requests(self) -> bool:
         """Whether nothing is being answered and no body is awaited: what comes next is a request's head."""
         return not self._body_open and (self.cycle is None or self.cycle.response_complete)
