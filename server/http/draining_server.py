@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from server.http.connection import LimitedConnection, limited_connection
 from server.engine.client import EngineClient
+from server.http.connection import LimitedConnection, limited_connection
 
 KEEP_ALIVE_S = 75
 """Idle connections live longer here than in the pools of clients and load balancers, which then close them first."""

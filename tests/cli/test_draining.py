@@ -17,7 +17,6 @@ from starlette.routing import Route
 from server.http.draining_server import DrainingServer, bind, configure
 from tests.waiting import until
 
-
 SMALL_BUFFER = 1 << 14
 LARGE_ANSWER = b"x" * (1 << 22)
 """More than lies between a server and a client that does not read, where their buffers are small."""

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.interface import EngineStats
 from server import __version__
+from server.api.chat.schema import ChatCompletionRequest
 from server.engine.client import (
     EngineState,
     EngineUnavailableError,
@@ -24,7 +25,6 @@ from server.engine.client import (
     RequestFailedError,
 )
 from server.telemetry.logs import JSONFormatter, TextFormatter
-from server.api.chat.schema import ChatCompletionRequest
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of
 from tests.server.tiny_model import END, EOS, START, write_folder
@@ -149,6 +149,7 @@ async def test_keys(make_app: Callable[..., FastAPI], tmp_path: Path, caplog: py
     caplog.set_level(logging.DEBUG)
     (tmp_path / "keys").write_text("first-key\n\n  second-key \n")
     app = make_app(api_key="main-key", api_keys_file=tmp_path / "keys")
+    await app.state.services.fingerprint.wait_known()
     async with client_of(app) as client:
         for path in ("/health", "/ready", "/metrics", "/version", "/openapi.json"):
             assert (await client.get(path)).status_code == 200
