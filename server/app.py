@@ -15,6 +15,8 @@ from server.api.chat import answer as chat
 from server.api.completions import answer as completions
 from server.api.tokens import routes as tokenize
 from server.http.auth import AuthMiddleware, load_keys
+from server.http.cors import allow_origins
+from server.http.head import HeadMiddleware
 from server.config import Settings
 from server.engine.client import EngineClient
 from server.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
@@ -59,7 +61,9 @@ def create_app(
     )
     app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint)
     app.add_middleware(AuthMiddleware, keys=load_keys(settings))
-    app.add_middleware(RequestMiddleware, metrics=metrics)  # added last: outermost
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(RequestMiddleware, metrics=metrics)
+    allow_origins(app, settings.cors_origins)  # added last: outermost
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ApiError, _on_api_error)

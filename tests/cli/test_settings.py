@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.cli.main import app
 from server.cli import serve
 from server.cli.flags import SettingsError, load, misspelt_variables
+from server.cli.main import app
 from server.config import Settings
 
 
@@ -83,6 +83,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "heads": ("some/heads", ("some/heads",)),
     "aux_model": ("some/amateur", "some/amateur"),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
+    "cors_origins": ("https://a.example", ("https://a.example",)),
     "max_body_mib": ("1.5", 1.5),
     "max_waiting": ("0", 0),
     "request_timeout_s": ("1", 1.0),
@@ -157,6 +158,24 @@ def test_several_heads(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert settings_of("--heads", "x").heads == ("x",)
     monkeypatch.setenv("SAMEWISE_HEADS", "")
     assert settings_of().heads == ()
+
+
+def test_several_origins(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = ("https://a.example", "http://localhost:3000")
+    assert settings_of("--cors-origins", both[0], "--cors-origins", both[1]).cors_origins == both
+    assert settings_of("--cors-origins", "https://A.example, http://localhost:3000").cors_origins == both
+    yaml_file.write_text("cors_origins: [https://a.example, 'http://localhost:3000']\n")
+    assert settings_of("--config", str(yaml_file)).cors_origins == both
+    monkeypatch.setenv("SAMEWISE_CORS_ORIGINS", ",".join(both))
+    assert settings_of().cors_origins == both
+    assert settings_of("--cors-origins", "*").cors_origins == ("*",)
+    monkeypatch.setenv("SAMEWISE_CORS_ORIGINS", "")
+    assert settings_of().cors_origins == ()
+
+
+@pytest.mark.parametrize("origin", ["https://a.example/", "a.example", "null", "https://*.a.example"])
+def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
+    assert invoke("--cors-origins", origin).stderr.startswith(f"error: --cors-origins: '{origin}' is no origin")
 
 
 def test_a_draft_model_for_its_method() -> None:
