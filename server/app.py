@@ -21,6 +21,8 @@ from server.generation.fingerprint import Fingerprint
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
 from server.http.auth import AuthMiddleware, load_keys
+from server.http.cors import allow_origins
+from server.http.head import HeadMiddleware
 from server.http.middleware import RequestMiddleware, report
 from server.http.responses import error_response
 from server.telemetry.metrics import Metrics
@@ -58,9 +60,9 @@ def create_app(
     app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint, intake)
     app.state.dialects = dialects
     app.add_middleware(AuthMiddleware, keys=load_keys(settings))
-    app.add_middleware(  # added last: outermost
-        RequestMiddleware, metrics=metrics, error_writers=error_writers(dialects)
-    )
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(RequestMiddleware, metrics=metrics, error_writers=error_writers(dialects))
+    allow_origins(app, settings.cors_origins)  # added last: outermost
     for dialect in dialects:
         app.include_router(dialect.router)
     app.add_exception_handler(ApiError, _on_api_error)

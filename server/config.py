@@ -1,10 +1,11 @@
 """The one settings model: command line flag = environment variable (SAMEWISE_*) = key of the YAML file."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -27,8 +28,30 @@ def _split_names(value: object) -> object:
     return [name for name in value.split(",") if name] if isinstance(value, str) else value
 
 
+def _split_origins(value: object) -> object:
+    """Commas may stand between several, as in other servers; browsers write them in lower case."""
+    entries = [value] if isinstance(value, str) else value
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        return entries
+    return [origin for entry in entries for one in entry.split(",") if (origin := one.strip().lower())]
+
+
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """What a browser never sends would never match."""
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            message = "'{origin}' is no origin, such as https://chat.example.com or http://localhost:3000, and not *"
+            raise PydanticCustomError("no_origin", message, {"origin": origin})
+    return origins
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 """A flag that may be given several times, a list in the YAML file, or one text for all."""
+
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_origins), AfterValidator(_check_origins)]
+"""The same, but in one text there are commas between them."""
 
 
 class Settings(BaseSettings):
@@ -100,6 +123,11 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
     api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")
+    cors_origins: Origins = Field(
+        (),
+        description="Origin of web pages that may use the server from a browser, * for all; may be given several "
+        "times; by default none.",
+    )
     max_body_mib: float = Field(8.0, gt=0, description="Largest request body.")
     max_waiting: int = Field(1024, ge=0, description="Choices that may wait beyond those that run; more get 429.")
     request_timeout_s: float = Field(600.0, gt=0, description="A request that takes longer is ended with an error.")

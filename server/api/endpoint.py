@@ -36,8 +36,9 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     meter = RequestMeter(services.metrics, record, keeps_text=services.settings.log_prompts)
     prompt = _prompt_of(plan, services.tokenizer) if services.settings.log_prompts else None
     meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
+    fingerprint = await services.fingerprint.of(services.info())
     run = Run(services.engine, services.tokenizer, plan, meter, timeout_s=services.settings.request_timeout_s)
-    answering = Answering(run, services.tokenizer, await services.fingerprint.of(services.info()), int(time.time()))
+    answering = Answering(run, services.tokenizer, fingerprint, int(time.time()))
     answer = api.answer(answering, taken.options)
     if plan.stream:
         limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)

@@ -34,7 +34,7 @@ async def health() -> Status:
 
 @router.get("/ready", responses=documented_errors(503))
 async def ready(services: ServicesDep) -> Status:
-    """The engine answers; 503 while it is starting, restarting, draining or failed."""
+    """Requests are answered; 503 while the engine starts, restarts, drains or has failed, or the model is hashed."""
     services.check_ready()
     return Status(status="ready")
 

@@ -41,9 +41,11 @@ class Services:
             raise UnavailableError("The engine is starting. Please try again later.") from None
 
     def check_ready(self) -> None:
-        """Raises UnavailableError unless the engine answers right now."""
+        """Raises UnavailableError unless a request would be answered right now."""
         if self.engine.state is not EngineState.READY:
             raise UnavailableError(f"The engine is {self.engine.state.value}. Please try again later.")
+        if not self.fingerprint.is_known:
+            raise UnavailableError("The server is starting: it hashes the model's files. Please try again later.")
 
     def planner(self) -> Planner:
         """Raises UnavailableError while the engine takes no work."""

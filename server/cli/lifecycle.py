@@ -6,9 +6,11 @@ The engine process starts first, since it takes longest; the HTTP side imports a
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from ipaddress import ip_address
 from socket import socket
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from rich.console import Console
@@ -25,6 +27,9 @@ from server.generation.planning.speculation import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure
 from server.telemetry.logs import configure_logging
 
+if TYPE_CHECKING:
+    from server.generation.fingerprint import Fingerprint
+
 FAILURE_CHECK_S = 1.0
 
 logger = logging.getLogger("samewise.server")
@@ -40,24 +45,27 @@ class Milestones:
 
     model_found: float
     http_ready: float
+    files_hashed: float
     engine_ready: float
     of_engine: tuple[tuple[str, float], ...]
     """What of the engine's time went where."""
 
     def __str__(self) -> str:
         http = self.http_ready - self.model_found
+        files = self.files_hashed - self.model_found
         engine = self.engine_ready - self.model_found
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.of_engine)
         return (
-            f"{self.engine_ready:.1f} s (model found in {self.model_found:.1f} s; then, side by side, "
-            f"HTTP and tokenizer in {http:.1f} s, engine in {engine:.1f} s: {parts})"
+            f"{max(self.files_hashed, self.engine_ready):.1f} s (model found in {self.model_found:.1f} s; then, side "
+            f"by side, HTTP and tokenizer in {http:.1f} s, files hashed in {files:.1f} s, "
+            f"engine in {engine:.1f} s: {parts})"
         )
 
 
 def serve(settings: Settings, started: float) -> None:
     """Serve until a signal ends it; `started` is when the command began, on the clock of time.perf_counter.
 
-    Raises StartError if the engine fails for good, or the address or the tokenizer cannot be used, and
+    Raises StartError if the engine fails for good, or the address or a file of the model cannot be used, and
     ModelNotFoundError.
     """
     console = Console(soft_wrap=True, highlight=False)
@@ -91,10 +99,10 @@ class _Life:
         engine = EngineProcess(engine_config(self._settings, self._checkpoints), _engine_limits(self._settings))
         await engine.start()
         try:
-            server = await asyncio.to_thread(self._build_server, engine)
+            server, fingerprint = await asyncio.to_thread(self._build_server, engine)
             http_ready = self._elapsed()
             self._announce("Listening", f"{self._address}, loading {self._folder.name}")
-            watch = asyncio.create_task(self._watch(engine, server, http_ready))
+            watch = asyncio.create_task(self._watch(engine, server, fingerprint, http_ready))
             await server.serve(sockets=[self._listener])
             watch.cancel()
             await asyncio.wait([watch])
@@ -103,7 +111,7 @@ class _Life:
         if not watch.cancelled() and (failure := watch.exception()):
             raise failure
 
-    def _build_server(self, engine: EngineClient) -> DrainingServer:
+    def _build_server(self, engine: EngineClient) -> tuple[DrainingServer, "Fingerprint"]:
         """Runs in a thread, so that the event loop goes on to start the engine."""
         from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
         from server.text.tokenizer import Tokenizer  # noqa: PLC0415
@@ -112,25 +120,37 @@ class _Life:
             tokenizer = Tokenizer.from_folder(self._folder.path)
             app = create_app(engine, tokenizer, self._settings, self._folder, self._checkpoints.aux_model)
         except OSError as error:
-            raise StartError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+            raise StartError(_describe(error)) from None
         except ValueError as error:
             raise StartError(str(error)) from None
-        return DrainingServer(configure(app, self._settings.client_timeout_s), engine, self._settings.drain_grace_s)
+        server = DrainingServer(configure(app, self._settings.client_timeout_s), engine, self._settings.drain_grace_s)
+        return server, app.state.services.fingerprint
 
-    async def _watch(self, engine: EngineProcess, server: DrainingServer, http_ready: float) -> None:
-        """Announce the engine when it is ready, and end the server when the engine has failed for good."""
+    async def _watch(
+        self, engine: EngineClient, server: DrainingServer, fingerprint: "Fingerprint", http_ready: float
+    ) -> None:
+        """Announce the server when it is ready, and end it when it cannot go on."""
         try:
-            await engine.wait_ready()
+            await self._announce_when_ready(engine, fingerprint, http_ready)
+            while engine.state is not EngineState.FAILED:  # noqa: ASYNC110  (the engine's interface has no such event)
+                await asyncio.sleep(FAILURE_CHECK_S)
+            raise StartError("the engine failed and could not be restarted; the log says why")
         except EngineUnavailableError as error:
-            server.should_exit = True
             if engine.state is EngineState.FAILED:
                 raise StartError(str(error)) from None
-            return
-        self._announce_ready(engine, Milestones(self._model_found, http_ready, self._elapsed(), engine.info.started_in))
-        while engine.state is not EngineState.FAILED:  # noqa: ASYNC110  (the engine's interface has no such event)
-            await asyncio.sleep(FAILURE_CHECK_S)
-        server.should_exit = True
-        raise StartError("the engine failed and could not be restarted; the log says why")
+        except OSError as error:
+            raise StartError(_describe(error)) from None
+        finally:
+            server.should_exit = True
+
+    async def _announce_when_ready(self, engine: EngineClient, fingerprint: "Fingerprint", http_ready: float) -> None:
+        """Raises EngineUnavailableError, and OSError if a file of the model cannot be read, whichever is first."""
+        engine_ready, files_hashed = await asyncio.gather(
+            self._time_of(engine.wait_ready()), self._time_of(fingerprint.wait_known())
+        )
+        await engine.wait_ready()  # it may have ended while files were hashed
+        started_in = engine.info.started_in
+        self._announce_ready(engine, Milestones(self._model_found, http_ready, files_hashed, engine_ready, started_in))
 
     def _announce_ready(self, engine: EngineClient, milestones: Milestones) -> None:
         info = engine.info
@@ -158,8 +178,16 @@ class _Life:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{host}:{port}"
 
+    async def _time_of(self, event: Coroutine[Any, Any, None]) -> float:
+        await event
+        return self._elapsed()
+
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
+
+
+def _describe(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
 def _warn_if_open(settings: Settings, listener: socket) -> None:

@@ -18,7 +18,7 @@ Flag = str | bool | list[str] | None
 EPILOG = (
     "Every option is also an environment variable (SAMEWISE_MAX_MODEL_LEN for --max-model-len) and a key of the YAML "
     "file (max_model_len). A flag goes before a variable, a variable before the file. A variable for several folders "
-    "is written as in PATH."
+    "is written as in PATH, one for several origins with commas."
 )
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", envvar="SAMEWISE_CONFIG", help="YAML file of settings.")

@@ -42,7 +42,7 @@ class CrashPolicy:
 
     def release(self) -> list[str]:
         """The requests to submit now, in order; from here on they count as being in the engine."""
-        suspect_inside = any(map(self._suspect, self._inside))
+        suspect_inside = bool(self._suspects_inside())
         released = []
         for request_id in self._waiting:
             if self._suspect(request_id):
@@ -57,9 +57,11 @@ class CrashPolicy:
 
     def crashed(self) -> Crash:
         """The engine died. Whoever was in it waits for `release` again, but for the culprit, which is removed."""
+        suspects = self._suspects_inside()
         for request_id in self._inside:
             self._crashes[request_id] += 1
-        suspects = [request_id for request_id in self._inside if self._suspect(request_id)]
+        if not suspects:  # whoever became one beside a suspect is none that died with it
+            suspects = self._suspects_inside()
         culprit = suspects[0] if len(suspects) == 1 else None
         victims = tuple(name for name in self._crashes if name in self._inside and name != culprit)
         if culprit is not None:
@@ -76,20 +78,29 @@ class CrashPolicy:
     def num_inside(self) -> int:
         return len(self._inside)
 
+    def _suspects_inside(self) -> list[str]:
+        return [request_id for request_id in self._inside if self._suspect(request_id)]
+
     def _suspect(self, request_id: str) -> bool:
         return self._crashes[request_id] >= SUSPICIOUS
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the engine is started again, after this many failures in a row to become ready."""
+    """How long to wait before the engine is started again, after this many failures in a row to stay up."""
 
     max_failures: int = 5
     first_s: float = 0.5
     longest_s: float = 10.0
+    steady_s: float = 60.0
+    """An engine that was ready for this long has stayed up, also without anything to do."""
+
+    def stayed_up(self, steps: int, ready_s: float) -> bool:
+        """Whether an engine that has done this many steps since it was ready, and died, was no failure."""
+        return steps > 0 or ready_s >= self.steady_s
 
     def delay(self, failures: int) -> float | None:
-        """Seconds: none for an engine that had been ready, then doubling; None means to give up."""
+        """Seconds: none after an engine that had stayed up, then doubling; None means to give up."""
         if failures >= self.max_failures:
             return None
         if failures == 0:

@@ -59,6 +59,7 @@ class EngineSupervisor(ABC):
         self._requests = LiveRequests()
         self._link: EngineLink | None = None  # to an engine that is ready
         self._info: RunnerInfo | None = None
+        self._ready_since: float | None = None  # of the engine that runs, on the clock of the event loop
         self._stats = EngineStats()
         self._num_restarts = 0
         self._num_messages = 0
@@ -186,26 +187,27 @@ class EngineSupervisor(ABC):
         """Returns why there will not be another engine."""
         failures = 0
         while True:
-            was_ready, ending = await self._run_engine()
-            failures = 0 if was_ready else failures + 1
-            delay = self._limits.backoff.delay(failures)
+            stayed_up, ending = await self._run_engine()
             if self._info is None:
                 return f"The engine did not start: {ending}"
+            died_of_request = self._judge(ending)
+            failures = 0 if stayed_up or died_of_request else failures + 1
+            delay = self._limits.backoff.delay(failures)
             if delay is None:
-                return f"The engine failed to restart {failures} times in a row, the last time: {ending}"
-            self._judge(ending)
+                return f"The engine failed {failures} times in a row before it had done a step, the last time: {ending}"
             self._num_restarts += 1
             await asyncio.sleep(delay)
 
     async def _run_engine(self) -> tuple[bool, str]:
-        """The whole life of one engine. Returns whether it was ever ready, and how it ended."""
+        """The whole life of one engine. Returns whether it stayed up, and how it ended."""
+        self._ready_since = None
         try:
             link = await self._launch()
         except OSError as error:
             return False, str(error)
         try:
             ending = await _first(self._read(link), link.exited(), self._watch())
-            return self._link is not None, ending
+            return self._has_stayed_up(), ending
         finally:
             gentle = self._stopping and self._link is not None
             self._link = None
@@ -246,21 +248,30 @@ class EngineSupervisor(ABC):
     def _become_ready(self, link: EngineLink, info: RunnerInfo) -> None:
         self._info = info
         self._link = link
+        self._stats = EngineStats()
+        self._ready_since = asyncio.get_running_loop().time()
         self._settled.set()
         logger.info("The engine is ready; %d requests are waiting for it.", len(self._requests))
         self._submit_released()
 
-    def _judge(self, ending: str) -> None:
-        """Find out what the death of the engine means for the live requests."""
+    def _has_stayed_up(self) -> bool:
+        if self._ready_since is None:
+            return False
+        ready_s = asyncio.get_running_loop().time() - self._ready_since
+        return self._limits.backoff.stayed_up(self._stats.steps, ready_s)
+
+    def _judge(self, ending: str) -> bool:
+        """Find out what the death of the engine means for the live requests. True if one of them is to blame."""
         error = RequestFailedError("The engine crashed repeatedly on this request; it was given up, the others go on.")
         crash = self._requests.crashed(error)
         logger.error(
-            "The engine ended: %s. Another is started. Requests that continue in it: %s",
+            "The engine ended: %s. Requests that are to continue: %s",
             ending,
             ", ".join(crash.victims) or "none",
         )
         if crash.culprit is not None:
             logger.error("Request %s was in the engine at repeated crashes and is failed alone.", crash.culprit)
+        return crash.culprit is not None
 
     def _fail(self, reason: str) -> None:
         logger.error("%s (requests failed with it: %d)", reason, len(self._requests))

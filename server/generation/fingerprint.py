@@ -30,6 +30,15 @@ class Fingerprint:
         self._digest.set_running_or_notify_cancel()  # nobody who stops waiting ends it
         threading.Thread(target=self._run, name="samewise-fingerprint", daemon=True).start()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the files are hashed, so that no answer waits for that any more."""
+        return self._digest.done() and self._digest.exception() is None
+
+    async def wait_known(self) -> None:
+        """Returns when the files are hashed. Raises OSError if one of them cannot be read."""
+        await asyncio.wrap_future(self._digest)
+
     async def of(self, info: RunnerInfo) -> str:
         """Changes whenever the answer to the same request may. With --no-exact answers also depend on what else runs.
 

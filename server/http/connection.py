@@ -1,7 +1,8 @@
 """One client's connection, with an end to every wait for the client.
 
 uvicorn limits only the idle time between requests. Here a client that connects and says nothing, stops in the middle
-of a request, or does not read its answer is dropped, so that it cannot hold a socket, memory or a request for ever.
+of a request, sends what is no part of one, or does not read its answer is dropped, so that it cannot hold a socket,
+memory or a request for ever: also one without a key, for none of this is asked for one.
 """
 
 import asyncio
@@ -14,12 +15,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from server.http.request_id import new_request_id
 
 MAX_HEAD_BYTES = 64 * 1024
+"""Of a request's head; also of the sizes of chunks, their extensions and trailers, between two pieces of a body."""
 
 
 def limited_connection(timeout_s: float) -> type[asyncio.Protocol]:
     """The protocol class of connections that wait at most this long for their client.
 
-    That is: for the whole head of a request, for the next bytes of its body, and for the client to read.
+    That is: for the whole head of a request, for the next bytes of its body, for all that is left of a body that was
+    answered before it had come, and for the client to read.
     """
 
     class Connection(LimitedConnection):
@@ -36,7 +39,7 @@ class LimitedConnection(HttpToolsProtocol):
     # The parser calls on_message_begin, on_headers_complete and on_message_complete from within data_received.
     _read_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    _bytes_beside_body = 0  # received since the last request or piece of a body, to within one read
     _body_open = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -46,25 +49,38 @@ class LimitedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._between_requests and self._read_deadline is None:
             self._read_deadline = self._later(self._drop_silent)
-        self._head_bytes += len(data)
+        self._bytes_beside_body += len(data)
         super().data_received(data)
         if self.transport.is_closing():
-            self._cancel_deadlines()
-        elif self._body_open:
-            self._restart_read_deadline()
-        elif self._between_requests and self._head_bytes > MAX_HEAD_BYTES:
+            return
+        if self._bytes_beside_body > MAX_HEAD_BYTES:
             self._refuse(431, "The request's header fields are too large.")
+        elif self._body_open and not self.cycle.response_complete:
+            self._restart_read_deadline()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._body_open:  # a trailer must not pass for a header, such as one with a key
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._cancel_read_deadline()
         self._body_open = True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._bytes_beside_body = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._cancel_read_deadline()
         self._body_open = False
-        self._head_bytes = 0
+        self._bytes_beside_body = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._limit_closing()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
@@ -75,9 +91,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._write_deadline is not None:
-            self._write_deadline.cancel()
-            self._write_deadline = None
+        if not self.transport.is_closing():
+            self._cancel_write_deadline()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
@@ -86,8 +101,15 @@ class LimitedConnection(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_deadlines()
+        self._cancel_read_deadline()
+        self._cancel_write_deadline()
         super().connection_lost(exc)
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether a request that has come as a whole has no whole answer yet, or its client has not read all of it."""
+        under_way = self.cycle is not None and not self.cycle.response_complete and not self._body_open
+        return under_way or self.transport.get_write_buffer_size() > 0
 
     @property
     def _between_requests(self) -> bool:
@@ -113,14 +135,25 @@ class LimitedConnection(HttpToolsProtocol):
             self._read_deadline.cancel()
             self._read_deadline = None
 
-    def _cancel_deadlines(self) -> None:
-        self._cancel_read_deadline()
+    def _cancel_write_deadline(self) -> None:
         if self._write_deadline is not None:
             self._write_deadline.cancel()
             self._write_deadline = None
 
+    def _limit_closing(self) -> None:
+        """A transport that closes waits for the client to read what was written, by itself for ever."""
+        if self._write_deadline is None:
+            self._write_deadline = self._later(self.transport.abort)
+
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what never became a request, and close."""
+        """Answer what never became a request, unless another answer has begun, and close."""
+        if self._between_requests or not (self.cycle.response_started or self.pipeline):
+            self._write_error(status, message)
+        self._cancel_read_deadline()
+        self.transport.close()
+        self._limit_closing()
+
+    def _write_error(self, status: int, message: str) -> None:
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         body = msgspec.json.encode({"error": error})
         head = (
@@ -128,4 +161,3 @@ class LimitedConnection(HttpToolsProtocol):
             f"x-request-id: {new_request_id()}\r\n\r\n"
         )
         self.transport.write(STATUS_LINE[status] + head.encode() + body)
-        self.transport.close()

@@ -12,12 +12,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from server.engine.client import EngineClient
-from server.http.connection import limited_connection
+from server.http.connection import LimitedConnection, limited_connection
 
 KEEP_ALIVE_S = 75
 """Idle connections live longer here than in the pools of clients and load balancers, which then close them first."""
 CLOSING_S = 3
-"""Given to answers that are already complete, to reach their clients."""
+"""Given to the errors that end what did not finish in time, to reach their clients."""
+DELIVERY_CHECK_S = 0.05
 
 logger = logging.getLogger("samewise.server")
 
@@ -54,7 +55,8 @@ def configure(app: ASGIApp, client_timeout_s: float) -> uvicorn.Config:
 class DrainingServer(uvicorn.Server):
     """Ends on SIGTERM and SIGINT without an error: new work is refused while running requests finish.
 
-    While the engine drains, the server goes on listening, so that /ready and new requests are told so.
+    The grace is for both: for the engine to finish them, and then for their clients to read the answers. Meanwhile the
+    server goes on listening, so that /ready and new requests are told so.
     """
 
     def __init__(self, config: uvicorn.Config, engine: EngineClient, grace_s: float) -> None:
@@ -82,8 +84,25 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         logger.info("Ending: no new requests are taken. A second signal ends at once.")
+        deadline = asyncio.get_running_loop().time() + self._grace_s
         await self._engine.drain(self._grace_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._deliver()
         self.should_exit = True
+
+    async def _deliver(self) -> None:
+        """Wait until the clients have read the answers that are there, not those to requests that come meanwhile."""
+        waiting = {one for one in self._connections() if one.owes_answer}
+        if waiting:
+            logger.info("Draining: %d answers are on their way to their clients.", len(waiting))
+        while waiting and not self.force_exit:
+            await asyncio.sleep(DELIVERY_CHECK_S)
+            waiting = {one for one in waiting & self._connections() if one.owes_answer}
+
+    def _connections(self) -> set[LimitedConnection]:
+        """Those that are open."""
+        return {one for one in self.server_state.connections if isinstance(one, LimitedConnection)}
 
     async def _stop(self) -> None:
         self.force_exit = self.should_exit = True

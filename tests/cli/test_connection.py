@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from uvicorn.server import ServerState
 
+from server.http.connection import limited_connection
 from server.http.draining_server import BindError, bind, configure
 from tests.cli.fake_openai import running
 
@@ -19,7 +21,10 @@ SLACK_S = 20.0
 
 
 class Application:
-    """Echoes the length of the body, slowly on /slow; sends without end on /endless."""
+    """Echoes the length of the body; /headers are sent back; sends without end on /endless, and begins to on /begun.
+
+    /early is answered without a look at the body.
+    """
 
     def __init__(self) -> None:
         self.disconnected = 0
@@ -46,7 +51,18 @@ class Application:
     async def answer(self, request: Request) -> Response:
         if request.url.path == "/endless":
             return StreamingResponse(self.endless())
+        if request.url.path == "/begun":
+            return StreamingResponse(self.begun())
+        if request.url.path == "/early":
+            return PlainTextResponse("no")
+        if request.url.path == "/headers":
+            await request.body()
+            return JSONResponse(list(request.headers))
         return PlainTextResponse(str(len(await request.body())))
+
+    async def begun(self):  # type: ignore[no-untyped-def]
+        yield b"first"
+        await asyncio.Event().wait()
 
     async def endless(self):  # type: ignore[no-untyped-def]
         try:
@@ -78,6 +94,16 @@ def seconds_until_dropped(client: socket.socket) -> float:
     return time.perf_counter() - start
 
 
+def send_until_dropped(client: socket.socket, piece: bytes) -> None:
+    """Send piece after piece; raises TimeoutError where the server goes on to take them."""
+    start = time.perf_counter()
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while time.perf_counter() - start < SLACK_S:
+            client.sendall(piece)
+            time.sleep(0.05)
+        raise TimeoutError("the client was not dropped")
+
+
 def ask(client: socket.socket, request: bytes) -> bytes:
     client.sendall(request)
     return client.recv(65536)
@@ -88,11 +114,8 @@ def test_one_that_says_nothing_is_dropped(client: socket.socket) -> None:
 
 
 def test_one_that_drips_its_head_is_dropped(client: socket.socket) -> None:
-    start = time.perf_counter()
-    with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012
-        while time.perf_counter() - start < SLACK_S:
-            client.sendall(b"G" if time.perf_counter() == start else b"E")
-            time.sleep(0.05)
+    client.sendall(b"G")
+    send_until_dropped(client, b"E")
 
 
 def test_one_that_stops_in_its_head_is_dropped_also_later(client: socket.socket) -> None:
@@ -113,6 +136,39 @@ def test_a_body_may_take_longer_while_it_comes(client: socket.socket) -> None:
         time.sleep(TIMEOUT_S / 8)
         client.sendall(b"x")
     assert client.recv(65536).endswith(b"\r\n\r\n16")
+
+
+def test_one_that_goes_on_with_a_body_that_was_answered_is_dropped(client: socket.socket) -> None:
+    assert b"200 OK" in ask(client, b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+    send_until_dropped(client, b"x")
+
+
+CHUNKED = b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "beside_the_body",
+    [
+        b"0\r\n" + b"a: b\r\n" * 20_000,
+        b"0\r\na: " + b"b" * 100_000,
+        b"1;" + b"x" * 100_000,
+        b"0" * 100_000,
+    ],
+    ids=["trailers", "a long trailer", "an extension", "a chunk's size"],
+)
+def test_what_chunks_bring_beside_the_body_is_limited(client: socket.socket, beside_the_body: bytes) -> None:
+    answer = ask(client, b"POST /" + CHUNKED + beside_the_body)
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
+def test_many_small_chunks_are_a_body_like_any_other(client: socket.socket) -> None:
+    client.sendall(b"POST /" + CHUNKED + b"1;ext\r\nx\r\n" * 30_000 + b"0\r\n\r\n")
+    assert client.recv(65536).endswith(b"\r\n\r\n30000")
+
+
+def test_a_trailer_is_no_header(client: socket.socket) -> None:
+    answer = ask(client, b"POST /headers" + CHUNKED + b"0\r\nauthorization: Bearer x\r\n\r\n")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == ["host", "transfer-encoding"]
 
 
 def test_a_connection_may_be_idle_between_requests(client: socket.socket) -> None:
@@ -142,6 +198,44 @@ def test_what_is_no_request_is_told_so(client: socket.socket, request_bytes: byt
     head, _, body = ask(client, request_bytes).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 " + status)
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_nothing_is_written_into_an_answer_that_has_begun(client: socket.socket) -> None:
+    received = ask(client, b"GET /begun HTTP/1.1\r\nhost: x\r\n\r\n")
+    while b"first" not in received:
+        received += client.recv(65536)
+    assert ask(client, b"what is this\r\n\r\n") == b""
+
+
+class UnreadTransport(asyncio.Transport):
+    """To a client that reads nothing; what is written stays below the mark at which writing pauses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing = False
+        self.aborted = asyncio.Event()
+
+    def write(self, data: bytes) -> None: ...
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+@pytest.mark.parametrize("request_bytes", [b"GET /early HTTP/1.0\r\n\r\n", b"what is this\r\n\r\n"])
+async def test_the_end_of_an_answer_is_not_waited_for_for_ever(application: Application, request_bytes: bytes) -> None:
+    protocol = limited_connection(0.01)
+    connection = protocol(configure(application, 0.01), ServerState(), {}, asyncio.get_running_loop())  # type: ignore[call-arg]
+    transport = UnreadTransport()
+    connection.connection_made(transport)
+    connection.data_received(request_bytes)
+    async with asyncio.timeout(SLACK_S):
+        await transport.aborted.wait()
 
 
 def test_an_address_that_is_taken_is_told() -> None:

@@ -59,7 +59,7 @@ def test_the_file_can_be_named_by_a_variable(yaml_file: Path, monkeypatch: pytes
 
 EXAMPLES: dict[str, tuple[str, Any]] = {
     "model": ("some/model", "some/model"),
-    "served_model_name": ("x", "x"),
+    "served_model_name": ("x", ("x",)),
     "host": ("::1", "::1"),
     "port": ("0", 0),
     "device": ("cpu", "cpu"),
@@ -82,7 +82,9 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "draft_model": ("some/draft", "some/draft"),
     "heads": ("some/heads", ("some/heads",)),
     "aux_model": ("some/amateur", "some/amateur"),
+    "strict": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
+    "cors_origins": ("https://a.example", ("https://a.example",)),
     "max_body_mib": ("1.5", 1.5),
     "max_waiting": ("0", 0),
     "request_timeout_s": ("1", 1.0),
@@ -106,7 +108,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
 ) -> None:
     text, value = EXAMPLES[name]
     dashed = name.replace("_", "-")
-    flags = {"model": [text], "log_prompts": ["--log-prompts"]}
+    flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"]}
     flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")
@@ -157,6 +159,24 @@ def test_several_heads(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert settings_of("--heads", "x").heads == ("x",)
     monkeypatch.setenv("SAMEWISE_HEADS", "")
     assert settings_of().heads == ()
+
+
+def test_several_origins(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = ("https://a.example", "http://localhost:3000")
+    assert settings_of("--cors-origins", both[0], "--cors-origins", both[1]).cors_origins == both
+    assert settings_of("--cors-origins", "https://A.example, http://localhost:3000").cors_origins == both
+    yaml_file.write_text("cors_origins: [https://a.example, 'http://localhost:3000']\n")
+    assert settings_of("--config", str(yaml_file)).cors_origins == both
+    monkeypatch.setenv("SAMEWISE_CORS_ORIGINS", ",".join(both))
+    assert settings_of().cors_origins == both
+    assert settings_of("--cors-origins", "*").cors_origins == ("*",)
+    monkeypatch.setenv("SAMEWISE_CORS_ORIGINS", "")
+    assert settings_of().cors_origins == ()
+
+
+@pytest.mark.parametrize("origin", ["https://a.example/", "a.example", "null", "https://*.a.example"])
+def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
+    assert invoke("--cors-origins", origin).stderr.startswith(f"error: --cors-origins: '{origin}' is no origin")
 
 
 def test_a_draft_model_for_its_method() -> None:

@@ -40,12 +40,16 @@ class Running:
 
 @dataclass
 class FakeEngine:
+    dies: bool = False
+    """As soon as it is ready."""
     running: dict[tuple[str, int], Running] = field(default_factory=dict)
     steps: int = 0
     integrity_checks: int = 0
 
     @property
     def has_work(self) -> bool:
+        if self.dies:
+            raise RuntimeError("told to die")
         return bool(self.running)
 
     def add(self, request: EngineRequest) -> None:
@@ -141,4 +145,4 @@ def load(config: EngineConfig) -> LoadedEngine:
         kernels="none",
         speculation_methods=("auto", "ngram"),
     )
-    return LoadedEngine(FakeEngine(), info)
+    return LoadedEngine(FakeEngine(dies=word == "die"), info)

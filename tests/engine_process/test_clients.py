@@ -15,6 +15,7 @@ from server.engine.client import (
     QueueFullError,
     RequestFailedError,
 )
+from server.engine.recovery import Backoff
 from server.engine.supervisor import EngineLimits
 from tests.engine_process.conftest import MAX_NUM_SEQS, MAX_WAITING, collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, REJECT, VOCAB, expected
@@ -325,11 +326,70 @@ async def test_restarts_that_keep_failing_fail_everything(running):
     async with running(loads=("", "refuse", "raise", "refuse")) as client:
         streams = [asyncio.create_task(collect(client, request(f"r{i}", RAISE, max_tokens=LONG))) for i in range(3)]
         for stream in streams:
-            with pytest.raises(EngineUnavailableError, match=r"failed to restart 3 times in a row.*80 GiB"):
+            with pytest.raises(EngineUnavailableError, match=r"failed 3 times in a row .*80 GiB"):
                 await stream
         assert client.state is EngineState.FAILED
-        with pytest.raises(EngineUnavailableError, match="failed to restart"):
+        with pytest.raises(EngineUnavailableError, match="failed 3 times"):
             await collect(client, request("late"))
+
+
+class CountedBackoff:
+    """Remembers what it is asked; waits for nothing and never gives up."""
+
+    def __init__(self, steady_s: float = 60.0) -> None:
+        self.failures: list[int] = []
+        self._rule = Backoff(steady_s=steady_s)
+
+    def stayed_up(self, steps: int, ready_s: float) -> bool:
+        return self._rule.stayed_up(steps, ready_s)
+
+    def delay(self, failures: int) -> float:
+        self.failures.append(failures)
+        return 0.0
+
+
+def counting(backoff: CountedBackoff) -> EngineLimits:
+    return EngineLimits(max_waiting=MAX_WAITING, engine_timeout_s=60.0, backoff=backoff)
+
+
+async def test_an_engine_that_dies_whenever_it_is_ready_is_given_up(make):
+    client = make(loads=("die",) * 10)
+    await client.start()
+    await until(lambda: client.state is EngineState.FAILED or client.num_restarts > 3)
+    assert client.num_restarts == 2
+    with pytest.raises(EngineUnavailableError, match="failed 3 times in a row before it had done a step, the last"):
+        await client.wait_ready()
+    await client.stop()
+
+
+async def test_an_engine_that_was_ready_for_long_has_stayed_up(make):
+    backoff = CountedBackoff(steady_s=0.0)
+    client = make(loads=("die",) * 4, limits=counting(backoff))
+    await client.start()
+    await until(lambda: client.num_restarts == 4)
+    assert backoff.failures == [0] * 4
+    await client.stop()
+
+
+async def test_an_engine_that_has_done_a_step_has_stayed_up(make):
+    backoff = CountedBackoff()
+    client = make(loads=("die", "die"), limits=counting(backoff))
+    await client.start()
+    await until(lambda: client.num_restarts == 2)
+    with pytest.raises(RequestFailedError):
+        await collect(client, request("poison", RAISE))
+    assert backoff.failures == [1, 2, 0, 0]
+    await client.stop()
+
+
+async def test_requests_that_kill_it_in_its_first_step_do_not_end_the_server(running):
+    deadly = replace(request("poison", RAISE), choices=(ChoiceState(0, (1, 2, 3)),))
+    async with running() as client:
+        for number in range(4):
+            with pytest.raises(RequestFailedError):
+                await collect(client, replace(deadly, request_id=f"poison{number}"))
+        assert await collect(client, request("next")) == {0: expected(request("next"))}
+        assert client.num_restarts == 8
 
 
 async def test_an_idle_client_is_not_taken_for_silent(running):

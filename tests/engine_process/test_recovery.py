@@ -50,6 +50,17 @@ def test_the_only_suspect_is_the_culprit_and_the_unsuspected_go_on():
     assert policy.release() == ["new"]
 
 
+def test_a_suspect_is_not_covered_by_those_that_came_during_the_restarts():
+    policy = crowd("poison")
+    culprits = []
+    for number in range(3):
+        policy.add(f"beside{number}")
+        policy.release()
+        culprits.append(policy.crashed().culprit)
+        policy.add(f"later{number}")
+    assert culprits == [None, None, "poison"]
+
+
 def test_several_suspects_go_back_one_at_a_time_beside_the_unsuspected():
     policy = crowd("a", "b", "c")
     for _ in range(2):
@@ -115,6 +126,13 @@ def test_every_poison_of_a_crowd_fails_and_everything_else_completes(seed):
                 del remaining[name]
     assert not remaining
     assert failed == poisons
+
+
+def test_an_engine_stays_up_by_work_or_by_time():
+    backoff = Backoff(steady_s=60.0)
+    assert backoff.stayed_up(steps=1, ready_s=0.0)
+    assert backoff.stayed_up(steps=0, ready_s=60.0)
+    assert not backoff.stayed_up(steps=0, ready_s=59.0)
 
 
 def test_backoff_doubles_to_its_longest_and_then_gives_up():

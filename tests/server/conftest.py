@@ -53,7 +53,9 @@ def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Callable
 
 @pytest.fixture
 async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(make_app()) as client:
+    app = make_app()
+    await app.state.services.fingerprint.wait_known()  # or it would not be ready
+    async with client_of(app) as client:
         yield client
 
 

@@ -150,6 +150,7 @@ async def test_keys(make_app: Callable[..., FastAPI], tmp_path: Path, caplog: py
     caplog.set_level(logging.DEBUG)
     (tmp_path / "keys").write_text("first-key\n\n  second-key \n")
     app = make_app(api_key="main-key", api_keys_file=tmp_path / "keys")
+    await app.state.services.fingerprint.wait_known()
     async with client_of(app) as client:
         for path in ("/health", "/ready", "/metrics", "/version", "/openapi.json"):
             assert (await client.get(path)).status_code == 200

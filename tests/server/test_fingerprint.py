@@ -54,7 +54,7 @@ async def test_every_byte_of_the_files_counts(tmp_path: Path):
     assert len(set(seen)) == 3
 
 
-async def test_nothing_waits_for_the_hash_but_answers(
+async def test_nothing_waits_for_the_hash_but_answers_and_readiness(
     folder: Path, make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
 ):
     may_end = threading.Event()
@@ -66,8 +66,10 @@ async def test_nothing_waits_for_the_hash_but_answers(
     monkeypatch.setattr(fingerprint, "hash_file", slowly)
     async with client_of(make_app()) as client:
         assert (await client.get("/v1/models")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503
         may_end.set()
         assert (await client.post(CHAT, json=chat())).status_code == 200
+        assert (await client.get("/ready")).status_code == 200
 
 
 async def test_a_file_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -78,4 +80,7 @@ async def test_a_file_that_cannot_be_read_is_told(folder: Path, monkeypatch: pyt
     broken = Fingerprint([folder], Settings())
     for _ in range(2):
         with pytest.raises(OSError, match="broken disk"):
+            await broken.wait_known()
+        with pytest.raises(OSError, match="broken disk"):
             await broken.of(INFO)
+    assert not broken.is_known

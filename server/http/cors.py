@@ -1,0 +1,26 @@
+"""Which web pages may use the server from a browser, as browsers ask (CORS)."""
+
+from collections.abc import Collection
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+METHODS = ("GET", "POST", "HEAD", "DELETE", "OPTIONS")
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "x-samewise-ignored")
+"""Those of answers that a page's scripts may read; clients look for them."""
+
+
+def allow_origins(app: FastAPI, origins: Collection[str]) -> None:
+    """Let pages of these origins use the application; `*` stands for all. Of none, nothing changes.
+
+    To be called after all other middleware was added, which this one then surrounds: a preflight, which a browser sends
+    without the key, is answered here, and every error carries the headers without which a page could not read it.
+    """
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=METHODS,
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )

@@ -1,0 +1,115 @@
+"""The life of a server from its start to its end, with a stand-in for the engine."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from model_runner.models.content_hash import hash_file
+from server.cli import lifecycle
+from server.cli.lifecycle import StartError
+from server.config import Settings
+from server.engine.client import EngineState
+from server.generation import fingerprint
+from tests.server.fake_engine import FakeEngine
+from tests.server.tiny_model import write_folder
+from tests.waiting import until
+
+
+class ObservedEngine(FakeEngine):
+    """Lets a test look on from within the server's event loop, as soon as the engine is ready."""
+
+    def __init__(self, look_on: Callable[[FakeEngine], Awaitable[None]]) -> None:
+        super().__init__()
+        self._look_on = look_on
+        self.observer: asyncio.Task[None] | None = None
+
+    async def wait_ready(self) -> None:
+        self.observer = self.observer or asyncio.ensure_future(self._look_on(self))
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Serves a tiny model until the test's observer or an error ends that."""
+    monkeypatch.setattr(lifecycle, "configure_logging", lambda *_: None)
+    monkeypatch.setattr(lifecycle, "FAILURE_CHECK_S", 0.01)
+    folder = write_folder(tmp_path / "tiny")
+
+    def run(look_on: Callable[[FakeEngine], Awaitable[None]]) -> None:
+        engine = ObservedEngine(look_on)
+        monkeypatch.setattr(lifecycle, "EngineProcess", lambda *_: engine)
+        try:
+            lifecycle.serve(Settings(model=str(folder), host="127.0.0.1", port=0), time.perf_counter())
+        finally:
+            if engine.observer is not None and engine.observer.done() and not engine.observer.cancelled():
+                engine.observer.result()
+
+    return run
+
+
+def end_by_signal() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_it_is_ready_when_the_files_are_hashed(
+    serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    may_end = threading.Event()
+    printed = ""
+
+    def hash_later(path: Path, cache: Path) -> str:
+        may_end.wait(60)
+        return hash_file(path, cache)
+
+    def says(words: str) -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().out
+        return words in printed
+
+    async def look_on(engine: FakeEngine) -> None:
+        try:
+            await until(lambda: says("Listening"))
+            address = printed.split()[1].removesuffix(",")
+            async with httpx.AsyncClient(trust_env=False) as client:
+                assert (await client.get(f"{address}/health")).status_code == 200
+                assert (await client.get(f"{address}/ready")).status_code == 503
+                assert not says("Ready in")
+                may_end.set()
+                await until(lambda: says("Ready in"))
+                assert (await client.get(f"{address}/ready")).status_code == 200
+        finally:
+            may_end.set()
+            end_by_signal()
+
+    monkeypatch.setattr(fingerprint, "hash_file", hash_later)
+    serve(look_on)
+    assert ", files hashed in " in printed
+
+
+def test_a_file_that_cannot_be_read_ends_it(serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, cache: Path) -> str:
+        raise OSError(5, "Input/output error", str(path))
+
+    async def look_on(engine: FakeEngine) -> None:
+        pass
+
+    monkeypatch.setattr(fingerprint, "hash_file", fail)
+    with pytest.raises(StartError, match=r"^/.*/chat_template.jinja: Input/output error$"):
+        serve(look_on)
+
+
+def test_an_engine_that_has_failed_for_good_ends_it(
+    serve: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def look_on(engine: FakeEngine) -> None:
+        await until(lambda: "Ready in" in capsys.readouterr().out)
+        engine.state = EngineState.FAILED
+
+    with pytest.raises(StartError, match="the engine failed and could not be restarted"):
+        serve(look_on)
