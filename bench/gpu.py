@@ -39,7 +39,7 @@ SERVED = dict.fromkeys(CLIENTS, PROMPT + ANSWER // 2)
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 SERVER_PACKAGES = (
     *("fastapi", "httpx", "jinja2", "msgspec", "prometheus_client", "pydantic", "pydantic_settings", "sse_starlette"),
-    *("typer", "uvicorn", "yaml", "zmq"),
+    *("typer", "uvicorn", "yaml"),
 )
 PARTS = (
     Part("tests", 20, is_quick=True),

@@ -22,7 +22,7 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 FAMILIES = {name.rpartition(".")[2] for name in decoder_families.FAMILIES}
 """Classes of transformers."""
 OF_OTHERS = FAMILIES | {
-    *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "ZeroMQ", "api.openai.com", "python_info"),
+    *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "api.openai.com", "python_info"),
     *("h_v", "p_j", "p_M"),
 }
 """What looks like a name of ours in code spans and drawings: of other programs, hosts, and symbols in formulas."""

@@ -1,6 +1,7 @@
 """What crosses the socket between the HTTP process and the engine process, as msgpack.
 
-Every message is one frame. The first one to a new engine process is `Load`; it answers `Ready` or `LoadFailed`.
+Every message is one frame (framing.py). The first one to a new engine process is `Load`; it answers `Ready` or
+`LoadFailed`.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,16 @@
-"""The engine in a process of its own, behind a ZeroMQ socket."""
+"""The engine in a process of its own, behind a pair of sockets."""
 
 import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
-import tempfile
-from pathlib import Path
-
-import zmq
-import zmq.asyncio
+from collections import deque
+from typing import cast
 
 from server.engine.environment import engine_environment
+from server.engine.framing import FrameReader, framed
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_from_engine, encode
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 from server.engine.worker import DEFAULT_FACTORY
@@ -39,47 +38,51 @@ class EngineProcess(EngineSupervisor):
 
 
 class ProcessLink:
-    """One engine process, with its own socket in its own private folder: nothing of another engine can arrive here."""
+    """One engine process, with a connection of its own: nothing of another engine can arrive here."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: "ServerSocket") -> None:
+    def __init__(self, process: asyncio.subprocess.Process, connection: "EngineConnection") -> None:
         self._process = process
-        self._socket = socket
-        self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
-        self._sender = asyncio.create_task(self._send_all(), name="samewise-engine-sender")
+        self._connection = connection
 
     @classmethod
     async def open(cls, factory: str) -> "ProcessLink":
         """Start an engine process. Its output goes where ours goes. Raises OSError if it cannot be started."""
-        socket = ServerSocket()
-        try:
-            command = [sys.executable, "-P", "-m", "server.engine.worker"]  # -P: import nothing from the working folder
-            options = ["--connect", socket.address, "--parent", str(os.getpid()), "--factory", factory]
-            process = await asyncio.create_subprocess_exec(
-                *command, *options, stdin=asyncio.subprocess.DEVNULL, env=engine_environment()
-            )
-        except OSError as error:
-            socket.close()
-            raise OSError(f"{sys.executable} cannot be run: {error}") from error
-        except BaseException:
-            socket.close()
-            raise
-        return cls(process, socket)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            _, connection = await asyncio.get_running_loop().create_unix_connection(EngineConnection, sock=ours)
+            try:
+                command = [sys.executable, "-P", "-m", "server.engine.worker"]  # -P: nothing from the working folder
+                options = ["--socket", str(theirs.fileno()), "--parent", str(os.getpid()), "--factory", factory]
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    *options,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env=engine_environment(),
+                    pass_fds=[theirs.fileno()],
+                )
+            except OSError as error:
+                await connection.close()
+                raise OSError(f"{sys.executable} cannot be run: {error}") from error
+            except BaseException:
+                await connection.close()
+                raise
+        return cls(process, connection)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def send(self, message: ToEngine) -> None:
-        self._outbox.put_nowait(message)
+        self._connection.send(encode(message))
 
     async def receive(self) -> FromEngine:
-        return decode_from_engine(await self._socket.receive())
+        return decode_from_engine(await self._connection.receive())
 
     async def exited(self) -> str:
         return _describe(self.pid, await self._process.wait())
 
     async def close(self, grace_s: float) -> None:
-        """Ends and reaps the process, and removes the socket."""
+        """Ends and reaps the process, and closes the connection."""
         try:
             self.send(Shutdown())
             with contextlib.suppress(TimeoutError):
@@ -89,42 +92,46 @@ class ProcessLink:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
-            self._sender.cancel()
-            await asyncio.wait([self._sender])
-            self._socket.close()
+            await self._connection.close()
             await self._process.wait()
 
-    async def _send_all(self) -> None:
-        while True:
-            await self._socket.send(encode(await self._outbox.get()))
 
-
-class ServerSocket:
-    """A bound socket whose file only this user can reach."""
+class EngineConnection(asyncio.Protocol):
+    """Our end of a pair of sockets of which an engine process has the other one."""
 
     def __init__(self) -> None:
-        """Raises OSError if no socket can be made."""
-        self._folder = tempfile.TemporaryDirectory(prefix="samewise-")  # mode 0700
-        self.address = f"ipc://{Path(self._folder.name) / 'engine.sock'}"
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)  # nothing is dropped
-        try:
-            self._socket.bind(self.address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise OSError(f"cannot listen on {self.address}: {error}") from error
+        self._reader = FrameReader()
+        self._received: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._lost = asyncio.Event()
 
-    async def send(self, frame: bytes) -> None:
-        await self._socket.send(frame)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received.extend(self._reader.feed(data))
+        if self._received:
+            self._news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost.set()
+
+    def send(self, payload: bytes) -> None:
+        """Never blocks; what a dead engine is sent is lost."""
+        if not self._lost.is_set():
+            self._transport.write(framed(payload))
 
     async def receive(self) -> bytes:
-        frame: bytes = await self._socket.recv()
-        return frame
+        """The next frame; waits for ever once the engine is dead."""
+        while not self._received:
+            self._news.clear()
+            await self._news.wait()
+        return self._received.popleft()
 
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-        self._folder.cleanup()
+    async def close(self) -> None:
+        """Nothing that was not sent yet is waited for."""
+        self._transport.abort()
+        await self._lost.wait()
 
 
 def _describe(pid: int, code: int) -> str:

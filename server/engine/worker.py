@@ -5,11 +5,14 @@ costs no torch.
 """
 
 import argparse
+import contextlib
 import gc
 import importlib
 import logging
 import os
+import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +20,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-import zmq
-
 from model_runner.config import RunnerConfig
 from model_runner.parent import die_with_parent
+from server.engine.framing import FrameReader, framed
 from server.engine.loop import EXIT_CRASHED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
 from server.engine.stop_watch import StopWatches
@@ -30,6 +32,10 @@ from server.text.tokenizer import Tokenizer
 DEFAULT_FACTORY = "server.engine.worker:load_engine"
 
 PARENT_CHECK_MS = 1000
+UNSENT_CHECK_MS = 1
+SEND_BUFFER = 4 << 20
+"""Bytes that may be on their way to a server that is busy."""
+RECEIVE_BYTES = 1 << 18
 
 Factory = Callable[[EngineConfig], LoadedEngine]
 
@@ -79,30 +85,48 @@ def _without_collecting() -> Iterator[None]:
 class SocketChannel:
     """The worker's end of the socket. Reads `Shutdown` when the parent process is gone."""
 
-    def __init__(self, address: str, parent: int) -> None:
+    def __init__(self, descriptor: int, parent: int) -> None:
+        """`descriptor` is that of a connected socket, which the process has from its parent."""
         self._parent = parent
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)  # sending never blocks, and nothing is dropped
-        self._socket.connect(address)
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._reader = FrameReader()
+        self._unsent = bytearray()  # what the socket had no room for
 
     def receive(self, *, wait: bool) -> Sequence[ToEngine]:
         """All messages that are there; with `wait`, blocks for one, at most a second."""
         if os.getppid() != self._parent:
             return (Shutdown(),)
-        messages = []
-        timeout_ms = PARENT_CHECK_MS if wait else 0
-        while self._socket.poll(timeout_ms):
-            messages.append(decode_to_engine(self._socket.recv()))
-            timeout_ms = 0
-        return messages
+        if wait:
+            self._flush()
+            self._poll.poll(UNSENT_CHECK_MS if self._unsent else PARENT_CHECK_MS)
+        messages: list[ToEngine] = []
+        try:
+            while data := self._socket.recv(RECEIVE_BYTES):
+                messages += map(decode_to_engine, self._reader.feed(data))
+        except BlockingIOError:
+            return messages
+        except ConnectionError:
+            pass
+        return [*messages, Shutdown()]  # the parent has closed its end
 
     def send(self, message: FromEngine) -> None:
-        self._socket.send(encode(message))
+        """Never blocks: what there is no room for goes with the next message, or when there is nothing else to do."""
+        self._unsent += framed(encode(message))
+        self._flush()
 
     def close(self) -> None:
         """Nothing that was not sent yet is waited for: whoever closes has been told to, or has lost its parent."""
-        self._context.destroy(linger=0)
+        self._socket.close()
+
+    def _flush(self) -> None:
+        """A parent that is gone is noticed where its messages are read."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
 
 
 def detach_from_terminal() -> None:
@@ -128,13 +152,13 @@ def wait_for_load(channel: SocketChannel) -> EngineConfig | None:
 def main() -> int:
     """Run one engine from `Load` to `Shutdown`; returns the exit code."""
     parser = argparse.ArgumentParser(description="The engine process of samewise; started by the server.")
-    parser.add_argument("--connect", required=True, help="ZeroMQ address of the server")
+    parser.add_argument("--socket", required=True, type=int, help="descriptor of the socket to the server")
     parser.add_argument("--parent", required=True, type=int, help="process id of the server")
     parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that loads the engine")
     arguments = parser.parse_args()
     detach_from_terminal()
     die_with_parent()
-    channel = SocketChannel(arguments.connect, arguments.parent)
+    channel = SocketChannel(arguments.socket, arguments.parent)
     config = wait_for_load(channel)
     if config is None:
         channel.close()

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,11 @@ def kind() -> str:
 
 
 @pytest.fixture(autouse=True)
-def sockets(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which sockets are made: short, and empty again after each test."""
-    with tempfile.TemporaryDirectory(prefix="sw") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield Path(folder)
-        assert list(Path(folder).iterdir()) == []
+def descriptors() -> Iterator[None]:
+    """Whatever a test did, nothing stays open."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def is_reaped(pid: int) -> bool:
@@ -143,24 +143,6 @@ async def test_an_engine_that_cannot_even_be_started_is_a_clear_failure(make, mo
     await client.stop()
 
 
-async def test_a_folder_with_too_long_a_name_is_a_clear_failure(make, tmp_path, monkeypatch):
-    deep = tmp_path / ("x" * 120)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    client = make()
-    await client.start()
-    with pytest.raises(EngineUnavailableError, match="cannot listen on ipc://"):
-        await client.wait_ready()
-    await client.stop()
-    assert list(deep.iterdir()) == []
-
-
-async def test_the_socket_is_private(running, sockets):
-    async with running():
-        (folder,) = sockets.iterdir()
-        assert folder.stat().st_mode & 0o777 == 0o700
-
-
 async def test_the_signals_of_a_terminal_do_not_reach_the_engine(running):
     wanted = request("a", max_tokens=60)
     async with running() as client:
@@ -207,8 +189,21 @@ asyncio.run(main())
 
 async def test_the_worker_notices_between_steps_that_its_parent_is_not_the_expected_one():
     """What stands in for the kernel's help where there is none, or when the parent died before it was asked for."""
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "server.engine.worker", "--connect", "ipc:///nonexistent/engine.sock", "--parent", "1"
-    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        descriptor = theirs.fileno()
+        command = [sys.executable, "-m", "server.engine.worker", "--socket", str(descriptor), "--parent", "1"]
+        worker = await asyncio.create_subprocess_exec(*command, pass_fds=[descriptor])
+        async with asyncio.timeout(20):
+            assert await worker.wait() == 0
+
+
+async def test_the_worker_ends_when_its_connection_does():
+    ours, theirs = socket.socketpair()
+    descriptor = theirs.fileno()
+    command = [sys.executable, "-m", "server.engine.worker", "--socket", str(descriptor), "--parent", str(os.getpid())]
+    with theirs:
+        worker = await asyncio.create_subprocess_exec(*command, pass_fds=[descriptor])
+    ours.close()
     async with asyncio.timeout(20):
         assert await worker.wait() == 0
