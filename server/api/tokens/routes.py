@@ -29,8 +29,8 @@ router = APIRouter(tags=["Tokenizer"])
 async def tokenize(request: Request, services: ServicesDep) -> Response:
     """The tokens of a prompt, or of messages after the chat template."""
     body = await read_body(request, services.settings.max_body_mib)
-    content = await services.intake.run(tokenize_body, body, services.info())
-    return Response(content, media_type="application/json")
+    answer = await services.intake.run(tokenize_body, body, services.info())
+    return Response(answer.content, media_type="application/json", headers=answer.headers)
 
 
 @router.post(
