@@ -17,6 +17,7 @@ from server.http.body import read_body
 from server.http.disconnect import wait_unless_gone
 from server.http.event_stream import EventStream, StreamLimits
 from server.http.middleware import record_of
+from server.http.responses import json_response
 from server.telemetry.request_meter import RequestMeter
 from server.text.tokenizer import Tokenizer
 
@@ -30,7 +31,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     taken: Taken = await services.intake.run(take_in, body, services.info(), api, record.client)
     plan = taken.plan
     meter = RequestMeter(services.metrics, record, keeps_text=services.settings.log_prompts)
-    prompt = _prompt_of(plan, services.tokenizer) if services.settings.log_prompts else None
+    prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer) if services.settings.log_prompts else None
     meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
     fingerprint = await services.fingerprint.of(services.info())
     run = Run(services.engine, services.tokenizer, plan, meter, timeout_s=services.settings.request_timeout_s)
@@ -44,7 +45,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     finally:
         run.close()
     content = await asyncio.to_thread(answer.whole, choices)  # many logprobs take a while
-    return Response(content, media_type="application/json", headers=as_headers(plan.notices))
+    return json_response(content, as_headers(plan.notices))
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
