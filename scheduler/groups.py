@@ -59,6 +59,7 @@ class Guided:
             sampling=sampling,
             max_tokens=choice.max_tokens,
             priority=choice.priority,
+            client=choice.client,
             cache_salt=choice.cache_salt,
             tokens=[*prompt, *choice.tokens[choice.num_prompt :]],
             num_prompt=len(prompt),

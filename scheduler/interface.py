@@ -98,7 +98,7 @@ class EngineRequest:
     """Its best sequences are the choices, which must be numbered from 0 and not be more than its width. It has no
     speculation."""
     client: str = ""
-    """Who asks, where a policy lets clients take turns; empty where nobody can tell."""
+    """Who asks; empty where nobody can tell. A fair policy lets clients take turns, whatever salts they choose."""
 
     @property
     def width(self) -> int:

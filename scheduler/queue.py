@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from scheduler.config import Policy
@@ -80,41 +81,67 @@ class PriorityQueue(ArrivalQueue):
 
 
 class FairQueue:
-    """Cache salts take turns, whatever the number of choices behind each; first come, first served within a salt."""
+    """Parties take turns, whatever the number of choices behind each; within one, the order is that of its own line."""
 
-    def __init__(self) -> None:
-        self._turns: OrderedDict[str, ArrivalQueue] = OrderedDict()  # only salts that wait, the next one first
+    def __init__(self, party: Callable[[Request], str], make_line: Callable[[], WaitingQueue]) -> None:
+        """`party` says whose turn a choice takes; `make_line` makes the line of one party."""
+        self._party = party
+        self._make_line = make_line
+        self._turns: OrderedDict[str, WaitingQueue] = OrderedDict()  # only parties that wait, the next one first
 
     def __len__(self) -> int:
         return sum(map(len, self._turns.values()))
 
     def push(self, request: Request) -> None:
-        self._turns.setdefault(request.cache_salt, ArrivalQueue()).push(request)
+        self._line(request).push(request)
 
     def requeue(self, request: Request) -> None:
-        self.push(request)
-        self._turns.move_to_end(request.cache_salt, last=False)  # its turn brought nothing, so it is given back
+        self._line(request).requeue(request)
+        self._turns.move_to_end(self._party(request), last=False)  # its turn brought nothing, so it is given back
 
     def peek(self) -> Request:
         return next(iter(self._turns.values())).peek()
 
     def pop(self) -> Request:
-        request = self.peek()
-        self._turns.move_to_end(request.cache_salt)
-        self.remove(request)
+        party, line = next(iter(self._turns.items()))
+        self._turns.move_to_end(party)
+        request = line.pop()
+        self._drop_if_empty(party)
         return request
 
     def remove(self, request: Request) -> None:
-        queue = self._turns[request.cache_salt]
-        queue.remove(request)
-        if not queue:
-            del self._turns[request.cache_salt]
+        party = self._party(request)
+        self._turns[party].remove(request)
+        self._drop_if_empty(party)
 
     def rank(self, request: Request) -> tuple[int, int]:
         return (0, request.arrival)
 
+    def _line(self, request: Request) -> WaitingQueue:
+        party = self._party(request)
+        if party not in self._turns:
+            self._turns[party] = self._make_line()
+        return self._turns[party]
+
+    def _drop_if_empty(self, party: str) -> None:
+        if not self._turns[party]:
+            del self._turns[party]
+
 
 def make_queue(policy: Policy) -> WaitingQueue:
     """The queue of a policy's name."""
-    queues: dict[Policy, type[WaitingQueue]] = {"fcfs": ArrivalQueue, "priority": PriorityQueue, "fair": FairQueue}
+    queues: dict[Policy, Callable[[], WaitingQueue]] = {
+        "fcfs": ArrivalQueue,
+        "priority": PriorityQueue,
+        "fair": _between_clients,
+    }
     return queues[policy]()
+
+
+def _between_clients() -> FairQueue:
+    """Clients take turns, and the salts of one within its turns: more salts, which it chooses, bring it no more."""
+    return FairQueue(lambda request: request.client, _between_salts)
+
+
+def _between_salts() -> FairQueue:
+    return FairQueue(lambda request: request.cache_salt, ArrivalQueue)

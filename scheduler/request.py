@@ -37,6 +37,7 @@ class Request:
     sampling: SamplingParams
     max_tokens: int
     priority: int
+    client: str
     cache_salt: str
     tokens: list[int]
     num_prompt: int
@@ -143,6 +144,7 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
             sampling=_sampling_of(request, choice),
             max_tokens=request.max_tokens,
             priority=request.priority,
+            client=request.client,
             cache_salt=request.cache_salt,
             tokens=[*request.prompt, *choice.output],
             num_prompt=len(request.prompt),

@@ -97,7 +97,7 @@ class Settings(BaseSettings):
     policy: Policy = Field(
         "fcfs",
         description="Who waits for how long: first come, first served; lower `priority` of requests first; or turns "
-        "between requests with different `cache_salt`.",
+        "between API keys, and between the requests of each with different `cache_salt`.",
     )
     logprobs: LogprobsMode = Field("raw", description="Logprobs of the raw or of the processed distribution.")
     threads: int | None = Field(None, ge=1, description="Threads of the CPU kernels; by default the cores at hand.")

@@ -1,16 +1,15 @@
 """The way of every request that generates, whatever API it comes through."""
 
 import asyncio
-import re
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from fastapi import Request, Response
 
 from server.api.generation_api import Answering, GenerationApi, Taken, take_in
 from server.api.services import Services
-from server.generation.notices import Notice
+from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
 from server.generation.result import collect
 from server.generation.run import Run
@@ -18,13 +17,11 @@ from server.http.body import read_body
 from server.http.disconnect import wait_unless_gone
 from server.http.event_stream import EventStream, StreamLimits
 from server.http.middleware import record_of
+from server.http.responses import json_response
 from server.telemetry.request_meter import RequestMeter
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
-_UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")
-"""Characters that cannot stand in an entry of a header."""
-_LONGEST_HEADER = 1024
 
 
 async def respond(api: GenerationApi, request: Request, services: Services) -> Response:
@@ -34,7 +31,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     taken: Taken = await services.intake.run(take_in, body, services.info(), api, record.client)
     plan = taken.plan
     meter = RequestMeter(services.metrics, record, keeps_text=services.settings.log_prompts)
-    prompt = _prompt_of(plan, services.tokenizer) if services.settings.log_prompts else None
+    prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer) if services.settings.log_prompts else None
     meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
     fingerprint = await services.fingerprint.of(services.info())
     run = Run(services.engine, services.tokenizer, plan, meter, timeout_s=services.settings.request_timeout_s)
@@ -42,13 +39,13 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     answer = api.answer(answering, taken.options)
     if plan.stream:
         limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
-        return EventStream(run, answer, limits, headers=_headers(plan.notices))
+        return EventStream(run, answer, limits, headers=as_headers(plan.notices))
     try:
         choices = await unless_gone(request, collect(run))
     finally:
         run.close()
     content = await asyncio.to_thread(answer.whole, choices)  # many logprobs take a while
-    return Response(content, media_type="application/json", headers=_headers(plan.notices))
+    return json_response(content, as_headers(plan.notices))
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
@@ -60,11 +57,3 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
 
 def _prompt_of(plan: Plan, tokenizer: Tokenizer) -> str:
     return "\n".join(tokenizer.decode(one.prompt, skip_special_tokens=False) for one in plan.requests)
-
-
-def _headers(notices: Sequence[Notice]) -> dict[str, str]:
-    """The paths of what was left out or changed."""
-    if not notices:
-        return {}
-    paths = ", ".join(_UNSAFE.sub("?", notice.path) for notice in notices)
-    return {"x-samewise-ignored": paths[:_LONGEST_HEADER]}

@@ -1,13 +1,15 @@
 """From the bytes of a body to a plan, without keeping the event loop: the larger, the further away from it.
 
 Parsing, validating and encoding hold the interpreter's lock for long stretches, so a thread protects nobody from a body
-of megabytes. Those are taken in by a process of their own, started when the first one comes.
+of megabytes. Those are taken in by a process of their own, started when the first one comes. Those of kilobytes have
+one thread for all: several would pass the lock among each other while the event loop waits for it.
 """
 
 import asyncio
+import re
 import signal
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
@@ -34,8 +36,8 @@ SMALL_BYTES = 4 << 10
 """Bodies up to this size take less time than handing them over."""
 LARGE_BYTES = 192 << 10
 """Bodies from this size on go to another process."""
-SLOW_FIELDS = (b'"dry_sequence_breakers"',)
-"""Fields that take a while, however short they are: they are looked for in the whole vocabulary."""
+SLOW = re.compile(rb"dry_sequence_breakers|\\u00")
+"""What takes a while, however short it is: breakers are looked for in the whole vocabulary. A name may have escapes."""
 MAX_PROCESSES = 2
 
 
@@ -73,6 +75,7 @@ class Intake:
         self._folder = folder
         self._model = model
         self._settings = settings
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="samewise-intake")
         self._processes: ProcessPoolExecutor | None = None
 
     async def run(self, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any) -> _T:
@@ -84,12 +87,13 @@ class Intake:
         if len(body) >= LARGE_BYTES:
             return await self._elsewhere(work, body, info, *args)
         context = IntakeContext(self._tokenizer, self._model, info, self._settings)
-        if len(body) <= SMALL_BYTES and not any(name in body for name in SLOW_FIELDS):
+        if len(body) <= SMALL_BYTES and not SLOW.search(body):
             return work(context, body, *args)
-        return await asyncio.to_thread(work, context, body, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, context, body, *args)
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Take nothing more in; what has begun ends by itself."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._processes is not None:
             self._processes.shutdown(wait=False, cancel_futures=True)
 

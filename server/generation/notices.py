@@ -8,6 +8,9 @@ from server.errors import InvalidRequestError
 
 MAX_NOTICES = 32
 """More would be a longer answer than the request's own."""
+_UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")
+"""Characters that cannot stand in an entry of a header."""
+_LONGEST_HEADER = 1024
 _INDEX = re.compile(r"\[\d+\]")
 
 
@@ -32,6 +35,14 @@ def to_report(notices: Iterable[Notice], *, strict: bool) -> Sequence[Notice]:
             raise InvalidRequestError(message + notice.reason, param=notice.path, code="unsupported_parameter")
         first.setdefault(_INDEX.sub("[]", notice.path), notice)
     return tuple(first.values())[:MAX_NOTICES]
+
+
+def as_headers(notices: Sequence[Notice]) -> dict[str, str]:
+    """Their paths, as the headers of an answer say them."""
+    if not notices:
+        return {}
+    paths = ", ".join(_UNSAFE.sub("?", notice.path) for notice in notices)
+    return {"x-samewise-ignored": paths[:_LONGEST_HEADER]}
 
 
 def as_json(notices: Iterable[Notice]) -> list[dict[str, str]]:

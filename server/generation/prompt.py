@@ -47,11 +47,7 @@ def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[s
         raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
     wished = {name: value for name, value in conversation.wishes.items() if name in template.variables}
     variables = {**wished, **conversation.variables}
-    notices = [
-        Notice(name, "The model's chat template has no such variable.")
-        for name in conversation.wishes
-        if name not in variables
-    ]
+    notices = list(_unmet(conversation.wishes, variables))
     try:
         conversation, text = _shown(template, conversation, variables, notices)
         notices += _not_shown(template, conversation.messages, variables)
@@ -106,14 +102,24 @@ def _check_variables(template: ChatTemplate, variables: Mapping[str, Any]) -> No
             raise InvalidRequestError(message, param=path, code="unknown_parameter")
 
 
+def _unmet(wishes: Mapping[str, Any], variables: Mapping[str, Any]) -> Iterator[Notice]:
+    """The wishes that the template, given these variables, does not follow."""
+    for name, wish in wishes.items():
+        if name not in variables:
+            yield Notice(name, "The model's chat template has no such variable.")
+        elif variables[name] != wish:
+            yield Notice(name, f"'chat_template_kwargs.{name}' says otherwise.")
+
+
 def _not_shown(
     template: ChatTemplate, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
 ) -> Iterator[Notice]:
     """What may be left out and is. Looks at each role by itself, since templates treat roles differently."""
     first: dict[tuple[str, str], int] = {}
     for index, message in enumerate(messages):
-        for key in message.keys() & {*MUST_SHOW, *MAY_SHOW}:
-            first.setdefault((key, message["role"]), index)
+        for key in (*MUST_SHOW, *MAY_SHOW):
+            if message.get(key):
+                first.setdefault((key, message["role"]), index)
     for (key, role), index in first.items():
         if template.ignores(key, role, messages, variables=variables):
             path = f"messages[{index}].{key}"

@@ -10,10 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import Settings
 from server.errors import AuthenticationError
+from server.http.middleware import record_in
 from server.http.responses import error_response
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
 """Probes, scrapers and the documentation need no key."""
+_ID_LENGTH = 16
 
 
 class KeyRing:
@@ -25,11 +27,14 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def accepts(self, key: str) -> bool:
-        """Whether the key is one of the ring; takes as long whichever it is."""
+    def client_of(self, key: str) -> str | None:
+        """Who has the key: an id that does not tell it. None for a key that is not of the ring.
+
+        Takes as long whichever it is.
+        """
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+        return digest.hex()[:_ID_LENGTH] if any(matches) else None
 
 
 def load_keys(settings: Settings) -> KeyRing:
@@ -59,7 +64,10 @@ def _digest(key: str) -> bytes:
 
 
 class AuthMiddleware:
-    """Answers 401 unless the request carries one of the keys. Pure ASGI: streams pass through untouched."""
+    """Answers 401 unless the request carries one of the keys, and notes whose it is.
+
+    Pure ASGI: streams pass through untouched.
+    """
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -67,19 +75,22 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
-            error = self._refusal(Headers(scope=scope).get("authorization", ""))
-            if error is not None:
+            try:
+                record_in(scope).client = self._client(Headers(scope=scope).get("authorization", ""))
+            except AuthenticationError as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refusal(self, header: str) -> AuthenticationError | None:
+    def _client(self, header: str) -> str:
+        """Who sent the header. Raises AuthenticationError."""
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            return AuthenticationError(
+            raise AuthenticationError(
                 "You didn't provide an API key. You need to provide your API key in an Authorization header using "
                 "Bearer auth (i.e. Authorization: Bearer YOUR_KEY)."
             )
-        if not self._keys.accepts(key.strip()):
-            return AuthenticationError("Incorrect API key provided.", code="invalid_api_key")
-        return None
+        client = self._keys.client_of(key.strip())
+        if client is None:
+            raise AuthenticationError("Incorrect API key provided.", code="invalid_api_key")
+        return client

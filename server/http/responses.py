@@ -1,14 +1,32 @@
-"""Errors as responses, each in the form of the API that it belongs to."""
+"""Answers that are ready, and errors, each in the form of the API that it belongs to."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from fastapi import Response
+from fastapi.responses import StreamingResponse
 from starlette.types import Scope
 
 from server.errors import ApiError
 
 ErrorWriter = Callable[[ApiError], bytes]
 """Writes the body of an error."""
+
+
+_PIECE_BYTES = 1 << 20
+
+
+def json_response(content: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer in pieces: to write one of many megabytes at once would copy it while nobody else is answered."""
+    headers = headers or {}
+    if len(content) <= _PIECE_BYTES:
+        return Response(content, media_type="application/json", headers=dict(headers))
+    sized = {**headers, "content-length": str(len(content))}
+    return StreamingResponse(_pieces(content), media_type="application/json", headers=sized)
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), _PIECE_BYTES):
+        yield content[start : start + _PIECE_BYTES]
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -5,13 +5,14 @@ import random
 import pytest
 
 from model_runner.contract import SamplingParams
+from scheduler.groups import Guided
 from scheduler.interface import EngineRequest
 from scheduler.queue import make_queue
 from scheduler.request import make_choices
 
 
-def make(arrival, priority=0, salt=""):
-    request = EngineRequest(f"r{arrival}", (1,), SamplingParams(), 1, priority=priority, cache_salt=salt)
+def make(arrival, priority=0, salt="", client=""):
+    request = EngineRequest(f"r{arrival}", (1,), SamplingParams(), 1, priority=priority, cache_salt=salt, client=client)
     return make_choices(request, arrival, block_size=4)[0]
 
 
@@ -26,6 +27,48 @@ def drain(queue):
 
 def arrivals(requests):
     return [request.arrival for request in requests]
+
+
+class Turns:
+    """The truth about fair turns: of those that wait, whoever has waited longest for a turn is next, at both levels."""
+
+    def __init__(self):
+        self.waiting = []
+        self._since = {}
+        self._clock = 0
+
+    @property
+    def head(self):
+        return min(self.waiting, key=lambda one: (*(self._since[party] for party in parties(one)), one.arrival))
+
+    def push(self, request):
+        self.waiting.append(request)
+        for party in parties(request):
+            self._since.setdefault(party, self._tick())
+
+    def requeue(self, request):
+        self.waiting.append(request)
+        before_all = -self._tick()
+        self._since.update(dict.fromkeys(parties(request), before_all))
+
+    def pop(self):
+        request = self.head
+        self._since.update(dict.fromkeys(parties(request), self._tick()))
+        self.remove(request)
+        return request
+
+    def remove(self, request):
+        self.waiting.remove(request)
+        there = {party for other in self.waiting for party in parties(other)}
+        self._since = {party: since for party, since in self._since.items() if party in there}
+
+    def _tick(self):
+        self._clock += 1
+        return self._clock
+
+
+def parties(request):
+    return request.client, (request.client, request.cache_salt)
 
 
 RANKS = {"fcfs": lambda request: request.arrival, "priority": lambda request: (request.priority, request.arrival)}
@@ -101,6 +144,73 @@ def test_an_aborted_choice_costs_its_salt_no_turn():
     queue.remove(requests[3])
     assert len(queue) == 2
     assert arrivals(drain(queue)) == [1, 2]
+
+
+@pytest.mark.parametrize(("num_clients", "num_salts"), [(1, 4), (4, 1), (3, 3)])
+def test_turns_are_fair_under_any_mix_of_calls(num_clients, num_salts):
+    pick, queue, truth, popped = random.Random(num_clients), make_queue("fair"), Turns(), []
+    for arrival in range(2000):
+        call = pick.random()
+        if call < 0.5:
+            salt, client = f"salt {pick.randrange(num_salts)}", f"client {pick.randrange(num_clients)}"
+            request = make(arrival, salt=salt, client=client)
+            truth.push(request)
+            queue.push(request)
+        elif call < 0.6 and popped:
+            request = popped.pop()
+            truth.requeue(request)
+            queue.requeue(request)
+        elif call < 0.7 and truth.waiting:
+            request = pick.choice(truth.waiting)
+            truth.remove(request)
+            queue.remove(request)
+        elif truth.waiting:
+            popped.append(truth.pop())
+            assert queue.pop() is popped[-1]
+        assert len(queue) == len(truth.waiting)
+    assert len(queue) > 20
+    assert drain(queue) == [truth.pop() for _ in range(len(truth.waiting))]
+
+
+def test_many_salts_bring_a_client_no_more_turns_than_one():
+    queue = make_queue("fair")
+    for arrival in range(50):
+        queue.push(make(arrival, salt=f"salt {arrival}", client="greedy"))
+    for arrival in range(50, 100):
+        queue.push(make(arrival, salt="salt 0", client="modest"))
+    order = drain(queue)
+    assert [request.client for request in order] == ["greedy", "modest"] * 50
+    assert arrivals(order[::2]) == list(range(50))
+    assert arrivals(order[1::2]) == list(range(50, 100))
+
+
+def test_a_preempted_choice_gives_the_turn_back_to_its_client_and_its_salt():
+    queue = make_queue("fair")
+    requests = [make(0, salt="x", client="a"), make(1, salt="x", client="a"), make(2, salt="y", client="a")]
+    for request in [*requests, make(3, client="b")]:
+        queue.push(request)
+    assert queue.pop() is requests[0]
+    queue.requeue(requests[0])
+    assert arrivals(drain(queue)) == [0, 3, 2, 1]
+
+
+@pytest.mark.parametrize(("removed", "left"), [(0, [3, 2, 1]), (1, [0, 2, 3]), (2, [0, 1, 3]), (3, [0, 2, 1])])
+def test_a_choice_can_be_taken_out_wherever_it_stands(removed, left):
+    """Those of a client with two salts, of which one has two choices, and of another client."""
+    queue = make_queue("fair")
+    requests = [
+        make(arrival, client=client, salt=salt) for arrival, (client, salt) in enumerate(["ax", "ay", "by", "ax"])
+    ]
+    for request in requests:
+        queue.push(request)
+    queue.remove(requests[removed])
+    assert arrivals(drain(queue)) == left
+
+
+def test_all_members_of_a_group_and_all_forks_are_the_client_s():
+    choice = make(0, client="a")
+    assert choice.fork("fork", 1).client == "a"
+    assert [member.client for member in Guided(choice, [2], block_size=4).members] == ["a", "a"]
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("fcfs", 4), ("fair", 4), ("priority", 3)])

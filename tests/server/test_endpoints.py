@@ -173,6 +173,25 @@ async def test_keys(make_app: Callable[..., FastAPI], tmp_path: Path, caplog: py
     assert "-key" not in caplog.text
 
 
+async def test_a_key_tells_who_the_client_is_and_does_not_go_further(
+    make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path
+):
+    (tmp_path / "keys").write_text("first-key\nsecond-key\n")
+    async with client_of(make_app(api_keys_file=tmp_path / "keys")) as client:
+        for key in ("first-key", "second-key", "first-key"):
+            response = await client.post(CHAT, json=chat(), headers={"authorization": f"Bearer {key}"})
+            assert response.status_code == 200
+    first, second, again = (request.client for request in engine.requests)
+    assert first
+    assert first == again != second
+    assert "-key" not in repr(engine.requests)
+
+
+async def test_without_keys_nobody_can_tell_clients_apart(client: httpx.AsyncClient, engine: FakeEngine):
+    await client.post(CHAT, json=chat(), headers={"authorization": "Bearer any"})
+    assert engine.requests[-1].client == ""
+
+
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_a_file_without_keys_lets_nobody_in_by_accident(make_app, tmp_path: Path, content: str):
     (tmp_path / "keys").write_text(content)

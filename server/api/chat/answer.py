@@ -34,9 +34,8 @@ class ChatAnswer(OpenAIAnswer):
 
     def frame(self, event: Event) -> bytes:
         """See Answer."""
-        begins = event.choice not in self._begun
-        text = self._text(event) if isinstance(event, TextDelta) else self._end(event)
-        return self._role(event.choice) + text if begins else text
+        role = b"" if event.choice in self._begun else self._role(event.choice)  # the first chunk, so written first
+        return role + (self._text(event) if isinstance(event, TextDelta) else self._end(event))
 
     def _choice(self, index: int, choice: WholeChoice) -> dict[str, Any]:
         return {

@@ -1,12 +1,13 @@
 """Messages of a conversation, as OpenAI's chat completions have them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import EchoedModel, Refused, hint, problem, refused, shape
 from server.errors import InvalidRequestError
+from server.generation.notices import Notice
 from server.http.strict_json import parse_json
 
 
@@ -22,6 +23,13 @@ class TextPart(EchoedModel):
         if getattr(self, self.type) is None:
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", self.type)
         return self
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield from super().left_out(path)
+        other = "refusal" if self.type == "text" else "text"
+        if self.asks(other):
+            yield Notice(f"{path}.{other}", f"The part is of the type '{self.type}'.")
 
 
 Content = Annotated[
@@ -108,6 +116,12 @@ class Message(EchoedModel):
             if self.role != role and getattr(self, field) is not None:
                 message = f"Unknown parameter: '{{path}}'. It belongs to messages of the role '{role}'."
                 raise problem("unknown_parameter", message, field)
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield from super().left_out(path)
+        if self.refusal and text_of(self.content):
+            yield Notice(f"{path}.refusal", "The message has content, which is read instead.")
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it: text as one string, and only the keys that have a value."""

@@ -70,20 +70,27 @@ class RequestModel(BaseModel):
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
         """What of the model is a hint that is not followed, at any depth. `path` is where the model stands."""
-        for name in self.model_fields_set:
-            at = f"{path}.{name}" if path else name
-            if name not in type(self).model_fields:
-                yield Notice(shorten(at, 200), "Unknown; left out.")
-            elif (reason := self.relations(name).get("x-hint")) and self.asks(name):
+        for name in type(self).model_fields:  # in their order, which a set of names does not have
+            if name not in self.model_fields_set:
+                continue
+            at = _join(path, name)
+            if (reason := self.relations(name).get("x-hint")) and self.asks(name):
                 yield Notice(at, reason)
             else:
                 yield from _left_out_of(getattr(self, name), at)
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                yield Notice(shorten(_join(path, name), 200), "Unknown; left out.")
 
 
 class EchoedModel(RequestModel):
     """What clients send back as they got it, from this server or another: what is unknown in it is left out."""
 
     model_config = ConfigDict(extra="allow")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _left_out_of(value: object, path: str) -> Iterator[Notice]:

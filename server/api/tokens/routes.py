@@ -14,6 +14,7 @@ from server.api.tokens.schema import (
 )
 from server.api.tokens.work import detokenize_body, tokenize_body
 from server.http.body import read_body
+from server.http.responses import json_response
 
 _ERRORS = (400, 401, 404, 413, 415, 500, 503)
 
@@ -29,8 +30,8 @@ router = APIRouter(tags=["Tokenizer"])
 async def tokenize(request: Request, services: ServicesDep) -> Response:
     """The tokens of a prompt, or of messages after the chat template."""
     body = await read_body(request, services.settings.max_body_mib)
-    content = await services.intake.run(tokenize_body, body, services.info())
-    return Response(content, media_type="application/json")
+    answer = await services.intake.run(tokenize_body, body, services.info())
+    return json_response(answer.content, answer.headers)
 
 
 @router.post(
@@ -43,7 +44,7 @@ async def detokenize(request: Request, services: ServicesDep) -> Response:
     """The text of tokens, special tokens included."""
     body = await read_body(request, services.settings.max_body_mib)
     content = await services.intake.run(detokenize_body, body, services.info())
-    return Response(content, media_type="application/json")
+    return json_response(content)
 
 
 @router.get("/tokenizer_info", responses=documented_errors(401, 503))

@@ -1,17 +1,29 @@
 """From the body of a request to the tokenizer to that of its answer, wherever the tokenizer is."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import msgspec
 
 from server.api.intake import IntakeContext, validated
 from server.api.tokens.schema import DetokenizeRequest, TokenizeRequest
-from server.generation.notices import Notice, as_json, to_report
+from server.generation.notices import Notice, as_headers, as_json, to_report
 from server.generation.planning.sampling import check_tokens
 from server.generation.prompt import render
 from server.generation.request import Conversation
 
 
-def tokenize_body(context: IntakeContext, body: bytes) -> bytes:
-    """A TokenizeResponse. Raises ApiError."""
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """An answer as it is sent."""
+
+    content: bytes
+    """A TokenizeResponse."""
+    headers: Mapping[str, str]
+
+
+def tokenize_body(context: IntakeContext, body: bytes) -> Tokenized:
+    """The tokens of what the body has. Raises ApiError."""
     asked = validated(TokenizeRequest, body)
     if asked.model is not None:
         context.model.check_name(asked.model)
@@ -24,7 +36,7 @@ def tokenize_body(context: IntakeContext, body: bytes) -> bytes:
         answer["token_strs"] = [context.tokenizer.token_text(token) for token in tokens]
     if notices:
         answer["warnings"] = as_json(notices)
-    return msgspec.json.encode(answer)
+    return Tokenized(msgspec.json.encode(answer), as_headers(notices))
 
 
 def detokenize_body(context: IntakeContext, body: bytes) -> bytes:
