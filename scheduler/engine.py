@@ -1,7 +1,5 @@
 """The loop's body: schedule, execute, update."""
 
-from dataclasses import replace
-
 from model_runner.contract import LaunchedStep, Runner, StepPlan
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from scheduler.scheduler import Scheduler
@@ -50,7 +48,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        return replace(self.scheduler.stats(), speculation=self.runner.speculation_stats())
+        return self.scheduler.stats(self.runner.speculation_stats())
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if the scheduler's books do not balance. Cheap enough for every idle moment."""

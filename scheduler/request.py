@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from model_runner.contract import SamplingParams, Speculation, TokenLogprobs
+from model_runner.contract import SamplingParams, ScheduledRequest, Speculation, TokenLogprobs
 from scheduler.interface import ChoiceState, EngineRequest
 from scheduler.prefix_cache import BlockChain
 
@@ -64,8 +64,13 @@ class Request:
     """Key of the request that this one is the guide of; it is no choice itself."""
     chosen: int | None = None
     """The last token, if the runner does not know it yet."""
+    decode_share: ScheduledRequest = field(init=False)
+    """Of a step that computes its last token, within its blocks: the same object each time."""
     forked_from: "Request | None" = None
     """A running member of the group, to be forked at the next step, that shares all tokens but the last."""
+
+    def __post_init__(self) -> None:
+        self.decode_share = ScheduledRequest(self.key, 1, ())
 
     @property
     def members(self) -> Sequence["Request"]:
@@ -90,6 +95,16 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt logprobs are still to be delivered, for which every position must be computed."""
         return self.sampling.prompt_logprobs is not None
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether its next step computes its last token and nothing else, with nobody beside it."""
+        return (
+            len(self.tokens) - self.num_computed == 1
+            and self.group is None
+            and not self.num_candidates
+            and self.forked_from is None
+        )
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Deliver the collected prompt logprobs, once: computing the prompt again will not ask for them."""

@@ -25,9 +25,8 @@ The beams of a search are a group, and so are a choice and its guide: admitted w
 preempted together, and in lockstep, which means that the last known tokens of all are computed in the same step.
 """
 
-from dataclasses import asdict
-
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
+from model_runner.info import SpeculationStats
 from scheduler.ahead import goes_on_alone, plan_ahead
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.checks import check_request
@@ -111,10 +110,12 @@ class Scheduler:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
         step = Step(self._limit.budget(self._running, self._waiting))
         for request in list(self._running.values()):
-            if request.key in self._running and request is request.members[0]:  # not preempted for one before it
+            leads = request.group is None or request is request.members[0]
+            if leads and request.key in self._running:  # not preempted for one before it
                 self._continue(request, step)
         for request in self._running.values():
-            self._grant_drafts(request, step)
+            if request.num_draft:
+                self._grant_drafts(request, step)
         self._admit_waiting(step)
         if not step.shares:
             return StepPlan((), (), (), ())
@@ -167,13 +168,14 @@ class Scheduler:
         owner = self._searches if retreat.failed.request_id in self._searches else self._choices
         return owner.fail(retreat.failed, OUT_OF_MEMORY)
 
-    def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges."""
+    def stats(self, speculation: tuple[SpeculationStats, ...] = ()) -> EngineStats:
+        """A snapshot of counters and gauges, with what the runner says of its speculation."""
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             kv_usage=self._pool.num_used / self.num_blocks,
-            **asdict(self._counters),
+            speculation=speculation,
+            **self._counters.totals(),
         )
 
     def check_integrity(self) -> None:
@@ -188,6 +190,10 @@ class Scheduler:
         """Schedule a running choice and the others of its group, or preempt them where blocks run out and it is the
         policy's choice that they go.
         """
+        if request.only_decodes and request.num_computed < len(request.blocks) * self._config.block_size:
+            if step.budget:
+                step.give_decode(request)
+            return
         members = request.members
         shares = lockstep(members, step.budget)
         if not any(shares):

@@ -29,6 +29,11 @@ class Step:
         self.shares[request.key] = share
         self.budget -= share.num_rows
 
+    def give_decode(self, request: Request) -> None:
+        """Have a request that `only_decodes` do so, within the blocks that it has."""
+        self.shares[request.key] = request.decode_share
+        self.budget -= 1
+
     def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
         """Give it room for so many drafts as well."""
         share = self.shares[request.key]

@@ -19,6 +19,9 @@ class Verdict:
     stop_token_id: int | None = None
 
 
+_GOES_ON = Verdict(1)
+
+
 def judge(request: Request, sampled: Sequence[int]) -> Verdict:
     """Decide over tokens that follow the request's own. A stop token is kept, and wins over the length limit.
 
@@ -28,6 +31,8 @@ def judge(request: Request, sampled: Sequence[int]) -> Verdict:
     if request.num_output and request.tokens[-1] in stops:
         return Verdict(0, FinishReason.STOP, request.tokens[-1])
     room = request.max_tokens - request.num_output
+    if len(sampled) == 1 < room and sampled[0] not in stops:
+        return _GOES_ON
     for index, token in enumerate(sampled[:room]):
         if token in stops:
             return Verdict(index + 1, FinishReason.STOP, token)

@@ -1,7 +1,8 @@
 """The HTTP application: wires the endpoints to an engine, a tokenizer and the settings."""
 
 import http
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from sse_starlette.sse import AppStatus
@@ -53,10 +54,21 @@ def create_app(
     model = ServedModel.from_folder(folder.path, tokenizer, *names, aux_model=None if aux is None else aux.name)
     tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
     metrics = Metrics(engine, model.name)
-    app = FastAPI(
-        title="Samewise", version=__version__, description=_DESCRIPTION, redoc_url=None, redirect_slashes=False
-    )
     intake = Intake(tokenizer, folder.path, model, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        intake.close()
+
+    app = FastAPI(
+        title="Samewise",
+        version=__version__,
+        description=_DESCRIPTION,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
     app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint, intake)
     app.state.dialects = dialects
     app.add_middleware(AuthMiddleware, keys=load_keys(settings))

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.api.dialect import Dialect
-from server.api.fields.rules import RequestModel, exclusions
+from server.api.fields.rules import RequestModel, relations_of
 from server.api.openapi import documented_errors
 from server.api.services import ServicesDep
 from server.generation.field_table import facts_of
@@ -110,13 +110,13 @@ def describe_fields(request: type[RequestModel], defaults: Mapping[str, object])
     schema = request.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
-    excluded = exclusions(request)
+    relations = relations_of(request)
     return {
         name: _describe(
             resolve(field, definitions),
             name in required,
             _default(request, name, defaults),
-            [*excluded.get(name, ()), *(other for other, names in excluded.items() if name in names)],
+            [*relations[name].excludes, *(other for other, one in relations.items() if name in one.excludes)],
         )
         for name, field in schema["properties"].items()
     }

@@ -4,7 +4,6 @@ The engine process starts first, since it takes longest; the HTTP side imports a
 """
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Coroutine
@@ -124,7 +123,6 @@ class _Life:
             raise StartError(_describe(error)) from None
         except ValueError as error:
             raise StartError(str(error)) from None
-        gc.freeze()  # what is there stays: looking through it for garbage takes 50 ms, in which nobody is answered
         server = DrainingServer(configure(app, self._settings.client_timeout_s), engine, self._settings.drain_grace_s)
         return server, app.state.services.fingerprint
 

@@ -78,14 +78,11 @@ class LiveRequests:
         self._policy = CrashPolicy()
         self._empty = asyncio.Event()
         self._empty.set()
+        self.num_choices = 0
+        """Unfinished choices of all requests."""
 
     def __len__(self) -> int:
         return len(self._live)
-
-    @property
-    def num_choices(self) -> int:
-        """Unfinished choices of all requests."""
-        return sum(live.num_unfinished for live in self._live.values())
 
     @property
     def num_held(self) -> int:
@@ -104,6 +101,7 @@ class LiveRequests:
             raise ValueError(f"request id {request.request_id!r} is in use")
         live = self._live[request.request_id] = LiveRequest(request, wake)
         self._policy.add(request.request_id)
+        self.num_choices += live.num_unfinished
         self._empty.clear()
         return live
 
@@ -119,6 +117,9 @@ class LiveRequests:
             if live is None:
                 continue
             live.apply(output)
+            if output.finish_reason is None:
+                continue
+            self.num_choices -= 1
             if not live.num_unfinished:
                 self._forget(output.request_id)
                 finished = True
@@ -129,6 +130,7 @@ class LiveRequests:
         live = self._live.get(request_id)
         if live is None or not live.abort(choice):
             return False
+        self.num_choices -= 1
         submitted = self._policy.is_inside(request_id)
         if not live.num_unfinished:
             self._forget(request_id)
@@ -145,8 +147,7 @@ class LiveRequests:
     def fail(self, request_id: str, error: Exception) -> None:
         """End a request with an error; unknown ones have ended and are left alone."""
         if request_id in self._live:
-            self._live[request_id].fail(error)
-            self._forget(request_id)
+            self._forget(request_id).fail(error)
 
     def fail_all(self, error: Exception) -> None:
         """End every request with the error."""
@@ -157,19 +158,20 @@ class LiveRequests:
         """The engine died: nothing is submitted any more. The culprit, if there is one, ends with the error."""
         crash = self._policy.crashed()
         if crash.culprit is not None:
-            self._live.pop(crash.culprit).fail(error)
-            self._note_empty()
+            self._take_out(crash.culprit).fail(error)
         return crash
 
     async def wait_empty(self) -> None:
         """Returns when no request is live."""
         await self._empty.wait()
 
-    def _forget(self, request_id: str) -> None:
-        del self._live[request_id]
+    def _forget(self, request_id: str) -> LiveRequest:
         self._policy.remove(request_id)
-        self._note_empty()
+        return self._take_out(request_id)
 
-    def _note_empty(self) -> None:
+    def _take_out(self, request_id: str) -> LiveRequest:
+        live = self._live.pop(request_id)
+        self.num_choices -= live.num_unfinished
         if not self._live:
             self._empty.set()
+        return live

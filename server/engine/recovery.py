@@ -26,6 +26,7 @@ class CrashPolicy:
 
     def __init__(self) -> None:
         self._crashes: dict[str, int] = {}  # of every live request, in the order in which they came
+        self._suspects: set[str] = set()
         self._inside: set[str] = set()
         self._waiting: dict[str, None] = {}  # an ordered set
 
@@ -37,6 +38,7 @@ class CrashPolicy:
     def remove(self, request_id: str) -> None:
         """The request finished, failed or was aborted."""
         del self._crashes[request_id]
+        self._suspects.discard(request_id)
         self._waiting.pop(request_id, None)
         self._inside.discard(request_id)
 
@@ -45,7 +47,7 @@ class CrashPolicy:
         suspect_inside = bool(self._suspects_inside())
         released = []
         for request_id in self._waiting:
-            if self._suspect(request_id):
+            if request_id in self._suspects:
                 if suspect_inside:
                     continue
                 suspect_inside = True
@@ -60,6 +62,8 @@ class CrashPolicy:
         suspects = self._suspects_inside()
         for request_id in self._inside:
             self._crashes[request_id] += 1
+            if self._crashes[request_id] >= SUSPICIOUS:
+                self._suspects.add(request_id)
         if not suspects:  # whoever became one beside a suspect is none that died with it
             suspects = self._suspects_inside()
         culprit = suspects[0] if len(suspects) == 1 else None
@@ -79,10 +83,7 @@ class CrashPolicy:
         return len(self._inside)
 
     def _suspects_inside(self) -> list[str]:
-        return [request_id for request_id in self._inside if self._suspect(request_id)]
-
-    def _suspect(self, request_id: str) -> bool:
-        return self._crashes[request_id] >= SUSPICIOUS
+        return list(self._suspects & self._inside)
 
 
 @dataclass(frozen=True, slots=True)

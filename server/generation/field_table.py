@@ -35,9 +35,14 @@ class FieldFacts:
 
     def asks(self, value: object) -> bool:
         """Whether a value of the field asks for anything."""
-        if value is None or value is False or value in ("", [], (), {}):
-            return False
-        return value not in self.off
+        return asks_for_anything(value, self.off)
+
+
+def asks_for_anything(value: object, off: Sequence[object]) -> bool:
+    """Whether it is none of the values that ask for nothing anywhere, nor one of those that do so here."""
+    if value is None or value is False or value in ("", [], (), {}):
+        return False
+    return value not in off
 
 
 def known(description: str, **facts: Any) -> Any:

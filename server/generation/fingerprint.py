@@ -47,7 +47,7 @@ class Fingerprint:
 
         Raises OSError if a file of the models cannot be read.
         """
-        digest = await asyncio.wrap_future(self._digest)
+        digest = self._digest.result() if self._digest.done() else await asyncio.wrap_future(self._digest)
         engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
         settings = (f"exact={self._settings.exact}", self._settings.logprobs)

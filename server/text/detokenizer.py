@@ -48,6 +48,7 @@ class ByteDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._token_bytes = tokenizer.token_bytes
+        self._whole_text = tokenizer.whole_text
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.pending = False
@@ -57,6 +58,8 @@ class ByteDetokenizer:
     def push(self, token: int) -> str:
         if token in self._skipped:
             return ""
+        if not self.pending and (text := self._whole_text(token)) is not None:
+            return text
         text = self._decoder.decode(self._token_bytes(token))
         self.pending = self._decoder.getstate()[0] != b""
         return text

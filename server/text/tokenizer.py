@@ -73,13 +73,16 @@ class Tokenizer:
         """What the token stands for, which need not be whole characters."""
         return self._token_bytes(token_id)
 
+    def whole_text(self, token_id: int) -> str | None:
+        """The token's text; None where its bytes are no whole characters."""
+        return self._token_bytes.whole_text(token_id)
+
     def token_text(self, token_id: int) -> str:
         r"""The token as a string; `bytes:\\xe2\\x80` where it is no whole characters, as OpenAI writes it."""
-        raw = self.token_bytes(token_id)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        text = self.whole_text(token_id)
+        if text is None:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token_id))
+        return text
 
     def spell_breakers(self, breakers: Sequence[str], vocab_size: int) -> tuple[Breaker, ...]:
         """DRY's sequence breakers as tokens of a model with so many. Not for the event loop: new ones take a while."""
@@ -114,6 +117,7 @@ class _ByteReader:
         self._byte_fallback = "ByteFallback" in decoder
         self._byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         self._known: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
 
     def __call__(self, token_id: int) -> bytes:
         known = self._known.get(token_id)
@@ -122,6 +126,20 @@ class _ByteReader:
             if known:  # any number may be asked for, and only tokens are remembered
                 self._known[token_id] = known
         return known
+
+    def whole_text(self, token_id: int) -> str | None:
+        """See Tokenizer."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            raw = self(token_id)
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            text = None
+        if raw:
+            self._texts[token_id] = text
+        return text
 
     def _read(self, token_id: int) -> bytes:
         token = self._model.id_to_token(token_id)

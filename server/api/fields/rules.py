@@ -9,6 +9,7 @@ one of the two. `x-off` lists values, besides null, false and what is empty, tha
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self
 
@@ -17,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from server.errors import shorten
-from server.generation.field_table import FieldFacts
+from server.generation.field_table import asks_for_anything
 from server.generation.notices import Notice
 
 
@@ -39,43 +40,40 @@ class RequestModel(BaseModel):
     @classmethod
     def _know_every_field(cls, value: object) -> object:
         if isinstance(value, dict) and cls.model_config["extra"] == "forbid":
-            unknown = next((key for key in value if key not in cls.model_fields), None)
+            known = relations_of(cls)
+            unknown = next((key for key in value if key not in known), None)
             if unknown is not None:
-                raise _unknown_parameter(unknown, list(cls.model_fields))
+                raise _unknown_parameter(unknown, list(known))
         return value
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        for name, others in _requirements(type(self)).items():
-            for other in others if self.asks(name) else ():
-                if not self.asks(other):
+        relations = relations_of(type(self))
+        asking = [name for name in relations if name in self.model_fields_set and self.asks(name)]
+        for name in asking:
+            for other in relations[name].requires:
+                if other not in asking:
                     message = f"The '{name}' parameter is only allowed when '{other}' is enabled."
                     raise problem("invalid_value", message, name)
-        for name, others in exclusions(type(self)).items():
-            for other in others if self.asks(name) else ():
-                if self.asks(other):
+        for name in asking:
+            for other in relations[name].excludes:
+                if other in asking:
                     message = f"Setting '{name}' and '{other}' at the same time is not supported."
                     raise problem("invalid_parameter_combination", message, name)
         return self
 
-    @classmethod
-    def relations(cls, name: str) -> Mapping[str, Any]:
-        """What the schema of a field says of other fields, and of the values that ask for nothing."""
-        extra = cls.model_fields[name].json_schema_extra
-        return extra if isinstance(extra, dict) else {}
-
     def asks(self, name: str) -> bool:
         """Whether a field has a value that asks for anything."""
-        return FieldFacts("", off=self.relations(name).get("x-off", ())).asks(getattr(self, name))
+        return asks_for_anything(getattr(self, name), relations_of(type(self))[name].off)
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
         """What of the model is a hint that is not followed, at any depth. `path` is where the model stands."""
-        for name in type(self).model_fields:  # in their order, which a set of names does not have
+        for name, relations in relations_of(type(self)).items():  # in their order, which a set of names does not have
             if name not in self.model_fields_set:
                 continue
             at = _join(path, name)
-            if (reason := self.relations(name).get("x-hint")) and self.asks(name):
-                yield Notice(at, reason)
+            if relations.hint and self.asks(name):
+                yield Notice(at, relations.hint)
             else:
                 yield from _left_out_of(getattr(self, name), at)
         for name, value in (self.model_extra or {}).items():
@@ -101,22 +99,30 @@ def _left_out_of(value: object, path: str) -> Iterator[Notice]:
             yield from item.left_out(f"{path}[{index}]")
 
 
-@cache
-def exclusions(model: type[RequestModel]) -> Mapping[str, Sequence[str]]:
-    """The fields that cannot go together with others, and these; each pair stands once."""
-    return _related(model, "x-excludes")
+@dataclass(frozen=True, slots=True)
+class Relations:
+    """What the schema of a field says of other fields, and of the values that ask for nothing."""
+
+    requires: Sequence[str]
+    excludes: Sequence[str]
+    off: Sequence[object]
+    hint: str
+    """Why it is left out, where it is a hint."""
 
 
 @cache
-def _requirements(model: type[RequestModel]) -> Mapping[str, Sequence[str]]:
-    return _related(model, "x-requires")
+def relations_of(model: type[RequestModel]) -> Mapping[str, Relations]:
+    """Those of all fields of a model; other fields that the model does not have are left out."""
+    fields = model.model_fields
 
+    def read(extra: object) -> Relations:
+        said = extra if isinstance(extra, dict) else {}
+        requires, excludes = (
+            [other for other in said.get(key, ()) if other in fields] for key in ("x-requires", "x-excludes")
+        )
+        return Relations(requires, excludes, said.get("x-off", ()), said.get("x-hint", ""))
 
-def _related(model: type[RequestModel], relation: str) -> Mapping[str, Sequence[str]]:
-    names = {name: model.relations(name).get(relation, ()) for name in model.model_fields}
-    return {
-        name: [other for other in others if other in model.model_fields] for name, others in names.items() if others
-    }
+    return {name: read(field.json_schema_extra) for name, field in fields.items()}
 
 
 def _unknown_parameter(name: str, known: list[str]) -> PydanticCustomError:
