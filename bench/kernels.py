@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from bench.engine_environment import use_engine_environment
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.cpu import NativeAttention
 from model_runner.batch import Batch
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--isa", choices=("auto", "avx512vnni", "avx2", "portable"), default="auto")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
+    use_engine_environment()
     torch.set_num_threads(available_cores())
     kernels = Kernels(build_kernels(cache_folder()), available_cores(), arguments.isa)
     comparisons = [*compare_linears(kernels), *compare_attention(kernels)]

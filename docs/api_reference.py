@@ -3,29 +3,35 @@
 import inspect
 import textwrap
 from collections.abc import Collection, Iterator
-from dataclasses import fields
 
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from schema_tables import request_table, response_table
-from server.api.answers.objects import ChatCompletionChunk
 
 from model_runner.contract import SAMPLER_ORDER
-from server.api.capabilities import ENDPOINTS, describe_fields
+from server.api.capabilities import bodies_of, describe_fields
 from server.api.chat.schema import ChatCompletionRequest
+from server.api.dialects import DIALECTS
 from server.api.fields.rules import RequestModel
-from server.app import ROUTERS
+from server.api.openai.errors import ErrorBody, error_type
+from server.api.openapi import ERRORS
 from server.config import Settings
-from server.errors import ApiError, ErrorBody
-from server.generation.generation_config import GenerationDefaults
+from server.errors import ApiError
+from server.generation.field_table import facts_of
+from server.generation.notices import MAX_NOTICES
+from server.generation.settings import DecodingSettings
 from server.http.auth import OPEN_PATHS
-from server.http.responses import ERRORS
 from server.http.strict_json import MAX_DEPTH
 
-CHUNKS: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletionChunk}
+CHUNKS = {path: event for dialect in DIALECTS for path, event in dialect.events.items()}
 """The events of streams that have another form than the answer."""
+BODIES = bodies_of(DIALECTS)
+TREATMENTS = {
+    "honoured": "Honoured:",
+    "hint": "Hints, left out where they mean nothing here and then reported:",
+    "no_effect": "Validated, without effect on the output:",
+}
 WIDTH = 120
-ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+ROUTES = [route for dialect in DIALECTS for route in dialect.router.routes if isinstance(route, APIRoute)]
 INTRODUCTION = """\
 # API reference
 
@@ -38,8 +44,15 @@ Wherever it is, another path gets 404, another method 405, and a fault of the se
 
 A body is one JSON object, declared as `application/json`, nested at most {depth} levels deep and without a key twice.
 A field is **honoured** exactly, or has **no effect** on the output and is only validated, or is **refused** with an
-error that names it. A field that is not listed is refused as unknown. `null` counts as absent wherever a field may be
-left out.
+error that names it. A **hint** (effort, caching, storage, presentation) is honoured where it means something here, and
+else left out and reported. A field that is not listed is refused as unknown; inside messages, which clients echo as
+they got them from whatever server, it is left out and reported. `null` counts as absent wherever a field may be left
+out.
+
+What was left out of a request, or changed (as `max_tokens` beyond the context, which becomes what there is room for),
+is reported in `warnings` of the answer, with path and reason, of a stream in its first chunk, and by its paths in the
+header `x-samewise-ignored`: at most {max_notices} fields, of the same one in several messages the first. A server that
+runs with `--strict` refuses all of these instead.
 
 Where a request says nothing, the model's `generation_config.json` decides on {model_defaults} and on which tokens end
 the output: its `do_sample: false` is temperature 0, `max_new_tokens` and `stop_strings` are `max_tokens` and `stop`. A
@@ -104,11 +117,12 @@ def render_api() -> str:
 
 
 def _introduction() -> str:
-    of_model = [field.name for field in fields(GenerationDefaults) if field.name != "eos_token_ids"]
+    of_model = [name for name, facts in facts_of(DecodingSettings).items() if facts.of_model is not None]
     return INTRODUCTION.format(
         endpoints=_endpoints(),
         depth=MAX_DEPTH,
-        model_defaults=_code(of_model),
+        max_notices=MAX_NOTICES,
+        model_defaults=_code([*of_model, "max_tokens"]),
         open=_code(sorted(OPEN_PATHS)),
         order=_code(SAMPLER_ORDER, last=", "),
         not_speculated=_code(describe_fields(ChatCompletionRequest, {})["speculation"].excludes),
@@ -132,7 +146,7 @@ def _error_table() -> str:
     lines = ["| status | type | when | headers |", "|---|---|---|---|"]
     for status, error in sorted(by_status.items()):
         headers = "<br>".join(f"`{name}: {value}`" for name, value in _headers(error).items())
-        lines.append(f"| {status} | `{error.type}` | {ERRORS[status]} | {headers} |")
+        lines.append(f"| {status} | `{error_type(error)}` | {ERRORS[status]} | {headers} |")
     return "\n".join([*lines, ""])
 
 
@@ -153,7 +167,7 @@ def _section(route: APIRoute) -> Iterator[str]:
     """One endpoint: its request and its answer."""
     yield f"## {_title(route)}\n"
     yield f"{_summary(route)}\n"
-    if request := ENDPOINTS.get(route.path):
+    if request := BODIES.get(route.path):
         yield from _request(request)
     if inspect.isclass(route.response_model):
         yield "The answer:\n"
@@ -166,7 +180,7 @@ def _section(route: APIRoute) -> Iterator[str]:
 def _request(request: type[RequestModel]) -> Iterator[str]:
     """Fields that are treated alike stand together."""
     described = describe_fields(request, {})
-    for support, title in (("honoured", "Honoured:"), ("no_effect", "Validated, without effect on the output:")):
+    for support, title in TREATMENTS.items():
         if rows := {name: field for name, field in described.items() if field.support == support}:
             yield f"{title}\n"
             yield request_table(rows)

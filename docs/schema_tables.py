@@ -58,7 +58,11 @@ def _notes(field: FieldCapability) -> str:
 
 def _treatment(schema: Schema) -> str:
     """What a part does, and how it is treated if it is not honoured."""
-    treatments = {"refused": " Anything else is refused.", "no_effect": " It has no effect."}
+    treatments = {
+        "refused": " Anything else is refused.",
+        "no_effect": " It has no effect.",
+        "hint": " Left out and reported.",
+    }
     return schema.get("description", "") + treatments.get(schema.get("x-support", ""), "")
 
 

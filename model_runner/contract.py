@@ -296,9 +296,9 @@ class Failure:
     """Whether the request's own settings are to blame, and not the model or this server."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChoiceResult:
-    """What a step brought one scheduled choice.
+    """What a step brought one scheduled choice. Not frozen, though nobody changes it: one is made for every token.
 
     Contrastive search takes two looks at a place: the logits of the last known token name the candidates, which the
     next step computes beside that token, again. So the first step that computes the last known token, after admission,

@@ -16,7 +16,10 @@ from server.cli import main as cli
 from server.config import Settings
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FOLDERS = ("server", "scheduler", "model_runner", "bench", "tests", "docs", "deploy")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FAMILIES = {name.rpartition(".")[2] for name in decoder_families.FAMILIES}
@@ -62,7 +65,9 @@ def test_options_in_pages_exist(page: str) -> None:
 
 
 def test_code_in_pages_is_quoted() -> None:
-    for page in PAGES[1:]:
+    for page in PAGES:
+        if page.name == "README.md":
+            continue
         for language, block in _FENCED.findall(page.read_text()):
             if language == "python":
                 assert any(_unindented(block) in _unindented(source.read_text()) for source in SOURCES), block

@@ -35,6 +35,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
     fingerprint = await services.fingerprint.of(services.info())
     run = Run(services.engine, services.tokenizer, plan, meter, timeout_s=services.settings.request_timeout_s)
+    await run.submit()
     answering = Answering(run, services.tokenizer, fingerprint, int(time.time()))
     answer = api.answer(answering, taken.options)
     if plan.stream:

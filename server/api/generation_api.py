@@ -38,7 +38,7 @@ class Answer(Frames[Event], Protocol):
         ...
 
 
-def _nothing(body: object) -> None:
+def _nothing(body: object, plan: Plan, tokenizer: Tokenizer) -> None:
     """The options of an API that has none."""
 
 
@@ -51,8 +51,8 @@ class GenerationApi:
     """What a body that has the schema asks for."""
     answer: Callable[[Answering, Any], Answer]
     """The answer; gets what `options` said of the body."""
-    options: Callable[[Any], Any] = _nothing
-    """What the answer has to know of the body."""
+    options: Callable[[Any, Plan, Tokenizer], Any] = _nothing
+    """What the answer has to know of the body and the plan, where that takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +67,5 @@ class Taken:
 def take_in(context: IntakeContext, body: bytes, api: GenerationApi, client: str) -> Taken:
     """The plan for the body of a request from this client. Raises ApiError."""
     asked = validated(api.schema, body)
-    return Taken(context.planner().plan(api.intent(asked), client), api.options(asked))
+    plan = context.planner().plan(api.intent(asked), client)
+    return Taken(plan, api.options(asked, plan, context.tokenizer))

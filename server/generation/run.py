@@ -16,6 +16,9 @@ from server.telemetry.metrics import EndReason
 from server.telemetry.request_meter import RequestMeter
 from server.text.tokenizer import Tokenizer
 
+_AT_A_TIME = 32
+"""Prompts that are submitted before others get a turn."""
+
 
 class PromptRun:
     """One prompt: its choices, and what the engine said about the prompt itself."""
@@ -48,12 +51,11 @@ class PromptRun:
 
 
 class Run:
-    """All prompts of one request. Alternate `wait` and `take` until `wait` returns False, then or earlier `close`."""
+    """All prompts of one request. `submit`, then alternate `wait` and `take` until `wait` returns False, then `close`."""
 
     def __init__(
         self, engine: EngineClient, tokenizer: Tokenizer, plan: Plan, meter: RequestMeter, *, timeout_s: float
     ) -> None:
-        """Submits all prompts. Raises ApiError if the engine does not take them."""
         self.plan = plan
         self.prompts = tuple(
             PromptRun(
@@ -78,7 +80,6 @@ class Run:
         self._running = list(self.prompts)
         self._error: Exception | None = None
         self._deadline = self._loop.call_later(timeout_s, self._expire)
-        self._submit()
 
     @property
     def usage(self) -> Usage:
@@ -90,6 +91,24 @@ class Run:
             accepted_drafts=self.num_accepted,
             rejected_drafts=self.num_rejected,
         )
+
+    async def submit(self) -> None:
+        """Give all prompts to the engine; of many, others get a turn in between.
+
+        Raises ApiError if the engine does not take them; those that it has taken are aborted then.
+        """
+        try:
+            for prompt in self.prompts:
+                prompt.stream = self._engine.submit(prompt.request, self.wake)
+                self._meter.admitted(prompt.request)
+                if prompt.index % _AT_A_TIME == _AT_A_TIME - 1:
+                    await asyncio.sleep(0)
+        except BaseException as error:
+            self.close()
+            known = from_engine(error) if isinstance(error, Exception) else None
+            if known is None:
+                raise
+            raise known from error
 
     async def wait(self) -> bool:
         """Return when there may be something to take: True, or False when every choice has ended."""
@@ -118,7 +137,8 @@ class Run:
         try:
             now = time.perf_counter()
             for prompt in list(self._running):
-                assert prompt.stream is not None
+                if prompt.stream is None:
+                    continue
                 for output in prompt.stream.take():
                     for shown in prompt.arrange(output):
                         yield from self._advance(prompt, shown, now)
@@ -142,24 +162,12 @@ class Run:
                 prompt.stream.close()
         self._running.clear()
 
-    def _submit(self) -> None:
-        for prompt in self.prompts:
-            try:
-                prompt.stream = self._engine.submit(prompt.request, self.wake)
-            except Exception as error:
-                self.close()
-                known = from_engine(error)
-                if known is None:
-                    raise
-                raise known from error
-            self._meter.admitted(prompt.request)
-
     def _expire(self) -> None:
         """The time limit does not wait for a client that does not read."""
         self._error = RequestTimeoutError("The request took longer than this server allows.")
         for prompt in self._running:
-            assert prompt.stream is not None
-            prompt.stream.close()
+            if prompt.stream is not None:
+                prompt.stream.close()
         self.wake()
 
     def _advance(self, prompt: PromptRun, output: RequestOutput, now: float) -> Sequence[Event]:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from server.api.chat.schema import ChatCompletionRequest
 from server.api.fields.openai import shared_fields
+from server.generation.planning.plan import Plan
 from server.generation.request import Conversation, GenerationRequest
+from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
     )
 
 
-def chat_options(body: ChatCompletionRequest) -> ChatOptions:
+def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) -> ChatOptions:
     """What the answer has to know of the body."""
     return ChatOptions(
         logprobs=bool(body.logprobs),

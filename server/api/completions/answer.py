@@ -22,7 +22,7 @@ class CompletionAnswer(OpenAIAnswer):
         usage = StreamUsage(options.include_usage, options.continuous_usage)
         super().__init__(answering, usage, object="text_completion")
         self._options = options
-        self._echoes = [self._echo_text(prompt) for prompt in self.run.prompts]
+        self._echoes = options.echoes if options.echoes is not None else [""] * len(self.run.prompts)
         self._begun: set[int] = set()
         self._last_text: TextDelta | None = None
 
@@ -48,7 +48,7 @@ class CompletionAnswer(OpenAIAnswer):
             return b""
         self._begun.add(choice)
         prompt = self._prompt_of(choice)
-        if not self._options.echo:
+        if self._options.echoes is None:
             entry.update(self._prompt_ids(prompt))
             return b""
         echo = self._entry(choice, self._echoes[prompt.index], self._echo_tokens(prompt))
@@ -94,19 +94,9 @@ class CompletionAnswer(OpenAIAnswer):
     def _prompt_ids(self, prompt: PromptRun) -> dict[str, Any]:
         return {"prompt_token_ids": list(prompt.request.prompt)} if self._options.return_token_ids else {}
 
-    def _echo_text(self, prompt: PromptRun) -> str:
-        """The prompt as the client wrote it; decoded if it came as tokens or was truncated. Empty without echo."""
-        if not self._options.echo:
-            return ""
-        written = self._options.echoed[prompt.index]
-        if written is not None:
-            return written
-        skip = self.run.plan.options.skip_special_tokens
-        return self.tokenizer.decode(prompt.request.prompt, skip_special_tokens=skip)
-
     def _echo_tokens(self, prompt: PromptRun) -> list[OutputToken]:
         """The prompt's tokens for the logprobs of an echo; the first has none."""
-        if not self._options.echo or self._options.logprobs is None:
+        if self._options.echoes is None or self._options.logprobs is None:
             return []
         reported = [trimmed(token, self._options.logprobs) for token in prompt.prompt_logprobs or ()]
         skip = self.run.plan.options.skip_special_tokens

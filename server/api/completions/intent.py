@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.api.fields.openai import shared_fields
+from server.generation.planning.plan import Plan
 from server.generation.request import GenerationRequest, TextPrompt, TokenPrompt
+from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +21,8 @@ class CompletionOptions:
     return_token_ids: bool
     include_usage: bool
     continuous_usage: bool
-    echo: bool
-    echoed: Sequence[str | None] = ()
-    """With `echo`, each prompt as the client wrote it; None where it is what its tokens say."""
+    echoes: Sequence[str] | None
+    """With `echo`, the text of each prompt."""
 
 
 def completion_intent(body: CompletionRequest) -> GenerationRequest:
@@ -40,10 +41,8 @@ def completion_intent(body: CompletionRequest) -> GenerationRequest:
     )
 
 
-def completion_options(body: CompletionRequest) -> CompletionOptions:
+def completion_options(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> CompletionOptions:
     """What the answer has to know of the body."""
-    as_written = body.truncate_prompt_tokens is None
-    echoed = [prompt if isinstance(prompt, str) and as_written else None for prompt in body.prompts]
     return CompletionOptions(
         num_answers=body.num_answers,
         logprobs=body.logprobs,
@@ -51,9 +50,19 @@ def completion_options(body: CompletionRequest) -> CompletionOptions:
         return_token_ids=bool(body.return_token_ids),
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
-        echo=bool(body.echo),
-        echoed=tuple(echoed) if body.echo else (),
+        echoes=_echoes(body, plan, tokenizer) if body.echo else None,
     )
+
+
+def _echoes(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> Sequence[str]:
+    """The prompts as the client wrote them; decoded if they came as tokens or were truncated."""
+    skip = plan.options.skip_special_tokens
+    return [
+        written
+        if isinstance(written, str) and body.truncate_prompt_tokens is None
+        else tokenizer.decode(request.prompt, skip_special_tokens=skip)
+        for written, request in zip(body.prompts, plan.requests, strict=True)
+    ]
 
 
 def _prompt(body: CompletionRequest, index: int, prompt: str | list[int]) -> TextPrompt | TokenPrompt:
