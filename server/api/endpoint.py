@@ -19,6 +19,7 @@ from server.http.event_stream import EventStream, StreamLimits
 from server.http.middleware import record_of
 from server.http.responses import json_response
 from server.telemetry.request_meter import RequestMeter
+from server.telemetry.request_record import RequestRecord
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
@@ -30,14 +31,9 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     record = record_of(request)
     taken: Taken = await services.intake.run(take_in, body, services.info(), api, record.client)
     plan = taken.plan
-    meter = RequestMeter(services.metrics, record, keeps_text=services.settings.log_prompts)
-    prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer) if services.settings.log_prompts else None
-    meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
     fingerprint = await services.fingerprint.of(services.info())
-    run = Run(services.engine, services.tokenizer, plan, meter, timeout_s=services.settings.request_timeout_s)
-    await run.submit()
-    answering = Answering(run, services.tokenizer, fingerprint, int(time.time()))
-    answer = api.answer(answering, taken.options)
+    run = await _start(plan, record, services)
+    answer = api.answer(Answering(run, services.tokenizer, fingerprint, int(time.time())), taken.options)
     if plan.stream:
         limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
         return EventStream(run, answer, limits, headers=as_headers(plan.notices))
@@ -47,6 +43,17 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
         run.close()
     content = await asyncio.to_thread(answer.whole, choices)  # many logprobs take a while
     return json_response(content, as_headers(plan.notices))
+
+
+async def _start(plan: Plan, record: RequestRecord, services: Services) -> Run:
+    """The plan, submitted, with its meter running. Raises ApiError if the engine does not take it."""
+    settings = services.settings
+    meter = RequestMeter(services.metrics, record, keeps_text=settings.log_prompts)
+    prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer) if settings.log_prompts else None
+    meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
+    run = Run(services.engine, services.tokenizer, plan, meter, timeout_s=settings.request_timeout_s)
+    await run.submit()
+    return run
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from server.api.fields.rules import RequestModel
-from server.api.intake import IntakeContext, validated
+from server.api.intake import IntakeContext
 from server.generation.events import Event
 from server.generation.planning.plan import Plan
 from server.generation.request import GenerationRequest
 from server.generation.result import WholeChoice
 from server.generation.run import Run
 from server.http.event_stream import Frames
+from server.http.json_body import validated
 from server.text.tokenizer import Tokenizer
 
 

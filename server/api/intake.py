@@ -17,21 +17,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from model_runner.info import RunnerInfo
 from model_runner.parent import die_with_parent
-from server.api.fields.rules import RequestModel
 from server.config import Settings
 from server.errors import InternalError
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
-from server.http.strict_json import parse_json
-from server.http.validation import from_validation, no_body
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
-_Body = TypeVar("_Body", bound=RequestModel)
 SMALL_BYTES = 4 << 10
 """Bodies up to this size take less time than handing them over."""
 LARGE_BYTES = 192 << 10
@@ -53,17 +47,6 @@ class IntakeContext:
     def planner(self) -> Planner:
         """For the plans of requests."""
         return Planner(self.tokenizer, self.model, self.info, self.settings)
-
-
-def validated(schema: type[_Body], body: bytes) -> _Body:
-    """The body as the schema has it. Raises InvalidRequestError."""
-    value = parse_json(body) if body.strip() else None
-    if value is None:
-        raise no_body()
-    try:
-        return schema.model_validate(value)
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
 
 
 class Intake:

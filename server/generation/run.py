@@ -51,7 +51,7 @@ class PromptRun:
 
 
 class Run:
-    """All prompts of one request. `submit`, then alternate `wait` and `take` until `wait` returns False, then `close`."""
+    """All prompts of one request: `submit`, alternate `wait` and `take` until `wait` returns False, then `close`."""
 
     def __init__(
         self, engine: EngineClient, tokenizer: Tokenizer, plan: Plan, meter: RequestMeter, *, timeout_s: float

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from server.api.intake import IntakeContext, validated
+from server.api.intake import IntakeContext
 from server.api.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.generation.notices import Notice, as_headers, as_json, to_report
 from server.generation.planning.sampling import check_tokens
 from server.generation.prompt import render
 from server.generation.request import Conversation
+from server.http.json_body import validated
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,21 @@
+"""From the bytes of a body to what its schema says they are."""
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from server.http.strict_json import parse_json
+from server.http.validation import from_validation, no_body
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def validated(schema: type[_Body], body: bytes) -> _Body:
+    """The body as the schema has it. Raises InvalidRequestError."""
+    value = parse_json(body) if body.strip() else None
+    if value is None:
+        raise no_body()
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
