@@ -52,10 +52,6 @@ def prompts(size: int) -> bytes:
 SHAPES = {
     "chat, one string": (CHAT, string('{"model":"tiny","messages":[{"role":"user","content":"', '"}]}')),
     "chat, messages": (CHAT, array('{"model":"tiny","messages":[', '{"role":"user","content":"x"}', "]}")),
-    "chat, parts": (
-        CHAT,
-        array('{"model":"tiny","messages":[{"role":"user","content":[', '{"type":"text","text":"x"}', "]}]}"),
-    ),
     "chat, objects": (
         CHAT,
         array(f'{{"model":"tiny",{ONE_MESSAGE},"chat_template_kwargs":{{"tone":[', '{"a":{}}', "]}}"),
@@ -66,7 +62,6 @@ SHAPES = {
     "completions, strings": (COMPLETIONS, array(f"{CUT}[", '"a"', "]}")),
     "completions, prompts": (COMPLETIONS, prompts),
     "tokenize, one string": ("/tokenize", string('{"return_token_strs":true,"prompt":"', '"}')),
-    "tokenize, objects": ("/tokenize", array(f'{{{ONE_MESSAGE},"chat_template_kwargs":{{"tone":[', '{"a":{}}', "]}}")),
     "detokenize, ids": ("/detokenize", array('{"tokens":[', "7", "]}")),
     "detokenize, strings": ("/detokenize", array('{"tokens":[', '"7"', "]}")),
 }
