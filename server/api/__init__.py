@@ -1,1 +1,1 @@
-"""The OpenAI API: request and response models, and the endpoints that speak them."""
+"""The APIs that the server speaks: a folder or a module each (dialects.py lists them), and the one way behind them."""

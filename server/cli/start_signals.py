@@ -1,7 +1,8 @@
 """What a signal does to a server that does not answer yet: the start ends at once.
 
 Without handlers the first process of a container could not be stopped while it downloads or converts its model: the
-kernel keeps from it every signal that it does not handle. Once the server answers, a signal drains it (http_server.py).
+kernel keeps from it every signal that it does not handle. Once the server answers, a signal drains it
+(draining_server.py).
 """
 
 import os

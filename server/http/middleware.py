@@ -57,7 +57,7 @@ def report(error: Exception, scope: Scope) -> ApiError:
 
 
 class RequestMiddleware:
-    """Outermost: gives the request its id, answers 500 for an exception that nobody handled, and logs one line."""
+    """Around all but CORS: gives requests their ids, answers 500 for an exception that nobody handled, logs a line."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, error_writers: Callable[[str], ErrorWriter]) -> None:
         """`error_writers` knows what writes the errors of a path."""

@@ -1,1 +1,1 @@
-"""What clients send and get: pydantic models, one module for each kind."""
+"""How fields that several APIs share are written in JSON, and how what is wrong with them is said."""
