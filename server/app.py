@@ -30,8 +30,8 @@ from server.telemetry.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
 _DESCRIPTION = (
-    "An OpenAI-compatible API. Every parameter is honoured exactly or refused with an error that names it; "
-    "the same request gives the same answer, whatever else the server is doing."
+    "An OpenAI-compatible API. Every parameter is honoured exactly or refused with an error that names it; mere hints "
+    "that are left out are reported. The same request gives the same answer, whatever else the server is doing."
 )
 
 
@@ -55,19 +55,13 @@ def create_app(
     tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
     metrics = Metrics(engine, model.name)
     intake = Intake(tokenizer, folder.path, model, settings)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        intake.close()
-
     app = FastAPI(
         title="Samewise",
         version=__version__,
         description=_DESCRIPTION,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=lifespan,
+        lifespan=_lifespan,
     )
     app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint, intake)
     app.state.dialects = dialects
@@ -83,6 +77,12 @@ def create_app(
     # The engine lets running streams finish on SIGTERM; the SSE library would cut them off.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    app.state.services.intake.close()
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

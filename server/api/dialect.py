@@ -1,6 +1,6 @@
 """An API that the server speaks. A new one is a folder with such an object, and a line in server/api/dialects.py."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from server.api.fields.rules import RequestModel
 from server.api.openai.errors import error_body
-from server.errors import ApiError
+from server.http.responses import ErrorWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Dialect:
     """Its routes, and what has to be known of them elsewhere."""
 
     router: APIRouter
-    errors: Callable[[ApiError], bytes] = error_body
+    errors: ErrorWriter = error_body
     """Writes the body of an error on its paths."""
     requests: Mapping[str, type[RequestModel]] = field(default_factory=dict)
     """By path, the bodies that clients send: for capabilities and docs."""

@@ -8,7 +8,7 @@ from server.api.completions import routes as completions
 from server.api.dialect import Dialect
 from server.api.openai.errors import error_body
 from server.api.tokens import routes as tokens
-from server.errors import ApiError
+from server.http.responses import ErrorWriter
 
 DIALECTS: Sequence[Dialect] = (
     chat.DIALECT,
@@ -20,11 +20,11 @@ DIALECTS: Sequence[Dialect] = (
 )
 
 
-def error_writers(dialects: Sequence[Dialect]) -> Callable[[str], Callable[[ApiError], bytes]]:
+def error_writers(dialects: Sequence[Dialect]) -> Callable[[str], ErrorWriter]:
     """From a path to what writes its errors: OpenAI's form where the path belongs to nobody."""
     by_path = {route.path: dialect.errors for dialect in dialects for route in dialect.router.routes}  # type: ignore[attr-defined]
 
-    def of(path: str) -> Callable[[ApiError], bytes]:
+    def of(path: str) -> ErrorWriter:
         while path not in by_path and "/" in path:
             path = path.rpartition("/")[0]
         return by_path.get(path, error_body)

@@ -1,6 +1,6 @@
 """Wire models made from the tables of settings, and back: one declaration serves the API, the planner and the docs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import Field, create_model
@@ -25,13 +25,13 @@ def wire_model(
     settings: type,
     base: type[SettingsModel] = SettingsModel,
     types: Mapping[str, Any] | None = None,
-    only: Iterable[str] | None = None,
 ) -> type[SettingsModel]:
-    """A model with a field for each of the settings, or for some; `types` has those that JSON writes its own way."""
+    """A model with a field for each of the settings; `types` has those that JSON writes in its own way."""
     hints = get_type_hints(settings)
-    facts = facts_of(settings)
-    names = facts if only is None else only
-    fields: dict[str, Any] = {name: ((types or {}).get(name, hints[name]), _field(facts[name])) for name in names}
+    own = types or {}
+    fields: dict[str, Any] = {
+        name: (own.get(name, hints[name]), _field(facts)) for name, facts in facts_of(settings).items()
+    }
     model: type[SettingsModel] = create_model(
         settings.__name__, __base__=base, __module__=__name__, __doc__=settings.__doc__, **fields
     )

@@ -60,17 +60,38 @@ class Planner:
         self._limits.check_queue(request)
         prompts = [self._tokens(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
-        prediction = self._prediction(request)
-        decoding = request.decoding
         options = self._options(request)
-        beams = choose_beam_search(decoding, options.stop)
+        of_all = self._of_all_prompts(request, options, client)
+        seed_drawn = request.seed is None
+        seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
+        requests = []
+        for index, tokens in enumerate(prompts):
+            sampling = replace(of_all.sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1))
+            one = replace(of_all, request_id=f"{of_all.request_id}-{index}", sampling=sampling)
+            requests.append(self._with_prompt(one, tokens, negative_prompt, request, notices))
+        self._limits.check_min_tokens(options.min_tokens, min(one.max_tokens for one in requests))
+        return Plan(
+            id=of_all.request_id,
+            model=request.model,
+            requests=tuple(requests),
+            options=options,
+            n=request.num_choices,
+            seed=seed,
+            seed_drawn=seed_drawn,
+            stream=request.stream,
+            notices=to_report(notices, strict=self._settings.strict),
+        )
+
+    def _of_all_prompts(self, request: GenerationRequest, options: OutputOptions, client: str) -> EngineRequest:
+        """What is the same for each prompt: all but the prompt, what follows from its length, and its seed."""
+        prediction = self._prediction(request)
+        beams = choose_beam_search(request.decoding, options.stop)
         sampling = self._sampling(request)
         self._check_priority(request.priority)
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)
-        answer_id = f"{request.id_prefix}-{uuid.uuid4().hex}"
-        of_all = EngineRequest(
-            request_id=answer_id,
+        return EngineRequest(
+            request_id=f"{request.id_prefix}-{uuid.uuid4().hex}",
             prompt=(),
             sampling=sampling,
             max_tokens=0,
@@ -80,25 +101,6 @@ class Planner:
             cache_salt=request.cache_salt,
             speculation=self._speculation(request, prediction),
             beam_search=beams,
-        )
-        seed_drawn = request.seed is None
-        seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
-        requests = []
-        for index, tokens in enumerate(prompts):
-            of_prompt = replace(sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1))
-            one = replace(of_all, request_id=f"{answer_id}-{index}", sampling=of_prompt)
-            requests.append(self._with_prompt(one, tokens, negative_prompt, request, notices))
-        self._limits.check_min_tokens(decoding.min_tokens or 0, min(one.max_tokens for one in requests))
-        return Plan(
-            id=answer_id,
-            model=request.model,
-            requests=tuple(requests),
-            options=options,
-            n=request.num_choices,
-            seed=seed,
-            seed_drawn=seed_drawn,
-            stream=request.stream,
-            notices=to_report(notices, strict=self._settings.strict),
         )
 
     def _tokens(self, prompt: Prompt, request: GenerationRequest, notices: list[Notice]) -> Sequence[int]:
