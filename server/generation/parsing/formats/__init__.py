@@ -1,0 +1,1 @@
+"""How families of models write calls of tools: a file for each format."""

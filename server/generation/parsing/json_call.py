@@ -1,0 +1,111 @@
+"""A call as a JSON object: a name, the arguments, and what else a model may add."""
+
+import json
+from collections.abc import Collection
+
+from server.generation.parsing.json_text import json_string, json_value
+from server.generation.parsing.output_parser import arguments
+from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Part
+from server.generation.parsing.reader import Reader, Steps
+
+_NAME = ("name",)
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def json_call(reader: Reader, *, names: Collection[str] = _NAME, values: Collection[str] = _ARGUMENTS) -> Steps[bool]:
+    """Read an object with a call's name and arguments, in any order; False where it is no such object.
+
+    Arguments may be missing, which is an empty object, or a string that holds the object.
+
+    Args:
+        reader: of the output.
+        names: keys of the name.
+        values: keys of the arguments.
+    """
+    call = _Call()
+    if (yield from reader.literal("{")) is None:
+        return False
+    yield from reader.skip()
+    if (yield from reader.literal("}")) is not None:
+        return False
+    while True:
+        key = yield from _string(reader)
+        yield from reader.skip()
+        if key is None or (yield from reader.literal(":")) is None:
+            return False
+        yield from reader.skip()
+        if not (yield from _entry(reader, call, is_name=key in names, is_arguments=key in values)):
+            return False
+        yield from reader.skip()
+        following = yield from reader.literal(",", "}")
+        if following != ",":
+            return (yield from call.end()) if following else False
+        yield from reader.skip()
+
+
+class _Call:
+    """What is known of a call so far."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.has_arguments = False
+        self.early: list[str] = []
+        """Arguments that came before the name."""
+
+    def end(self) -> Steps[bool]:
+        """Pass on what was not passed on yet; False if it is no call."""
+        if self.name is None:
+            return False
+        if self.early or not self.has_arguments:
+            yield CallBegin(self.name)
+            yield CallArguments("".join(self.early) or "{}")
+        yield CallEnd()
+        return True
+
+
+def _entry(reader: Reader, call: _Call, *, is_name: bool, is_arguments: bool) -> Steps[bool]:
+    """Read one value."""
+    if is_name and call.name is None:
+        call.name = yield from _string(reader)
+        return bool(call.name)
+    if is_arguments and not call.has_arguments:
+        call.has_arguments = True
+        return (yield from _arguments(reader, call))
+    return (yield from json_value(reader, _nowhere))
+
+
+def _arguments(reader: Reader, call: _Call) -> Steps[bool]:
+    first = yield from reader.need()
+    if first == '"':
+        text = yield from _string(reader)
+        call.early.append(text or "")
+        return _is_object(text)
+    if first != "{":
+        return False
+    if call.name is None:
+        return (yield from json_value(reader, lambda text: call.early.append(text) or ()))
+    yield CallBegin(call.name)
+    return (yield from json_value(reader, arguments))
+
+
+def _string(reader: Reader) -> Steps[str | None]:
+    """The value of a string."""
+    pieces: list[str] = []
+
+    def keep(text: str) -> tuple[Part, ...]:
+        pieces.append(text)
+        return ()
+
+    is_whole = yield from json_string(reader, keep)
+    return json.loads("".join(pieces)) if is_whole else None
+
+
+def _is_object(text: str | None) -> bool:
+    try:
+        return isinstance(json.loads(text or ""), dict)
+    except ValueError:
+        return False
+
+
+def _nowhere(_: str) -> tuple[Part, ...]:
+    return ()

@@ -1,0 +1,107 @@
+"""The parser of a choice's output: a format's reading, fed as the output comes."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
+from server.generation.parsing.reader import Reader, Steps
+from server.generation.parsing.think_tags import ThinkTags
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the output is going to be read with."""
+
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    """The JSON schema of the arguments of each tool that was offered, by its name."""
+    is_thinking: bool = False
+    """Whether the prompt has begun the reasoning already."""
+    calls_are_whole: bool = False
+    """Whether a call that has begun can end in no other way than whole, or cut off by the end of the output: a grammar
+    holds the model to it. Then its arguments are passed on as they come. Otherwise a call is passed on when it is
+    complete, and comes back as text if it never is."""
+
+
+class ToolFormat(Protocol):
+    """How a family of models writes calls of tools, and with some families everything else as well.
+
+    A format's `read` is a generator, see reader.py; text that is no call, a broken call included, it passes on as it
+    is. It must go on to the end of the output.
+    """
+
+    name: str
+    """By which it can be chosen."""
+    markers: Collection[str]
+    """Texts that are control tokens, or may be, in the vocabularies of such models."""
+    ends_reasoning: Sequence[str]
+    """With these a call begins, even where the model forgot to end its reasoning."""
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        """All that comes after the reasoning."""
+        ...
+
+
+class OutputParser:
+    """Finds parts in an output that comes in pieces; whichever these are, the parts together are the same."""
+
+    def __init__(
+        self,
+        tools: ToolFormat | None,
+        reasoning: ThinkTags | None,
+        expected: Expected,
+        controls: Collection[str] = (),
+    ) -> None:
+        """`controls` are markers that the model has as single tokens, so that the same text in others means nothing."""
+        self._reader = Reader(controls)
+        self._steps = self._read(tools, reasoning, expected)
+
+    def push(self, text: str, *, is_control: bool = False) -> Sequence[Part]:
+        """What the next piece of the output brings; a control token is to be a piece of its own."""
+        self._reader.feed(text, is_control=is_control)
+        return self._advance()
+
+    def finish(self) -> Sequence[Part]:
+        """What is left when the output has ended."""
+        self._reader.end()
+        return self._advance()
+
+    def _read(self, tools: ToolFormat | None, reasoning: ThinkTags | None, expected: Expected) -> Steps[None]:
+        if reasoning is not None:
+            ends = () if tools is None else tools.ends_reasoning
+            yield from reasoning.read(self._reader, is_begun=expected.is_thinking, ends=ends)
+        if tools is not None:
+            yield from tools.read(self._reader, expected)
+        yield from self._reader.until(emit=content)
+
+    def _advance(self) -> Sequence[Part]:
+        parts: list[Part] = []
+        for part in self._steps:
+            if part is None:
+                break
+            _join(parts, part)
+        return parts
+
+
+def content(text: str) -> Sequence[Part]:
+    """Text of the answer, as a reader emits it."""
+    return (Content(text),)
+
+
+def arguments(text: str) -> Sequence[Part]:
+    """Arguments of a call, as a reader emits them."""
+    return (CallArguments(text),)
+
+
+def whole_call(name: str, text: str) -> Sequence[Part]:
+    """A call whose arguments, one JSON object, are known."""
+    return (CallBegin(name), CallArguments(text), CallEnd())
+
+
+def _join(parts: list[Part], part: Part) -> None:
+    """Append, or prolong the last one if both are text of the same kind."""
+    last = parts[-1] if parts else None
+    if isinstance(part, Content | Reasoning | CallArguments) and type(last) is type(part):
+        parts[-1] = type(part)(last.text + part.text)
+    else:
+        parts.append(part)

@@ -1,0 +1,37 @@
+"""Reasoning between tags, before the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.generation.parsing.parts import Part, Reasoning
+from server.generation.parsing.reader import WHITESPACE, Reader, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    """The tags of a family of models. Whitespace that adjoins them is the template's and not the text's."""
+
+    name: str
+    """By which they can be chosen."""
+    begin: str
+    end: str
+
+    def read(self, reader: Reader, *, is_begun: bool, ends: Sequence[str] = ()) -> Steps[None]:
+        """Read the reasoning, if there is any, with what separates it from the answer.
+
+        Args:
+            reader: of the output.
+            is_begun: whether the prompt has begun it.
+            ends: texts that are no part of it, even if its end is missing; they are left unread.
+        """
+        opened = yield from reader.spaced_literal(self.begin)
+        if opened is None and not is_begun:
+            return
+        yield from reader.skip(WHITESPACE)
+        marker = yield from reader.until(self.end, emit=_reasoning, trim=WHITESPACE, stops=ends)
+        if marker is not None:
+            yield from reader.skip(WHITESPACE)
+
+
+def _reasoning(text: str) -> Sequence[Part]:
+    return (Reasoning(text),)
