@@ -52,6 +52,11 @@ class _Call:
         self.early: list[str] = []
         """Arguments that came before the name."""
 
+    def keep(self, text: str) -> tuple[Part, ...]:
+        """Keep a piece of the arguments until the name is known."""
+        self.early.append(text)
+        return ()
+
     def end(self) -> Steps[bool]:
         """Pass on what was not passed on yet; False if it is no call."""
         if self.name is None:
@@ -83,7 +88,7 @@ def _arguments(reader: Reader, call: _Call) -> Steps[bool]:
     if first != "{":
         return False
     if call.name is None:
-        return (yield from json_value(reader, lambda text: call.early.append(text) or ()))
+        return (yield from json_value(reader, call.keep))
     yield CallBegin(call.name)
     return (yield from json_value(reader, arguments))
 

@@ -1,6 +1,7 @@
 """Reading JSON that is still being written."""
 
 import re
+
 from server.generation.parsing.parts import Part
 from server.generation.parsing.reader import WHITESPACE, Emit, Reader, Steps
 
@@ -11,6 +12,7 @@ _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SCALAR = re.compile(r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)")
 _IN_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _CONTROL_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+
 
 def json_value(reader: Reader, emit: Emit) -> Steps[bool]:
     """Read one JSON value, and pass its text on as it comes; False at the first character that JSON does not allow.

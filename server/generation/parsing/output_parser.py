@@ -20,7 +20,7 @@ class Expected:
     calls_are_whole: bool = False
     """Whether a call that has begun can end in no other way than whole, or cut off by the end of the output: a grammar
     holds the model to it. Then its arguments are passed on as they come. Otherwise a call is passed on when it is
-    complete, and comes back as text if it never is."""
+    complete; one that turns out to be none comes back as text, and one that was cut off is left out."""
 
 
 class ToolFormat(Protocol):
@@ -61,9 +61,9 @@ class OutputParser:
         self._reader.feed(text, is_control=is_control)
         return self._advance()
 
-    def finish(self) -> Sequence[Part]:
-        """What is left when the output has ended."""
-        self._reader.end()
+    def finish(self, *, is_cut: bool = False) -> Sequence[Part]:
+        """What is left when the output has ended; `is_cut` says that the model did not end it."""
+        self._reader.end(is_cut=is_cut)
         return self._advance()
 
     def _read(self, tools: ToolFormat | None, reasoning: ThinkTags | None, expected: Expected) -> Steps[None]:

@@ -31,6 +31,7 @@ class Reader:
         self._num_read = 0
         self._control_at: set[int] = set()
         self._is_ended = False
+        self._is_cut = False
         self._kept: list[str] | None = None
         """What was read since `keep`."""
 
@@ -42,9 +43,10 @@ class Reader:
             self._control_at.add(self._num_read + len(self._text))
         self._text += text
 
-    def end(self) -> None:
-        """There will be no more."""
+    def end(self, *, is_cut: bool) -> None:
+        """There will be no more; `is_cut` says that the model had not come to its end."""
         self._is_ended = True
+        self._is_cut = is_cut
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -108,9 +110,7 @@ class Reader:
                 return None
             yield None
 
-    def until(
-        self, *markers: str, emit: Emit, trim: str = "", stops: Collection[str] = ()
-    ) -> Steps[str | None]:
+    def until(self, *markers: str, emit: Emit, trim: str = "", stops: Collection[str] = ()) -> Steps[str | None]:
         """Pass on the text before the first of these markers, and read the marker.
 
         Args:
@@ -145,6 +145,8 @@ class Reader:
     def attempt(self, before: str, reading: Steps[bool], *, emit: Emit, at_once: bool) -> Steps[bool]:
         """Read something that may turn out not to be what it seemed; then all of it is text, and passed on as such.
 
+        But what was cut off might have become what it seemed: that is left out.
+
         Args:
             before: the text already read that belongs to it.
             reading: returns whether it is what it seemed.
@@ -169,6 +171,8 @@ class Reader:
         text, self._kept = "".join(self._kept), None
         if is_good:
             yield from parts
+        elif self._is_cut:
+            self.take(len(self._text))
         else:
             yield from emit(text)
         return is_good

@@ -1,5 +1,6 @@
 """Runs parsers over outputs in whatever pieces, and puts together what they find."""
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,8 @@ def parse(
     reasoning: ThinkTags | None = None,
     expected: Expected | None = None,
     controls: Collection[str] = (),
+    *,
+    is_cut: bool = False,
 ) -> Message:
     """What a parser makes of these pieces; those that are one of `controls` count as control tokens."""
     parser = OutputParser(tools, reasoning, expected or Expected(), controls)
@@ -49,7 +52,7 @@ def parse(
     for piece in pieces:
         for part in parser.push(piece, is_control=piece in controls):
             message.add(part)
-    for part in parser.finish():
+    for part in parser.finish(is_cut=is_cut):
         message.add(part)
     return message
 
@@ -57,4 +60,4 @@ def parse(
 def cuts(text: str, places: Sequence[int]) -> list[str]:
     """The text cut at these places."""
     edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(edges)]
