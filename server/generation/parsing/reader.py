@@ -63,6 +63,17 @@ class Reader:
             yield None
         return len(self._text) > known
 
+    def spaced_ahead(self, *options: str) -> Steps[str | None]:
+        """The one of these texts that comes next, with any whitespace before it; all of it stays unread."""
+        while True:
+            space = len(self._text) - len(self._text.lstrip(WHITESPACE))
+            for option in options:
+                if self._text.startswith(option, space) and self._counts(option, space):
+                    return self._text[: space + len(option)]
+            if self._is_ended or not any(self._may_begin(option, self._text[space:]) for option in options):
+                return None
+            yield None
+
     @property
     def known(self) -> str:
         """What is known and not read."""
@@ -101,20 +112,14 @@ class Reader:
 
     def spaced_literal(self, *options: str) -> Steps[str | None]:
         """The same with any whitespace before it, which is then read and returned, too."""
-        while True:
-            space = len(self._text) - len(self._text.lstrip(WHITESPACE))
-            for option in options:
-                if self._text.startswith(option, space) and self._counts(option, space):
-                    return self.take(space + len(option))
-            if self._is_ended or not any(self._may_begin(option, self._text[space:]) for option in options):
-                return None
-            yield None
+        found = yield from self.spaced_ahead(*options)
+        return None if found is None else self.take(len(found))
 
     def until(self, *markers: str, emit: Emit, trim: str = "", stops: Collection[str] = ()) -> Steps[str | None]:
         """Pass on the text before the first of these markers, and read the marker.
 
         Args:
-            markers: none may begin with another one, or contain one.
+            markers: none may begin with another one, or contain one except as its end.
             emit: takes the pieces of the text.
             trim: characters that do not belong to the text where they stand directly before a marker.
             stops: texts at which to stop as well; they stay unread, and so does what is trimmed before them.
@@ -151,11 +156,9 @@ class Reader:
             before: the text already read that belongs to it.
             reading: returns whether it is what it seemed.
             emit: takes the text that it is otherwise.
-            at_once: its parts are passed on as they are found, since it cannot fail but by the end of the output. Then
-                nothing of it comes back as text.
+            at_once: from its first part on, its parts are passed on as they are found, since after that it cannot fail
+                but by the end of the output. Then nothing of it comes back as text.
         """
-        if at_once:
-            return (yield from reading)
         self._kept = [before]
         parts: list[Part] = []
         while True:
@@ -166,6 +169,10 @@ class Reader:
                 break
             if part is None:
                 yield None
+            elif at_once:
+                self._kept = None
+                yield part
+                return (yield from reading)
             else:
                 parts.append(part)
         text, self._kept = "".join(self._kept), None
@@ -183,7 +190,8 @@ class Reader:
         return marker not in self._controls or self._num_read + at in self._control_at
 
     def _may_begin(self, marker: str, tail: str) -> bool:
-        return marker not in self._controls and len(tail) < len(marker) and marker.startswith(tail)
+        """Whether the marker may come, and this be all that is known of it; a control token comes as a whole."""
+        return not tail or (marker not in self._controls and len(tail) < len(marker) and marker.startswith(tail))
 
     def _first(self, markers: Collection[str]) -> tuple[int, str] | None:
         found: list[tuple[int, str]] = []
