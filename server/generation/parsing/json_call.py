@@ -1,18 +1,26 @@
 """A call as a JSON object: a name, the arguments, and what else a model may add."""
 
 import json
+import re
 from collections.abc import Collection
 
-from server.generation.parsing.json_text import json_string, json_value
+from server.generation.parsing.json_text import json_string, json_value, whole_value
 from server.generation.parsing.output_parser import arguments
 from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Part
 from server.generation.parsing.reader import Reader, Steps
 
 _NAME = ("name",)
 _ARGUMENTS = ("arguments", "parameters")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def json_call(reader: Reader, *, names: Collection[str] = _NAME, values: Collection[str] = _ARGUMENTS) -> Steps[bool]:
+def json_call(
+    reader: Reader,
+    *,
+    names: Collection[str] = _NAME,
+    values: Collection[str] = _ARGUMENTS,
+    needs_arguments: bool = False,
+) -> Steps[bool]:
     """Read an object with a call's name and arguments, in any order; False where it is no such object.
 
     Arguments may be missing, which is an empty object, or a string that holds the object.
@@ -21,8 +29,9 @@ def json_call(reader: Reader, *, names: Collection[str] = _NAME, values: Collect
         reader: of the output.
         names: keys of the name.
         values: keys of the arguments.
+        needs_arguments: whether an object without arguments is no call: where nothing else tells it from an answer.
     """
-    call = _Call()
+    call = _Call(needs_arguments=needs_arguments)
     if (yield from reader.literal("{")) is None:
         return False
     yield from reader.skip()
@@ -46,7 +55,8 @@ def json_call(reader: Reader, *, names: Collection[str] = _NAME, values: Collect
 class _Call:
     """What is known of a call so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_arguments: bool) -> None:
+        self._needs_arguments = needs_arguments
         self.name: str | None = None
         self.has_arguments = False
         self.early: list[str] = []
@@ -59,7 +69,7 @@ class _Call:
 
     def end(self) -> Steps[bool]:
         """Pass on what was not passed on yet; False if it is no call."""
-        if self.name is None:
+        if self.name is None or (self._needs_arguments and not self.has_arguments):
             return False
         if self.early or not self.has_arguments:
             yield CallBegin(self.name)
@@ -82,9 +92,9 @@ def _entry(reader: Reader, call: _Call, *, is_name: bool, is_arguments: bool) ->
 def _arguments(reader: Reader, call: _Call) -> Steps[bool]:
     first = yield from reader.need()
     if first == '"':
-        text = yield from _string(reader)
+        text = whole_value((yield from _string(reader)) or "")
         call.early.append(text or "")
-        return _is_object(text)
+        return text is not None and text.startswith("{")
     if first != "{":
         return False
     if call.name is None:
@@ -94,7 +104,7 @@ def _arguments(reader: Reader, call: _Call) -> Steps[bool]:
 
 
 def _string(reader: Reader) -> Steps[str | None]:
-    """The value of a string."""
+    """The value of a string; None also for one with half of a surrogate pair, which is no text."""
     pieces: list[str] = []
 
     def keep(text: str) -> tuple[Part, ...]:
@@ -102,14 +112,10 @@ def _string(reader: Reader) -> Steps[str | None]:
         return ()
 
     is_whole = yield from json_string(reader, keep)
-    return json.loads("".join(pieces)) if is_whole else None
-
-
-def _is_object(text: str | None) -> bool:
-    try:
-        return isinstance(json.loads(text or ""), dict)
-    except ValueError:
-        return False
+    if not is_whole:
+        return None
+    text: str = json.loads("".join(pieces))
+    return None if _SURROGATE.search(text) else text
 
 
 def _nowhere(_: str) -> tuple[Part, ...]:

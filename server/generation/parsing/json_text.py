@@ -1,9 +1,12 @@
 """Reading JSON that is still being written."""
 
+import json
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from server.generation.parsing.parts import Part
-from server.generation.parsing.reader import WHITESPACE, Emit, Reader, Steps
+from server.generation.parsing.reader import WHITESPACE, Emit, Reader, Steps, result
 
 _MOST_NESTED = 256
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -11,32 +14,64 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SCALAR = re.compile(r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)")
 _IN_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
-_CONTROL_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
-def json_value(reader: Reader, emit: Emit) -> Steps[bool]:
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """What a language of data writes in its own way. Brackets, commas and colons are as in JSON."""
+
+    quotes: str
+    """A string begins with one of these."""
+    string: Callable[[Reader, Emit], Steps[bool]]
+    """Reads a string, and passes it on as JSON."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What JSON has for its names of values."""
+
+
+def json_value(reader: Reader, emit: Emit, notation: Notation | None = None) -> Steps[bool]:
     """Read one JSON value, and pass its text on as it comes; False at the first character that JSON does not allow.
 
     A control character that stands raw in a string, as models write line breaks, is passed on escaped. Whitespace
     before the value is left out.
+
+    Args:
+        reader: of the output.
+        emit: takes the text.
+        notation: in which the value is written, if that is not JSON; it is passed on as JSON.
     """
+    notation = notation or _JSON
     open_brackets: list[str] = []
     while True:
-        if not (yield from _value_or_bracket(reader, emit, open_brackets)):
+        if not (yield from _value_or_bracket(reader, emit, open_brackets, notation)):
             return False
-        if (closed := (yield from _after_value(reader, emit, open_brackets))) is not None:
+        if (closed := (yield from _after_value(reader, emit, open_brackets, notation))) is not None:
             return closed
 
 
-def _value_or_bracket(reader: Reader, emit: Emit, open_brackets: list[str]) -> Steps[bool]:
+def whole_value(text: str, notation: Notation | None = None) -> str | None:
+    """The text as JSON, if it is one value and nothing else."""
+    reader = Reader()
+    reader.feed(text)
+    reader.end(is_cut=False)
+    pieces: list[str] = []
+
+    def keep(piece: str) -> tuple[Part, ...]:
+        pieces.append(piece)
+        return ()
+
+    is_value = result(json_value(reader, keep, notation)) and not reader.known.strip(WHITESPACE)
+    return "".join(pieces) if is_value else None
+
+
+def _value_or_bracket(reader: Reader, emit: Emit, open_brackets: list[str], notation: Notation) -> Steps[bool]:
     """Read up to the end of the first value that has no more inside: a scalar, a string, or an empty collection."""
     while True:
         yield from _skip(reader, emit if open_brackets else _nowhere)
         first = yield from reader.need()
-        if first == '"':
-            return (yield from json_string(reader, emit))
+        if first and first in notation.quotes:
+            return (yield from notation.string(reader, emit))
         if first not in ("{", "["):
-            return (yield from _scalar(reader, emit))
+            return (yield from _scalar(reader, emit, notation.names))
         if len(open_brackets) == _MOST_NESTED:
             return False
         open_brackets.append("}" if first == "{" else "]")
@@ -46,11 +81,11 @@ def _value_or_bracket(reader: Reader, emit: Emit, open_brackets: list[str]) -> S
             open_brackets.pop()
             yield from emit(reader.take(1))
             return True
-        if first == "{" and not (yield from _key(reader, emit)):
+        if first == "{" and not (yield from _key(reader, emit, notation)):
             return False
 
 
-def _after_value(reader: Reader, emit: Emit, open_brackets: list[str]) -> Steps[bool | None]:
+def _after_value(reader: Reader, emit: Emit, open_brackets: list[str], notation: Notation) -> Steps[bool | None]:
     """Read what stands between a value and the next one; True if all is closed, False if it is not JSON."""
     while open_brackets:
         yield from _skip(reader, emit)
@@ -60,7 +95,7 @@ def _after_value(reader: Reader, emit: Emit, open_brackets: list[str]) -> Steps[
             if open_brackets[-1] == "]":
                 return None
             yield from _skip(reader, emit)
-            return None if (yield from _key(reader, emit)) else False
+            return None if (yield from _key(reader, emit, notation)) else False
         if next_one != open_brackets[-1]:
             return False
         open_brackets.pop()
@@ -68,8 +103,8 @@ def _after_value(reader: Reader, emit: Emit, open_brackets: list[str]) -> Steps[
     return True
 
 
-def _key(reader: Reader, emit: Emit) -> Steps[bool]:
-    if not (yield from json_string(reader, emit)):
+def _key(reader: Reader, emit: Emit, notation: Notation) -> Steps[bool]:
+    if not (yield from notation.string(reader, emit)):
         return False
     yield from _skip(reader, emit)
     if (yield from reader.need()) != ":":
@@ -93,28 +128,30 @@ def json_string(reader: Reader, emit: Emit) -> Steps[bool]:
             yield from emit(reader.take(1))
             return True
         elif text[0] != "\\":
-            yield from emit(escape_control(reader.take(1)))
+            yield from emit(escaped(reader.take(1)))
         elif escape := _ESCAPE.match(text):
             yield from emit(reader.take(escape.end()))
         elif not _BEGUN_ESCAPE.fullmatch(text) or not (yield from reader.more()):
             return False
 
 
-def escape_control(character: str) -> str:
-    """A control character as JSON writes it in a string."""
-    return _CONTROL_ESCAPES.get(character) or f"\\u{ord(character):04x}"
+def escaped(text: str) -> str:
+    """Text as JSON writes it in a string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _scalar(reader: Reader, emit: Emit) -> Steps[bool]:
+def _scalar(reader: Reader, emit: Emit, names: Mapping[str, str]) -> Steps[bool]:
     """A number, true, false or null: known when something else follows."""
     while True:
         begun = _IN_SCALAR.match(reader.known)
         assert begun is not None
         if begun.end() < len(reader.known) or not (yield from reader.more()):
             break
-    if not _SCALAR.fullmatch(begun[0]):
+    text = names.get(begun[0], begun[0])
+    if not _SCALAR.fullmatch(text):
         return False
-    yield from emit(reader.take(begun.end()))
+    reader.take(begun.end())
+    yield from emit(text)
     return True
 
 
@@ -125,3 +162,6 @@ def _skip(reader: Reader, emit: Emit) -> Steps[None]:
 
 def _nowhere(_: str) -> tuple[Part, ...]:
     return ()
+
+
+_JSON = Notation('"', json_string)

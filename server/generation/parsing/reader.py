@@ -6,7 +6,7 @@ cannot depend on how the output was cut into pieces, as long as a reader decides
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from server.generation.parsing.parts import Part
 
@@ -16,6 +16,15 @@ Steps = Generator[Part | None, None, T]
 Emit = Callable[[str], Iterable[Part]]
 """Makes parts of a piece of text; none, if it is kept until more is known."""
 WHITESPACE = " \t\r\n"
+
+
+def result(steps: Steps[T]) -> T:
+    """What such steps return, where all of the output is there; the parts are left out."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return cast(T, stop.value)
 
 
 class Reader:
