@@ -30,12 +30,20 @@ class ToolFormat(Protocol):
     is. It must go on to the end of the output.
     """
 
-    name: str
-    """By which it can be chosen."""
-    markers: Collection[str]
-    """Texts that are control tokens, or may be, in the vocabularies of such models."""
-    ends_reasoning: Sequence[str]
-    """With these a call begins, even where the model forgot to end its reasoning."""
+    @property
+    def name(self) -> str:
+        """By which it can be chosen."""
+        ...
+
+    @property
+    def markers(self) -> Collection[str]:
+        """Texts that are control tokens, or may be, in the vocabularies of such models."""
+        ...
+
+    @property
+    def ends_reasoning(self) -> Sequence[str]:
+        """With these a call begins, even where the model forgot to end its reasoning."""
+        ...
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         """All that comes after the reasoning."""
