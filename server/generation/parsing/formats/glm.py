@@ -1,0 +1,68 @@
+"""GLM from 4.5 on: a name, then keys and values between tags, the values as plain text."""
+
+from server.generation.parsing.names import name
+from server.generation.parsing.output_parser import Expected, content
+from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.reader import WHITESPACE, Reader, Steps
+from server.generation.parsing.typed_arguments import TypedArguments
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+_KEY, _KEY_END = "<arg_key>", "</arg_key>"
+_VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
+
+
+class Glm:
+    """Implements ToolFormat. Line breaks between the tags mean nothing; up to 4.6 models write them."""
+
+    name = "glm"
+    markers = (_BEGIN, _END, _KEY, _KEY_END, _VALUE, _VALUE_END)
+    ends_reasoning = (_BEGIN,)
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        """See ToolFormat."""
+        while (before := (yield from reader.until(_BEGIN, emit=content, trim=WHITESPACE))) is not None:
+            call = _call(reader, expected)
+            yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
+
+
+def _call(reader: Reader, expected: Expected) -> Steps[bool]:
+    yield from reader.skip()
+    tool = yield from name(reader)
+    tag = yield from reader.spaced_literal(_KEY, _END)
+    if not tool or tag is None:
+        return False
+    yield CallBegin(tool)
+    given = TypedArguments(expected.tools.get(tool))
+    while tag is not None and tag.endswith(_KEY):
+        tag = yield from _argument(reader, given)
+    if tag is None:
+        return False
+    yield from given.close()
+    yield CallEnd()
+    return True
+
+
+def _argument(reader: Reader, given: TypedArguments) -> Steps[str | None]:
+    """Read an argument, and the tag after it; None if there is none."""
+    key = yield from name(reader)
+    begun = given.begin(key)
+    if not key or begun is None or (yield from reader.literal(_KEY_END)) is None:
+        return None
+    if (yield from reader.spaced_literal(_VALUE)) is None:
+        return None
+    yield from begun
+    while (end := (yield from reader.until(_VALUE_END, _END, emit=given.text))) is not None:
+        if end == _VALUE_END:
+            yield from given.end()
+            return (yield from reader.spaced_literal(_KEY, _END))
+        if (yield from _is_last(reader)):
+            yield from given.end()
+            return end
+        yield from given.text(end)
+    return None
+
+
+def _is_last(reader: Reader) -> Steps[bool]:
+    """Whether the end of a call may be one where a value was not ended: nothing but more calls may follow."""
+    has_next = (yield from reader.spaced_ahead(_BEGIN)) is not None
+    return has_next or not reader.known.strip(WHITESPACE)

@@ -1,0 +1,74 @@
+"""Qwen3-Coder, and Qwen from 3.5 on: a function and its parameters as tags, the values as plain text."""
+
+from server.generation.parsing.names import name
+from server.generation.parsing.output_parser import Expected, content
+from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.reader import WHITESPACE, Reader, Steps
+from server.generation.parsing.typed_arguments import TypedArguments
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_LINE = "\n"
+_AFTER_VALUE = (_LINE + _PARAMETER_END, _PARAMETER_END, _LINE + _PARAMETER, _LINE + _FUNCTION_END, _FUNCTION_END)
+
+
+class Qwen3Xml:
+    """Implements ToolFormat. Models forget the outer tags, and the end of a value where the next tag shows it."""
+
+    name = "qwen3_xml"
+    markers = (_BEGIN, _END)
+    ends_reasoning = (_BEGIN,)
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        """See ToolFormat."""
+        while (before := (yield from reader.until(_BEGIN, _FUNCTION, emit=content, trim=WHITESPACE))) is not None:
+            call = _call(reader, expected, is_bare=before.endswith(_FUNCTION))
+            yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
+
+
+def _call(reader: Reader, expected: Expected, *, is_bare: bool) -> Steps[bool]:
+    if not is_bare and (yield from reader.spaced_literal(_FUNCTION)) is None:
+        return False
+    tool = yield from name(reader)
+    if not tool or (yield from reader.literal(">")) is None:
+        return False
+    tag = yield from reader.spaced_literal(_PARAMETER, _FUNCTION_END)
+    if tag is None:
+        return False
+    yield CallBegin(tool)
+    given = TypedArguments(expected.tools.get(tool))
+    while tag is not None and tag.endswith(_PARAMETER):
+        tag = yield from _parameter(reader, given)
+    if tag is None:
+        return False
+    yield from given.close()
+    yield CallEnd()
+    if tag.endswith(_FUNCTION_END):
+        yield from reader.spaced_literal(_END)
+    return True
+
+
+def _parameter(reader: Reader, given: TypedArguments) -> Steps[str | None]:
+    """Read a parameter, and the tag after it; None if there is none."""
+    key = yield from name(reader)
+    begun = given.begin(key)
+    if not key or begun is None or (yield from reader.literal(">")) is None:
+        return None
+    yield from begun
+    yield from reader.literal(_LINE)
+    while (end := (yield from reader.until(*_AFTER_VALUE, emit=given.text))) is not None:
+        if (tag := (yield from _tag_after(reader, end))) is not None:
+            yield from given.end()
+            return tag
+        yield from given.text(end)
+    return None
+
+
+def _tag_after(reader: Reader, end: str) -> Steps[str | None]:
+    """The tag that follows the end of a value; None if that was no end: tags may stand in values, too."""
+    if end.endswith(_PARAMETER):
+        return end
+    if end.endswith(_FUNCTION_END):
+        return (yield from reader.spaced_literal(_END))
+    return (yield from reader.spaced_literal(_PARAMETER, _FUNCTION_END, _END))

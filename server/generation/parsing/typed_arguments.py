@@ -1,0 +1,82 @@
+"""Arguments whose values were written as plain text: their types are those of the tool's schema."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.generation.parsing.json_text import escaped, whole_value
+from server.generation.parsing.output_parser import arguments
+from server.generation.parsing.parts import Part
+from server.generation.parsing.python_text import PYTHON
+
+_ANY = frozenset({"null", "boolean", "number", "string", "array", "object"})
+_TYPES_BY_NAME = {"integer": "number"}
+_TYPES_BY_BEGINNING = {"{": "object", "[": "array", '"': "string", "n": "null", "t": "boolean", "f": "boolean"}
+
+
+class TypedArguments:
+    """Makes a JSON object of arguments. The text of a string is passed on as it comes, other values when complete."""
+
+    def __init__(self, schema: Any) -> None:
+        """`schema` is that of the object."""
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        self._properties = properties if isinstance(properties, Mapping) else {}
+        self._keys: set[str] = set()
+        self._types = _ANY
+        self._kept: list[str] = []
+
+    def begin(self, key: str) -> Sequence[Part] | None:
+        """The next argument begins; None if it was given before."""
+        if key in self._keys:
+            return None
+        lead = f'{", " if self._keys else "{"}"{escaped(key)}": '
+        self._keys.add(key)
+        self._types = _types(self._properties.get(key))
+        return arguments(lead + '"' if self._is_string else lead)
+
+    def text(self, piece: str) -> Sequence[Part]:
+        """The next piece of its value."""
+        if self._is_string:
+            return arguments(escaped(piece))
+        self._kept.append(piece)
+        return ()
+
+    def end(self) -> Sequence[Part]:
+        """Its value is complete."""
+        if self._is_string:
+            return arguments('"')
+        value = _typed("".join(self._kept), self._types)
+        self._kept.clear()
+        return arguments(value)
+
+    def close(self) -> Sequence[Part]:
+        """There are no more arguments."""
+        return arguments("}" if self._keys else "{}")
+
+    @property
+    def _is_string(self) -> bool:
+        return self._types == {"string"}
+
+
+def _typed(text: str, types: frozenset[str]) -> str:
+    """The value as JSON; a string if it is nothing else, or if nothing else than a string is allowed for it."""
+    value = whole_value(text) or whole_value(text, PYTHON)
+    if value is not None:
+        kind = _TYPES_BY_BEGINNING.get(value[0], "number")
+        if kind != "string" and (kind in types or "string" not in types):
+            return value
+    return f'"{escaped(text)}"'
+
+
+def _types(schema: Any) -> frozenset[str]:
+    """The types that a schema allows; all of them where it does not say, or says it in a way that is not known here."""
+    match schema:
+        case {"type": str(name)}:
+            return frozenset({_TYPES_BY_NAME.get(name, name)})
+        case {"type": [*names]}:
+            return frozenset(_TYPES_BY_NAME.get(name, name) for name in names if isinstance(name, str))
+        case {"anyOf": [*options]} | {"oneOf": [*options]}:
+            return frozenset().union(*map(_types, options))
+        case {"enum": [*values]} if all(isinstance(value, str) for value in values):
+            return frozenset({"string"})
+        case _:
+            return _ANY
