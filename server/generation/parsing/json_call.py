@@ -52,6 +52,18 @@ def json_call(
         yield from reader.skip()
 
 
+def json_calls(reader: Reader) -> Steps[bool]:
+    """Read a list of such objects; False where it is no such list, or an empty one."""
+    following = yield from reader.literal("[")
+    while following in ("[", ","):
+        yield from reader.skip()
+        if not (yield from json_call(reader)):
+            return False
+        yield from reader.skip()
+        following = yield from reader.literal(",", "]")
+    return following is not None
+
+
 class _Call:
     """What is known of a call so far."""
 

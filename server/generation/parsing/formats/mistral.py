@@ -1,0 +1,42 @@
+"""Mistral: a list of calls as JSON up to tokenizer v7, then a name and its arguments after a marker for each call."""
+
+from server.generation.parsing.json_call import json_calls
+from server.generation.parsing.json_text import json_value
+from server.generation.parsing.names import name
+from server.generation.parsing.output_parser import Expected, arguments, content
+from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.reader import Reader, Steps
+
+_BEGIN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+class Mistral:
+    """Implements ToolFormat."""
+
+    name = "mistral"
+    markers = (_BEGIN, _ID, _ARGUMENTS)
+    ends_reasoning = ()
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        """See ToolFormat."""
+        while (before := (yield from reader.until(_BEGIN, emit=content))) is not None:
+            yield from reader.attempt(before, _calls(reader), emit=content, at_once=expected.calls_are_whole)
+
+
+def _calls(reader: Reader) -> Steps[bool]:
+    yield from reader.skip()
+    if (yield from reader.need()) == "[":
+        return (yield from json_calls(reader))
+    tool = yield from name(reader)
+    given_id = None
+    if (yield from reader.literal(_ID)) is not None:
+        given_id = yield from name(reader)
+    yield from reader.literal(_ARGUMENTS)
+    yield from reader.skip()
+    if not tool or (yield from reader.need()) != "{":
+        return False
+    yield CallBegin(tool, given_id)
+    if not (yield from json_value(reader, arguments)):
+        return False
+    yield CallEnd()
+    return True
