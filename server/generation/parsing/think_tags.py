@@ -35,3 +35,12 @@ class ThinkTags:
 
 def _reasoning(text: str) -> Sequence[Part]:
     return (Reasoning(text),)
+
+
+THINK_TAGS = (
+    ThinkTags("think", "<think>", "</think>"),
+    ThinkTags("mistral_think", "[THINK]", "[/THINK]"),
+    ThinkTags("seed_think", "<seed:think>", "</seed:think>"),
+    ThinkTags("thought", "<thought>", "</thought>"),
+)
+"""All that are known."""

@@ -1,0 +1,50 @@
+"""All formats by name, and which of them a model writes, to judge by its chat template."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from server.generation.parsing.formats.glm import Glm
+from server.generation.parsing.formats.hermes import Hermes
+from server.generation.parsing.formats.json_list import GRANITE, PHI
+from server.generation.parsing.formats.llama3_json import Llama3Json
+from server.generation.parsing.formats.mistral import Mistral
+from server.generation.parsing.formats.pythonic import Pythonic
+from server.generation.parsing.formats.qwen3_xml import Qwen3Xml
+from server.generation.parsing.output_parser import ToolFormat
+from server.generation.parsing.think_tags import THINK_TAGS, ThinkTags
+
+_ALL_FORMATS: Sequence[ToolFormat] = (
+    Glm(),
+    GRANITE,
+    Hermes(),
+    Llama3Json(),
+    Mistral(),
+    PHI,
+    Pythonic(),
+    Qwen3Xml(),
+)
+TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({tools.name: tools for tools in _ALL_FORMATS})
+REASONING_TAGS: Mapping[str, ThinkTags] = MappingProxyType({tags.name: tags for tags in THINK_TAGS})
+
+_FORMATS_BY_TEXT = (
+    ("<function=", "qwen3_xml"),
+    ("<arg_key>", "glm"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("[func_name1(", "pythonic"),
+    ('{"name": function name, "parameters":', "llama3_json"),
+    ("functools[", "phi"),
+    ("<|tool|>", "phi"),
+    ("<|tool_call|>", "granite"),
+    ("<tool_call>", "hermes"),
+)
+"""A chat template that contains the text is one of the format; the first that fits counts."""
+
+
+def tool_format(template: str) -> ToolFormat | None:
+    """The format of the calls of a model with this chat template; None where it is not known, or none."""
+    return next((TOOL_FORMATS[name] for text, name in _FORMATS_BY_TEXT if text in template), None)
+
+
+def reasoning_tags(template: str) -> ThinkTags | None:
+    """The tags of the reasoning of a model with this chat template; None where it is not known, or none."""
+    return next((tags for tags in THINK_TAGS if tags.begin in template or tags.end in template), None)
