@@ -6,30 +6,41 @@ A fixture is parsed whole, a character at a time, and in random pieces. All must
 import random
 
 import pytest
-from canitoolcall.fixtures import Fixture, load_fixtures
+from canitoolcall.fixtures import Fixture, load_families, load_fixtures
 from canitoolcall.pytest_plugin import assert_conforms
 from canitoolcall.results import ParsedToolCall, ParseResult
 
-from server.generation.parsing.formats.hermes import Hermes
+from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected, ToolFormat
 from server.generation.parsing.think_tags import ThinkTags
 from tests.server.parsing.harness import Message, cuts, parse
 
-THINK = ThinkTags("think", "<think>", "</think>")
-FORMATS: dict[str, tuple[ToolFormat, ThinkTags | None]] = {
-    "Qwen/Qwen3-0.6B": (Hermes(), THINK),
-    "Qwen/Qwen3-4B": (Hermes(), THINK),
+THINK = REASONING_TAGS["think"]
+FORMATS: dict[str, tuple[str, ThinkTags | None]] = {
+    "Qwen/Qwen3-0.6B": ("hermes", THINK),
+    "Qwen/Qwen3-4B": ("hermes", THINK),
+    "Qwen/Qwen3-Coder": ("qwen3_xml", None),
+    "Qwen/Qwen3.": ("qwen3_xml", THINK),
+    "meta-llama/Llama-3": ("llama3_json", None),
+    "meta-llama/Llama-4": ("pythonic", None),
+    "mistralai/Magistral-Small-2506": ("mistral", THINK),
+    "mistralai/": ("mistral", REASONING_TAGS["mistral_think"]),
+    "zai-org/GLM": ("glm", THINK),
 }
-"""By the beginning of the name of a fixture's first model."""
+"""By the beginning of the name of a fixture's first model; the first that fits counts."""
 FIXTURES = load_fixtures()
+FAMILIES = load_families()
 
 
 def format_of(fixture: Fixture) -> tuple[ToolFormat, ThinkTags | None] | None:
-    return next((formats for start, formats in FORMATS.items() if fixture.models[0].startswith(start)), None)
+    found = next((formats for start, formats in FORMATS.items() if fixture.models[0].startswith(start)), None)
+    return found and (TOOL_FORMATS[found[0]], found[1])
 
 
 def expected_of(fixture: Fixture, reasoning: ThinkTags | None) -> Expected:
-    prompt = fixture.generation_prompt or ""
+    model = FAMILIES[fixture.family].reference_for(fixture.models[0])
+    assert model is not None
+    prompt = fixture.generation_prompt or model.default_generation_prompt or ""
     is_thinking = reasoning is not None and prompt.rfind(reasoning.begin) > prompt.rfind(reasoning.end)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in fixture.tools}
     return Expected(tools=schemas, is_thinking=is_thinking)
@@ -48,10 +59,7 @@ def test_every_fixture_is_parsed_right_in_any_pieces(fixture):
     expected = expected_of(fixture, reasoning)
     is_cut = "truncated" in fixture.tags
     whole = parse([fixture.raw_output], tools, reasoning, expected, is_cut=is_cut)
-    assert_conforms(
-        fixture,
-        result(whole),
-    )
+    assert_conforms(fixture, result(whole))
     random.seed(fixture.id)
     places = [[random.randrange(10**6) for _ in range(count)] for count in (1, 2, 5, 20)]
     for pieces in (list(fixture.raw_output), *(cuts(fixture.raw_output, some) for some in places)):

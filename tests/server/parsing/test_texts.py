@@ -33,7 +33,8 @@ def test_what_python_writes_means_the_same_as_json():
 
 
 @pytest.mark.parametrize(
-    "text", [r"'\x41\u00e9\U0001F338'", r"'\n\t\\\'\"'", '"a\\\nb"', r"'\ud83c\udf38'", "'\\a\\v\\0'", "[ 1 , {} , [] ]"]
+    "text",
+    [r"'\x41\u00e9\U0001F338'", r"'\n\t\\\'\"'", '"a\\\nb"', r"'\ud83c\udf38'", "'\\a\\v\\0'", "[ 1 , {} ]"],
 )
 def test_escapes_are_pythons(text):
     want = ast.literal_eval(text)
