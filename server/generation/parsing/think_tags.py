@@ -42,5 +42,6 @@ THINK_TAGS = (
     ThinkTags("mistral_think", "[THINK]", "[/THINK]"),
     ThinkTags("seed_think", "<seed:think>", "</seed:think>"),
     ThinkTags("thought", "<thought>", "</thought>"),
+    ThinkTags("granite_think", "Here is my thought process:", "Here is my response:"),
 )
 """All that are known."""

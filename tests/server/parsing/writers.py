@@ -61,6 +61,14 @@ def qwen3_xml(calls: Calls) -> str:
     return "\n".join(write(*call) for call in calls)
 
 
+def seed(calls: Calls) -> str:
+    def write(name: str, arguments: dict[str, Any]) -> str:
+        given = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in arguments.items())
+        return f"<seed:tool_call>\n<function={name}>\n{given}</function>\n</seed:tool_call>"
+
+    return "\n".join(write(*call) for call in calls)
+
+
 def glm(calls: Calls, between: str) -> str:
     def write(name: str, arguments: dict[str, Any]) -> str:
         tags = [
@@ -83,11 +91,15 @@ def mistral(calls: Calls, begin: str = "[ARGS]") -> str:
     return "".join(f"[TOOL_CALLS]{name}{begin}{dumps(arguments)}" for name, arguments in calls)
 
 
-_IN_QWEN = re.compile(r"</parameter>\s*<(/function|parameter=|/tool_call)|\n<parameter=|</function>\s*</tool_call>")
+_IN_QWEN = re.compile(
+    r"</parameter>\s*<(/function|parameter=|/(seed:)?tool_call)|\n<parameter=|</function>\s*</(seed:)?tool_call>"
+)
+_IN_SEED = re.compile(rf"^\n|{_IN_QWEN.pattern}")
 _IN_GLM = re.compile(r"</arg_value>|</tool_call>\s*(<tool_call>|$)")
 WRITERS = {
     "hermes": Writer("hermes", hermes),
     "qwen3_xml": Writer("qwen3_xml", qwen3_xml, unsayable=_IN_QWEN),
+    "seed": Writer("qwen3_xml", seed, unsayable=_IN_SEED),
     "glm 4.5": Writer("glm", lambda calls: glm(calls, "\n"), unsayable=_IN_GLM),
     "glm 4.7": Writer("glm", lambda calls: glm(calls, ""), unsayable=_IN_GLM),
     "llama3_json": Writer("llama3_json", llama3_json, begins_output=True),

@@ -1,4 +1,4 @@
-"""Qwen3-Coder, and Qwen from 3.5 on: a function and its parameters as tags, the values as plain text."""
+"""Qwen3-Coder, Qwen from 3.5 on, and Seed-OSS: a function and its parameters as tags, the values as plain text."""
 
 from server.generation.parsing.names import name
 from server.generation.parsing.output_parser import Expected, content
@@ -6,23 +6,26 @@ from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
 from server.generation.parsing.typed_arguments import TypedArguments
 
-_BEGIN, _END = "<tool_call>", "</tool_call>"
+_BEGINS = ("<tool_call>", "<seed:tool_call>")
+_ENDS = ("</tool_call>", "</seed:tool_call>")
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _LINE = "\n"
-_AFTER_VALUE = (_LINE + _PARAMETER_END, _PARAMETER_END, _LINE + _PARAMETER, _LINE + _FUNCTION_END, _FUNCTION_END)
+_AFTER_VALUE = (_PARAMETER_END, _LINE + _PARAMETER, _FUNCTION_END)
+_AFTER_LINES = (*_AFTER_VALUE, _LINE + _PARAMETER_END, _LINE + _FUNCTION_END)
+"""After a value that began on a line of its own, as Qwen's do: then the end of its last line does not belong to it."""
 
 
 class Qwen3Xml:
     """Implements ToolFormat. Models forget the outer tags, and the end of a value where the next tag shows it."""
 
     name = "qwen3_xml"
-    markers = (_BEGIN, _END)
-    ends_reasoning = (_BEGIN,)
+    markers = (*_BEGINS, *_ENDS)
+    ends_reasoning = _BEGINS
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         """See ToolFormat."""
-        while (before := (yield from reader.until(_BEGIN, _FUNCTION, emit=content, trim=WHITESPACE))) is not None:
+        while (before := (yield from reader.until(*_BEGINS, _FUNCTION, emit=content, trim=WHITESPACE))) is not None:
             call = _call(reader, expected, is_bare=before.endswith(_FUNCTION))
             yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
 
@@ -45,7 +48,7 @@ def _call(reader: Reader, expected: Expected, *, is_bare: bool) -> Steps[bool]:
     yield from given.close()
     yield CallEnd()
     if tag.endswith(_FUNCTION_END):
-        yield from reader.spaced_literal(_END)
+        yield from reader.spaced_literal(*_ENDS)
     return True
 
 
@@ -56,8 +59,8 @@ def _parameter(reader: Reader, given: TypedArguments) -> Steps[str | None]:
     if not key or begun is None or (yield from reader.literal(">")) is None:
         return None
     yield from begun
-    yield from reader.literal(_LINE)
-    while (end := (yield from reader.until(*_AFTER_VALUE, emit=given.text))) is not None:
+    ends = _AFTER_VALUE if (yield from reader.literal(_LINE)) is None else _AFTER_LINES
+    while (end := (yield from reader.until(*ends, emit=given.text))) is not None:
         if (tag := (yield from _tag_after(reader, end))) is not None:
             yield from given.end()
             return tag
@@ -70,5 +73,5 @@ def _tag_after(reader: Reader, end: str) -> Steps[str | None]:
     if end.endswith(_PARAMETER):
         return end
     if end.endswith(_FUNCTION_END):
-        return (yield from reader.spaced_literal(_END))
-    return (yield from reader.spaced_literal(_PARAMETER, _FUNCTION_END, _END))
+        return (yield from reader.spaced_literal(*_ENDS))
+    return (yield from reader.spaced_literal(_PARAMETER, _FUNCTION_END, *_ENDS))
