@@ -4,6 +4,7 @@ A fixture is parsed whole, a character at a time, and in random pieces. All must
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 from canitoolcall.fixtures import Fixture, load_families, load_fixtures
@@ -29,6 +30,8 @@ FORMATS: dict[str, tuple[str, ThinkTags | None]] = {
 }
 """By the beginning of the name of a fixture's first model; the first that fits counts."""
 FIXTURES = load_fixtures()
+MISTRAL_CONTROLS = {9: "[TOOL_CALLS]", 32: "[ARGS]", 33: "[CALL_ID]", 34: "[THINK]", 35: "[/THINK]"}
+"""Of the tokenizers from v11 on."""
 FAMILIES = load_families()
 
 
@@ -60,7 +63,34 @@ def test_every_fixture_is_parsed_right_in_any_pieces(fixture):
     is_cut = "truncated" in fixture.tags
     whole = parse([fixture.raw_output], tools, reasoning, expected, is_cut=is_cut)
     assert_conforms(fixture, result(whole))
+    if fixture.expected is not None and not is_cut:
+        held = replace(expected, calls_are_whole=True)
+        assert parse([fixture.raw_output], tools, reasoning, held) == whole
     random.seed(fixture.id)
     places = [[random.randrange(10**6) for _ in range(count)] for count in (1, 2, 5, 20)]
     for pieces in (list(fixture.raw_output), *(cuts(fixture.raw_output, some) for some in places)):
         assert parse(pieces, tools, reasoning, expected, is_cut=is_cut) == whole
+
+
+def pieces_by_control(fixture: Fixture) -> list[str]:
+    """The output cut before and after its control tokens, which are in the order of its token ids."""
+    rest, pieces = fixture.raw_output, []
+    for token in fixture.output_token_ids or ():
+        if token in MISTRAL_CONTROLS:
+            before, marker, rest = rest.partition(MISTRAL_CONTROLS[token])
+            pieces += [*cuts(before, [len(before) // 2]), marker]
+    return [*pieces, rest]
+
+
+@pytest.mark.parametrize(
+    "fixture",
+    [f for f in FIXTURES if f.family == "mistral" and f.tokenizer is not None and f.tokenizer.mode == "mistral"],
+    ids=lambda fixture: fixture.id,
+)
+def test_markers_may_count_as_control_tokens_only(fixture):
+    tools, reasoning = format_of(fixture)
+    pieces = pieces_by_control(fixture)
+    assert "".join(pieces) == fixture.raw_output
+    expected, is_cut = expected_of(fixture, reasoning), "truncated" in fixture.tags
+    controls = MISTRAL_CONTROLS.values()
+    assert_conforms(fixture, result(parse(pieces, tools, reasoning, expected, controls, is_cut=is_cut)))

@@ -1,0 +1,44 @@
+"""Formats by the texts of chat templates: the lines of each that show how calls and reasoning are written."""
+
+import pytest
+
+from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS, reasoning_tags, tool_format
+
+TEMPLATES = {
+    "Qwen3": (r"""{{- '<tool_call>\n{"name": "' }} ... {{- '<think>\n\n</think>\n\n' }}""", "hermes", "think"),
+    "Qwen3-Coder": (r"""{{- '\n<tool_call>\n<function=' + tool_call.name + '>\n' }}""", "qwen3_xml", None),
+    "Qwen3.5": (r"""{{- '<tool_call>\n<function=' + tool_call.name }} {{- '<think>\n' }}""", "qwen3_xml", "think"),
+    "Seed-OSS": (r"""'<seed:tool_call>\n<function=' + tool_call.name '<seed:think>'""", "qwen3_xml", "seed_think"),
+    "GLM-4.5": ("""'\\n<tool_call>' + tc.name <arg_key>{{ k }}</arg_key> {{ '<think></think>' }}""", "glm", "think"),
+    "Llama-3.1": (
+        """'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'""",
+        "llama3_json",
+        None,
+    ),
+    "Llama-3.2, pythonic": (
+        "'Respond in the format [func_name1(params_name1=params_value1)]'",
+        "pythonic",
+        None,
+    ),
+    "Mistral-7B-v0.3": ("""{{- "[TOOL_CALLS] [" }}""", "mistral", None),
+    "Magistral-Small-2509": (
+        """{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }} {{ '[THINK]' }}""",
+        "mistral",
+        "mistral_think",
+    ),
+    "Phi-4-mini": ("""'<|' + message['role'] + '|>' + '<|tool|>' + message['tools'] + '<|/tool|>'""", "phi", None),
+    "Granite-3.2": (
+        "respond with <|tool_call|> followed by a JSON list. Write your thoughts after 'Here is my thought process:'",
+        "granite",
+        "granite_think",
+    ),
+    "Granite-4": ("within <tool_call></tool_call> XML tags <|start_of_role|>", "hermes", None),
+    "DeepSeek-R1-Distill": ("message['content'].split('</think>')[-1] '<｜Assistant｜>'", None, "think"),
+    "Vicuna": ("USER: {{ message['content'] }} ASSISTANT:", None, None),
+}
+
+
+@pytest.mark.parametrize(("template", "tools", "reasoning"), TEMPLATES.values(), ids=TEMPLATES.keys())
+def test_a_template_shows_the_format(template: str, tools: str | None, reasoning: str | None):
+    assert tool_format(template) is (TOOL_FORMATS[tools] if tools else None)
+    assert reasoning_tags(template) is (REASONING_TAGS[reasoning] if reasoning else None)
