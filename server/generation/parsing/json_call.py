@@ -54,14 +54,9 @@ def json_call(
 
 def json_calls(reader: Reader) -> Steps[bool]:
     """Read a list of such objects; False where it is no such list, or an empty one."""
-    following = yield from reader.literal("[")
-    while following in ("[", ","):
-        yield from reader.skip()
-        if not (yield from json_call(reader)):
-            return False
-        yield from reader.skip()
-        following = yield from reader.literal(",", "]")
-    return following is not None
+    if (yield from reader.literal("[")) is None:
+        return False
+    return (yield from reader.items(lambda: json_call(reader), "]"))
 
 
 class _Call:

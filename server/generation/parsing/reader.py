@@ -154,6 +154,17 @@ class Reader:
                 yield from emit(self.take(end))
             yield None
 
+    def items(self, item: Callable[[], Steps[bool]], end: str) -> Steps[bool]:
+        """Read one item or more, with commas between them, up to this end; False where there is something else."""
+        while True:
+            yield from self.skip()
+            if not (yield from item()):
+                return False
+            yield from self.skip()
+            following = yield from self.literal(",", end)
+            if following != ",":
+                return following is not None
+
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def attempt(self, before: str, reading: Steps[bool], *, emit: Emit, at_once: bool) -> Steps[bool]:
