@@ -5,11 +5,13 @@ import re
 from server.generation.parsing.reader import Reader, Steps
 
 _NAME = re.compile(r"[^\s<>\[\](){}=,;'\"]+")
+IN_TAG = re.compile(r"[^<>\r\n]+")
+"""Names that stand in tags."""
 
 
-def name(reader: Reader) -> Steps[str]:
-    """Read the characters that may stand in the name of a tool or of an argument; empty if there are none."""
+def read_name(reader: Reader, pattern: re.Pattern[str] = _NAME) -> Steps[str]:
+    """Read the characters that may stand in a name, of which `pattern` matches one or more; empty if there are none."""
     found = ""
-    while (yield from reader.need()) and (more := _NAME.match(reader.known)):
+    while (yield from reader.need()) and (more := pattern.match(reader.known)):
         found += reader.take(more.end())
     return found

@@ -1,6 +1,6 @@
 """GLM from 4.5 on: a name, then keys and values between tags, the values as plain text."""
 
-from server.generation.parsing.names import name
+from server.generation.parsing.names import IN_TAG, read_name
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
@@ -27,7 +27,7 @@ class Glm:
 
 def _call(reader: Reader, expected: Expected) -> Steps[bool]:
     yield from reader.skip()
-    tool = yield from name(reader)
+    tool = yield from read_name(reader)
     tag = yield from reader.spaced_literal(_KEY, _END)
     if not tool or tag is None:
         return False
@@ -44,7 +44,7 @@ def _call(reader: Reader, expected: Expected) -> Steps[bool]:
 
 def _argument(reader: Reader, given: TypedArguments) -> Steps[str | None]:
     """Read an argument, and the tag after it; None if there is none."""
-    key = yield from name(reader)
+    key = yield from read_name(reader, IN_TAG)
     begun = given.begin(key)
     if not key or begun is None or (yield from reader.literal(_KEY_END)) is None:
         return None

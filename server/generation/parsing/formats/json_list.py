@@ -27,7 +27,7 @@ class JsonList:
     def _calls(self, reader: Reader) -> Steps[bool]:
         yield from reader.skip()
         is_list = (yield from reader.need()) == "["
-        if not (yield from json_calls(reader) if is_list else json_call(reader)):
+        if not (yield from (json_calls if is_list else json_call)(reader)):
             return False
         yield from reader.spaced_literal(*self._ends)
         return True

@@ -1,7 +1,7 @@
 """Llama 3.2 and 4, as their makers advise: a list of calls as Python writes them, with literals as arguments."""
 
 from server.generation.parsing.json_text import escaped, json_value
-from server.generation.parsing.names import name
+from server.generation.parsing.names import read_name
 from server.generation.parsing.output_parser import Expected, arguments, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.python_text import PYTHON
@@ -26,48 +26,34 @@ class Pythonic:
 
 
 def _calls(reader: Reader) -> Steps[bool]:
-    yield from reader.spaced_literal(_TAG, _BEGIN)
     if (yield from reader.spaced_literal("[")) is None:
         return False
-    following: str | None = ","
-    while following == ",":
-        yield from reader.skip()
-        if not (yield from _call(reader)):
-            return False
-        yield from reader.skip()
-        following = yield from reader.literal(",", "]")
-    if following is not None:
-        yield from reader.spaced_literal(_END)
-    return following is not None
+    if not (yield from reader.items(lambda: _call(reader), "]")):
+        return False
+    yield from reader.spaced_literal(_END)
+    return True
 
 
 def _call(reader: Reader) -> Steps[bool]:
-    tool = yield from name(reader)
+    tool = yield from read_name(reader)
     if not tool or (yield from reader.literal("(")) is None:
         return False
     yield CallBegin(tool)
     yield from arguments("{")
-    if not (yield from _arguments(reader)):
+    keys: set[str] = set()
+    has_arguments = (yield from reader.spaced_literal(")")) is None
+    if has_arguments and not (yield from reader.items(lambda: _argument(reader, keys), ")")):
         return False
     yield from arguments("}")
     yield CallEnd()
     return True
 
 
-def _arguments(reader: Reader) -> Steps[bool]:
-    keys: set[str] = set()
-    if (yield from reader.spaced_literal(")")) is not None:
-        return True
-    following: str | None = ","
-    while following == ",":
-        yield from reader.skip()
-        key = yield from name(reader)
-        if not key or key in keys or (yield from reader.spaced_literal("=")) is None:
-            return False
-        yield from arguments(f'{", " if keys else ""}"{escaped(key)}": ')
-        keys.add(key)
-        if not (yield from json_value(reader, arguments, PYTHON)):
-            return False
-        yield from reader.skip()
-        following = yield from reader.literal(",", ")")
-    return following is not None
+def _argument(reader: Reader, keys: set[str]) -> Steps[bool]:
+    """Read an argument; False also if there was one of `keys`, to which it is added."""
+    key = yield from read_name(reader)
+    if not key or key in keys or (yield from reader.spaced_literal("=")) is None:
+        return False
+    yield from arguments(f'{", " if keys else ""}"{escaped(key)}": ')
+    keys.add(key)
+    return (yield from json_value(reader, arguments, PYTHON))

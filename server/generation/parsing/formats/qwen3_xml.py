@@ -1,6 +1,6 @@
 """Qwen3-Coder, Qwen from 3.5 on, and Seed-OSS: a function and its parameters as tags, the values as plain text."""
 
-from server.generation.parsing.names import name
+from server.generation.parsing.names import IN_TAG, read_name
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
@@ -33,7 +33,7 @@ class Qwen3Xml:
 def _call(reader: Reader, expected: Expected, *, is_bare: bool) -> Steps[bool]:
     if not is_bare and (yield from reader.spaced_literal(_FUNCTION)) is None:
         return False
-    tool = yield from name(reader)
+    tool = yield from read_name(reader)
     if not tool or (yield from reader.literal(">")) is None:
         return False
     tag = yield from reader.spaced_literal(_PARAMETER, _FUNCTION_END)
@@ -54,7 +54,7 @@ def _call(reader: Reader, expected: Expected, *, is_bare: bool) -> Steps[bool]:
 
 def _parameter(reader: Reader, given: TypedArguments) -> Steps[str | None]:
     """Read a parameter, and the tag after it; None if there is none."""
-    key = yield from name(reader)
+    key = yield from read_name(reader, IN_TAG)
     begun = given.begin(key)
     if not key or begun is None or (yield from reader.literal(">")) is None:
         return None
