@@ -5,6 +5,7 @@ next, and where that is not known yet, it yields None, is suspended, and goes on
 cannot depend on how the output was cut into pieces, as long as a reader decides on nothing but what is certain.
 """
 
+import re
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar
 
@@ -16,6 +17,23 @@ Steps = Generator[Part | None, None, T]
 Emit = Callable[[str], Iterable[Part]]
 """Makes parts of a piece of text; none, if it is kept until more is known."""
 WHITESPACE = " \t\r\n"
+
+
+class Kept:
+    """Keeps a piece of text, instead of passing it on."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def __call__(self, text: str) -> Iterable[Part]:
+        """Implements Emit."""
+        self._pieces.append(text)
+        return ()
+
+    @property
+    def text(self) -> str:
+        """All that was kept."""
+        return "".join(self._pieces)
 
 
 class Reader:
@@ -68,6 +86,11 @@ class Reader:
         """What is known and not read."""
         return self._text
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the output has ended where the model did not end it."""
+        return self._is_cut
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> str:
@@ -85,6 +108,27 @@ class Reader:
             rest = self._text.lstrip(characters)
             skipped += self.take(len(self._text) - len(rest))
         return skipped
+
+    def span(self, characters: re.Pattern[str]) -> Steps[str]:
+        """Read all of these characters that come next; the pattern matches any number of them."""
+        taken = ""
+        while (yield from self.need()):
+            match = characters.match(self._text)
+            taken += self.take(match.end() if match else 0)
+            if self._text:
+                break
+        return taken
+
+    def sequence(self, *texts: str) -> Steps[str | None]:
+        """Read these texts, one after the other; None, and nothing read, if they do not come next."""
+        end = 0
+        for text in texts:
+            while not self._is_ended and self._may_begin(text, self._text[end:]):
+                yield None
+            if not self._text.startswith(text, end) or not self._counts(text, end):
+                return None
+            end += len(text)
+        return self.take(end)
 
     def literal(self, *options: str) -> Steps[str | None]:
         """Read the one of these texts that comes next; None, and nothing read, if none does.
@@ -142,14 +186,14 @@ class Reader:
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
-    def attempt(self, before: str, reading: Steps[bool], *, emit: Emit, at_once: bool) -> Steps[bool]:
+    def attempt(self, before: str, reading: Steps[T], *, emit: Emit, at_once: bool) -> Steps[T]:
         """Read something that may turn out not to be what it seemed; then all of it is text, and passed on as such.
 
         But what was cut off might have become what it seemed: that is left out.
 
         Args:
             before: the text already read that belongs to it.
-            reading: returns whether it is what it seemed.
+            reading: returns whether it is what it seemed, or what it is; nothing that is false then.
             emit: takes the text that it is otherwise.
             at_once: its parts are passed on as they are found, since it cannot fail but by the end of the output. Then
                 nothing of it comes back as text.
@@ -162,20 +206,20 @@ class Reader:
             try:
                 part = next(reading)
             except StopIteration as stop:
-                is_good = bool(stop.value)
+                result: T = stop.value
                 break
             if part is None:
                 yield None
             else:
                 parts.append(part)
         text, self._kept = "".join(self._kept), None
-        if is_good:
+        if result:
             yield from parts
         elif self._is_cut:
             self.take(len(self._text))
-        else:
+        elif text:
             yield from emit(text)
-        return is_good
+        return result
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -183,7 +227,8 @@ class Reader:
         return marker not in self._controls or self._num_read + at in self._control_at
 
     def _may_begin(self, marker: str, tail: str) -> bool:
-        return marker not in self._controls and len(tail) < len(marker) and marker.startswith(tail)
+        """Whether what comes next may make this marker of it; a control token comes as a whole."""
+        return not tail or (marker not in self._controls and len(tail) < len(marker) and marker.startswith(tail))
 
     def _first(self, markers: Collection[str]) -> tuple[int, str] | None:
         found: list[tuple[int, str]] = []
