@@ -28,6 +28,14 @@ def json_value(reader: Reader, emit: Emit) -> Steps[bool]:
             return closed
 
 
+def json_object(reader: Reader, emit: Emit) -> Steps[bool]:
+    """Read one JSON object. Otherwise as `json_value`."""
+    yield from reader.skip()
+    if (yield from reader.need()) != "{":
+        return False
+    return (yield from json_value(reader, emit))
+
+
 def _value_or_bracket(reader: Reader, emit: Emit, open_brackets: list[str]) -> Steps[bool]:
     """Read up to the end of the first value that has no more inside: a scalar, a string, or an empty collection."""
     while True:
