@@ -3,9 +3,15 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from server.generation.parsing.formats.deepseek_dsml import DeepseekDsml
+from server.generation.parsing.formats.deepseek_v3 import DeepseekV3
+from server.generation.parsing.formats.gemma4 import Gemma4
 from server.generation.parsing.formats.glm import Glm
+from server.generation.parsing.formats.harmony import Harmony
 from server.generation.parsing.formats.hermes import Hermes
 from server.generation.parsing.formats.json_list import GRANITE, PHI
+from server.generation.parsing.formats.kimi_k2 import KimiK2
+from server.generation.parsing.formats.kimi_k3 import KimiK3
 from server.generation.parsing.formats.llama3_json import Llama3Json
 from server.generation.parsing.formats.mistral import Mistral
 from server.generation.parsing.formats.pythonic import Pythonic
@@ -14,9 +20,15 @@ from server.generation.parsing.output_parser import ToolFormat
 from server.generation.parsing.think_tags import THINK_TAGS, ThinkTags
 
 _ALL_FORMATS: Sequence[ToolFormat] = (
+    DeepseekDsml(),
+    DeepseekV3(),
+    Gemma4(),
     Glm(),
     GRANITE,
+    Harmony(),
     Hermes(),
+    KimiK2(),
+    KimiK3(),
     Llama3Json(),
     Mistral(),
     PHI,
@@ -27,6 +39,12 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({tools.name: tools for
 REASONING_TAGS: Mapping[str, ThinkTags] = MappingProxyType({tags.name: tags for tags in THINK_TAGS})
 
 _FORMATS_BY_TEXT = (
+    ("｜DSML｜", "deepseek_dsml"),
+    ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<|open|>", "kimi_k3"),
+    ("<|tool_call>", "gemma4"),
+    ("<|channel|>", "harmony"),
     ("<function=", "qwen3_xml"),
     ("<arg_key>", "glm"),
     ("[TOOL_CALLS]", "mistral"),

@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Collection
 
+from server.generation.parsing.emit import Kept, nowhere
 from server.generation.parsing.json_text import json_string, json_value, whole_value
 from server.generation.parsing.output_parser import arguments
-from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Part
+from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd
 from server.generation.parsing.reader import Reader, Steps
 
 _NAME = ("name",)
@@ -66,21 +67,16 @@ class _Call:
         self._needs_arguments = needs_arguments
         self.name: str | None = None
         self.has_arguments = False
-        self.early: list[str] = []
+        self.early = Kept()
         """Arguments that came before the name."""
-
-    def keep(self, text: str) -> tuple[Part, ...]:
-        """Keep a piece of the arguments until the name is known."""
-        self.early.append(text)
-        return ()
 
     def end(self) -> Steps[bool]:
         """Pass on what was not passed on yet; False if it is no call."""
         if self.name is None or (self._needs_arguments and not self.has_arguments):
             return False
-        if self.early or not self.has_arguments:
+        if self.early.text or not self.has_arguments:
             yield CallBegin(self.name)
-            yield CallArguments("".join(self.early) or "{}")
+            yield CallArguments(self.early.text or "{}")
         yield CallEnd()
         return True
 
@@ -93,37 +89,27 @@ def _entry(reader: Reader, call: _Call, *, is_name: bool, is_arguments: bool) ->
     if is_arguments and not call.has_arguments:
         call.has_arguments = True
         return (yield from _arguments(reader, call))
-    return (yield from json_value(reader, _nowhere))
+    return (yield from json_value(reader, nowhere))
 
 
 def _arguments(reader: Reader, call: _Call) -> Steps[bool]:
     first = yield from reader.need()
     if first == '"':
         text = whole_value((yield from _string(reader)) or "")
-        call.early.append(text or "")
+        yield from call.early(text or "")
         return text is not None and text.startswith("{")
     if first != "{":
         return False
     if call.name is None:
-        return (yield from json_value(reader, call.keep))
+        return (yield from json_value(reader, call.early))
     yield CallBegin(call.name)
     return (yield from json_value(reader, arguments))
 
 
 def _string(reader: Reader) -> Steps[str | None]:
     """The value of a string; None also for one with half of a surrogate pair, which is no text."""
-    pieces: list[str] = []
-
-    def keep(text: str) -> tuple[Part, ...]:
-        pieces.append(text)
-        return ()
-
-    is_whole = yield from json_string(reader, keep)
-    if not is_whole:
+    kept = Kept()
+    if not (yield from json_string(reader, kept)):
         return None
-    text: str = json.loads("".join(pieces))
+    text: str = json.loads(kept.text)
     return None if _SURROGATE.search(text) else text
-
-
-def _nowhere(_: str) -> tuple[Part, ...]:
-    return ()

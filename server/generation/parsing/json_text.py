@@ -5,15 +5,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from server.generation.parsing.parts import Part
-from server.generation.parsing.reader import WHITESPACE, Emit, Reader, Steps, result
+from server.generation.parsing.emit import Emit, Kept, nowhere
+from server.generation.parsing.reader import WHITESPACE, Reader, Steps, result
 
 _MOST_NESTED = 256
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _SCALAR = re.compile(r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)")
-_IN_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
+_IN_SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
+_BEGUN_SCALAR = re.compile(rf"{_IN_SCALAR.pattern}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Notation:
     """A string begins with one of these."""
     string: Callable[[Reader, Emit], Steps[bool]]
     """Reads a string, and passes it on as JSON."""
+    key: Callable[[Reader, Emit], Steps[bool]]
+    """The same for the key of a member."""
     names: Mapping[str, str] = field(default_factory=dict)
     """What JSON has for its names of values."""
 
@@ -48,25 +51,30 @@ def json_value(reader: Reader, emit: Emit, notation: Notation | None = None) -> 
             return closed
 
 
+def json_object(reader: Reader, emit: Emit) -> Steps[bool]:
+    """Read one JSON object. Otherwise as `json_value`."""
+    yield from reader.skip()
+    if (yield from reader.need()) != "{":
+        return False
+    return (yield from json_value(reader, emit))
+
+
 def whole_value(text: str, notation: Notation | None = None) -> str | None:
     """The text as JSON, if it is one value and nothing else."""
     reader = Reader()
     reader.feed(text)
     reader.end(is_cut=False)
-    pieces: list[str] = []
-
-    def keep(piece: str) -> tuple[Part, ...]:
-        pieces.append(piece)
-        return ()
-
-    is_value = result(json_value(reader, keep, notation)) and not reader.known.strip(WHITESPACE)
-    return "".join(pieces) if is_value else None
+    kept = Kept()
+    if not result(json_value(reader, kept, notation)):
+        return None
+    result(reader.skip())
+    return None if result(reader.need()) else kept.text
 
 
 def _value_or_bracket(reader: Reader, emit: Emit, open_brackets: list[str], notation: Notation) -> Steps[bool]:
     """Read up to the end of the first value that has no more inside: a scalar, a string, or an empty collection."""
     while True:
-        yield from _skip(reader, emit if open_brackets else _nowhere)
+        yield from _skip(reader, emit if open_brackets else nowhere)
         first = yield from reader.need()
         if first and first in notation.quotes:
             return (yield from notation.string(reader, emit))
@@ -104,7 +112,7 @@ def _after_value(reader: Reader, emit: Emit, open_brackets: list[str], notation:
 
 
 def _key(reader: Reader, emit: Emit, notation: Notation) -> Steps[bool]:
-    if not (yield from notation.string(reader, emit)):
+    if not (yield from notation.key(reader, emit)):
         return False
     yield from _skip(reader, emit)
     if (yield from reader.need()) != ":":
@@ -118,21 +126,19 @@ def json_string(reader: Reader, emit: Emit) -> Steps[bool]:
     if (yield from reader.need()) != '"':
         return False
     yield from emit(reader.take(1))
-    while True:
-        if not (yield from reader.need()):
-            return False
-        text = reader.known
-        if plain := _PLAIN.match(text):
-            yield from emit(reader.take(plain.end()))
-        elif text[0] == '"':
+    while first := (yield from reader.need()):
+        if plain := reader.match(_PLAIN):
+            yield from emit(reader.take(len(plain)))
+        elif first == '"':
             yield from emit(reader.take(1))
             return True
-        elif text[0] != "\\":
+        elif first != "\\":
             yield from emit(escaped(reader.take(1)))
-        elif escape := _ESCAPE.match(text):
-            yield from emit(reader.take(escape.end()))
-        elif not _BEGUN_ESCAPE.fullmatch(text) or not (yield from reader.more()):
+        elif escape := reader.match(_ESCAPE):
+            yield from emit(reader.take(len(escape)))
+        elif not reader.match(_BEGUN_ESCAPE) or not (yield from reader.more()):
             return False
+    return False
 
 
 def escaped(text: str) -> str:
@@ -142,15 +148,13 @@ def escaped(text: str) -> str:
 
 def _scalar(reader: Reader, emit: Emit, names: Mapping[str, str]) -> Steps[bool]:
     """A number, true, false or null: known when something else follows."""
-    while True:
-        begun = _IN_SCALAR.match(reader.known)
-        assert begun is not None
-        if begun.end() < len(reader.known) or not (yield from reader.more()):
-            break
-    text = names.get(begun[0], begun[0])
+    while reader.match(_BEGUN_SCALAR) and (yield from reader.more()):
+        pass
+    written = reader.match(_IN_SCALAR)
+    text = names.get(written, written)
     if not _SCALAR.fullmatch(text):
         return False
-    reader.take(begun.end())
+    reader.take(len(written))
     yield from emit(text)
     return True
 
@@ -160,8 +164,4 @@ def _skip(reader: Reader, emit: Emit) -> Steps[None]:
         yield from emit(skipped)
 
 
-def _nowhere(_: str) -> tuple[Part, ...]:
-    return ()
-
-
-_JSON = Notation('"', json_string)
+_JSON = Notation('"', json_string, json_string)

@@ -5,16 +5,17 @@ next, and where that is not known yet, it yields None, is suspended, and goes on
 cannot depend on how the output was cut into pieces, as long as a reader decides on nothing but what is certain.
 """
 
+import functools
+import re
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar, cast
 
+from server.generation.parsing.emit import Emit
 from server.generation.parsing.parts import Part
 
 T = TypeVar("T")
 Steps = Generator[Part | None, None, T]
 """Finds parts, and yields None to ask for more of the output."""
-Emit = Callable[[str], Iterable[Part]]
-"""Makes parts of a piece of text; none, if it is kept until more is known."""
 WHITESPACE = " \t\r\n"
 
 
@@ -37,63 +38,61 @@ class Reader:
         """
         self._controls = frozenset(controls)
         self._text = ""
-        self._num_read = 0
+        self._at = 0
+        """Where in the text the unread begins. What is before it goes when more is fed."""
+        self._num_gone = 0
         self._control_at: set[int] = set()
         self._is_ended = False
-        self._is_cut = False
+        self.is_cut = False
+        """Whether the output has ended where the model did not end it."""
         self._kept: list[str] | None = None
-        """What was read since `keep`."""
+        """What was read since `attempt` began."""
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def feed(self, text: str, *, is_control: bool = False) -> None:
         """Add the next piece of the output; a control token is a piece of its own."""
         if is_control:
-            self._control_at.add(self._num_read + len(self._text))
-        self._text += text
+            self._control_at.add(self._num_gone + len(self._text))
+        self._text = self._text[self._at :] + text
+        self._num_gone += self._at
+        self._at = 0
 
     def end(self, *, is_cut: bool) -> None:
         """There will be no more; `is_cut` says that the model had not come to its end."""
         self._is_ended = True
-        self._is_cut = is_cut
+        self.is_cut = is_cut
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def need(self, count: int = 1) -> Steps[str]:
         """The next so many characters, or what is left of the output if that is less; they stay unread."""
-        while len(self._text) < count and not self._is_ended:
+        while self._num_known < count and not self._is_ended:
             yield None
-        return self._text[:count]
+        return self._text[self._at : self._at + count]
 
     def more(self) -> Steps[bool]:
         """Wait until more is known than now; whether there is anything more."""
-        known = len(self._text)
-        while len(self._text) == known and not self._is_ended:
+        known = self._num_known
+        while self._num_known == known and not self._is_ended:
             yield None
-        return len(self._text) > known
+        return self._num_known > known
+
+    def match(self, pattern: re.Pattern[str]) -> str:
+        """What the pattern matches of the known text, from its beginning on; it stays unread."""
+        found = pattern.match(self._text, self._at)
+        return found[0] if found else ""
 
     def spaced_ahead(self, *options: str) -> Steps[str | None]:
         """The one of these texts that comes next, with any whitespace before it; all of it stays unread."""
-        while True:
-            space = len(self._text) - len(self._text.lstrip(WHITESPACE))
-            for option in options:
-                if self._text.startswith(option, space) and self._counts(option, space):
-                    return self._text[: space + len(option)]
-            if self._is_ended or not any(self._may_begin(option, self._text[space:]) for option in options):
-                return None
-            yield None
-
-    @property
-    def known(self) -> str:
-        """What is known and not read."""
-        return self._text
+        return (yield from self._ahead(options, WHITESPACE))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> str:
         """Read so many characters, which are known."""
-        taken, self._text = self._text[:count], self._text[count:]
-        self._num_read += len(taken)
+        taken = self._text[self._at : self._at + count]
+        self._at += len(taken)
         if self._kept is not None:
             self._kept.append(taken)
         return taken
@@ -101,27 +100,39 @@ class Reader:
     def skip(self, characters: str = WHITESPACE) -> Steps[str]:
         """Read all of these characters that come next, and return them."""
         skipped = ""
-        while (yield from self.need())[:1] and self._text[0] in characters:
-            rest = self._text.lstrip(characters)
-            skipped += self.take(len(self._text) - len(rest))
+        while (first := (yield from self.need())) and first in characters:
+            skipped += self.take(self._after(characters) - self._at)
         return skipped
+
+    def span(self, characters: re.Pattern[str]) -> Steps[str]:
+        """Read all of these characters that come next; the pattern matches any number of them."""
+        taken = ""
+        while (yield from self.need()) and (more := self.match(characters)):
+            taken += self.take(len(more))
+        return taken
+
+    def sequence(self, *texts: str) -> Steps[str | None]:
+        """Read these texts, one after the other; None, and nothing read, if they do not come next."""
+        length = 0
+        for text in texts:
+            while not self._is_ended and self._may_begin(text, self._at + length):
+                yield None
+            if not self._is_at(text, self._at + length):
+                return None
+            length += len(text)
+        return self.take(length)
 
     def literal(self, *options: str) -> Steps[str | None]:
         """Read the one of these texts that comes next; None, and nothing read, if none does.
 
         No option may begin with another one.
         """
-        while True:
-            for option in options:
-                if self._text.startswith(option) and self._counts(option, 0):
-                    return self.take(len(option))
-            if self._is_ended or not any(self._may_begin(option, self._text) for option in options):
-                return None
-            yield None
+        found = yield from self._ahead(options, "")
+        return None if found is None else self.take(len(found))
 
     def spaced_literal(self, *options: str) -> Steps[str | None]:
         """The same with any whitespace before it, which is then read and returned, too."""
-        found = yield from self.spaced_ahead(*options)
+        found = yield from self._ahead(options, WHITESPACE)
         return None if found is None else self.take(len(found))
 
     def until(self, *markers: str, emit: Emit, trim: str = "", stops: Collection[str] = ()) -> Steps[str | None]:
@@ -140,18 +151,12 @@ class Reader:
         while True:
             found = self._first(all_markers)
             if found is not None:
-                at, marker = found
-                end = len(self._text[:at].rstrip(trim)) if trim else at
-                if end:
-                    yield from emit(self.take(end))
-                return None if marker in stops else self.take(at - end + len(marker))
+                yield from self._pass_on(self._trimmed(found.start(), trim), emit)
+                return None if found[0] in stops else self.take(found.end() - self._at)
             if self._is_ended:
-                if self._text:
-                    yield from emit(self.take(len(self._text)))
+                yield from self._pass_on(len(self._text), emit)
                 return None
-            end = self._certain(all_markers, trim)
-            if end:
-                yield from emit(self.take(end))
+            yield from self._pass_on(self._trimmed(self._certain(all_markers), trim), emit)
             yield None
 
     def items(self, item: Callable[[], Steps[bool]], end: str) -> Steps[bool]:
@@ -167,14 +172,14 @@ class Reader:
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
-    def attempt(self, before: str, reading: Steps[bool], *, emit: Emit, at_once: bool) -> Steps[bool]:
+    def attempt(self, before: str, reading: Steps[T], *, emit: Emit, at_once: bool) -> Steps[T]:
         """Read something that may turn out not to be what it seemed; then all of it is text, and passed on as such.
 
         But what was cut off might have become what it seemed: that is left out.
 
         Args:
             before: the text already read that belongs to it.
-            reading: returns whether it is what it seemed.
+            reading: returns whether it is what it seemed, or what it is; nothing that is false then.
             emit: takes the text that it is otherwise.
             at_once: from its first part on, its parts are passed on as they are found, since after that it cannot fail
                 but by the end of the output. Then nothing of it comes back as text.
@@ -185,7 +190,7 @@ class Reader:
             try:
                 part = next(reading)
             except StopIteration as stop:
-                is_good = bool(stop.value)
+                outcome: T = stop.value
                 break
             if part is None:
                 yield None
@@ -196,43 +201,79 @@ class Reader:
             else:
                 parts.append(part)
         text, self._kept = "".join(self._kept), None
-        if is_good:
+        if outcome:
             yield from parts
-        elif self._is_cut:
-            self.take(len(self._text))
-        else:
+        elif self.is_cut:
+            self.take(self._num_known)
+        elif text:
             yield from emit(text)
-        return is_good
+        return outcome
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    @property
+    def _num_known(self) -> int:
+        """How many characters are known and not read."""
+        return len(self._text) - self._at
+
+    def _ahead(self, options: Collection[str], before: str) -> Steps[str | None]:
+        """The one of these texts that comes next, with all of these characters before it; all of it stays unread."""
+        while True:
+            at = self._after(before)
+            for option in options:
+                if self._is_at(option, at):
+                    return self._text[self._at : at + len(option)]
+            if self._is_ended or not any(self._may_begin(option, at) for option in options):
+                return None
+            yield None
+
+    def _after(self, characters: str) -> int:
+        """Where all of these characters that come next have ended."""
+        at = self._at
+        while at < len(self._text) and self._text[at] in characters:
+            at += 1
+        return at
+
+    def _trimmed(self, end: int, trim: str) -> int:
+        """Where the unread text up to there ends without these characters."""
+        while end > self._at and self._text[end - 1] in trim:
+            end -= 1
+        return end
+
+    def _pass_on(self, end: int, emit: Emit) -> Iterable[Part]:
+        """Read up to there."""
+        return emit(self.take(end - self._at)) if end > self._at else ()
+
+    def _is_at(self, marker: str, at: int) -> bool:
+        return self._text.startswith(marker, at) and self._counts(marker, at)
+
     def _counts(self, marker: str, at: int) -> bool:
-        return marker not in self._controls or self._num_read + at in self._control_at
+        return marker not in self._controls or self._num_gone + at in self._control_at
 
-    def _may_begin(self, marker: str, tail: str) -> bool:
-        """Whether the marker may come, and this be all that is known of it; a control token comes as a whole."""
-        return not tail or (marker not in self._controls and len(tail) < len(marker) and marker.startswith(tail))
-
-    def _first(self, markers: Collection[str]) -> tuple[int, str] | None:
-        found: list[tuple[int, str]] = []
-        for marker in markers:
-            at = self._text.find(marker)
-            while at >= 0 and not self._counts(marker, at):
-                at = self._text.find(marker, at + 1)
-            if at >= 0:
-                found.append((at, marker))
-        return min(found, default=None)
-
-    def _certain(self, markers: Collection[str], trim: str) -> int:
-        """How much of what is known cannot belong to a marker, or be trimmed before one."""
-        longest = max(map(len, markers), default=1) - 1
-        held = next(
-            (
-                length
-                for length in range(min(longest, len(self._text)), 0, -1)
-                if any(self._may_begin(marker, self._text[-length:]) for marker in markers)
-            ),
-            0,
+    def _may_begin(self, marker: str, at: int) -> bool:
+        """Whether the marker may come there, of which no more is known; a control token comes as a whole."""
+        num_known = len(self._text) - at
+        return not num_known or (
+            marker not in self._controls and num_known < len(marker) and marker.startswith(self._text[at:])
         )
-        end = len(self._text) - held
-        return len(self._text[:end].rstrip(trim)) if trim else end
+
+    def _first(self, markers: tuple[str, ...]) -> re.Match[str] | None:
+        """The first marker in what is known."""
+        pattern = _any_of(markers)
+        found = pattern.search(self._text, self._at)
+        while found and not self._counts(found[0], found.start()):
+            found = pattern.search(self._text, found.start() + 1)
+        return found
+
+    def _certain(self, markers: tuple[str, ...]) -> int:
+        """Up to where what is known cannot belong to a marker."""
+        end = len(self._text)
+        longest = max(map(len, markers), default=1) - 1
+        starts = range(max(self._at, end - longest), end)
+        return next((at for at in starts if any(self._may_begin(marker, at) for marker in markers)), end)
+
+
+@functools.cache
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches these texts; nothing if there are none."""
+    return re.compile("|".join(map(re.escape, markers)) or "(?!)")

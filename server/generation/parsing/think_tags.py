@@ -28,12 +28,13 @@ class ThinkTags:
         if opened is None and not is_begun:
             return
         yield from reader.skip(WHITESPACE)
-        marker = yield from reader.until(self.end, emit=_reasoning, trim=WHITESPACE, stops=ends)
+        marker = yield from reader.until(self.end, emit=reasoning, trim=WHITESPACE, stops=ends)
         if marker is not None:
             yield from reader.skip(WHITESPACE)
 
 
-def _reasoning(text: str) -> Sequence[Part]:
+def reasoning(text: str) -> Sequence[Part]:
+    """Text of the reasoning, as a reader emits it."""
     return (Reasoning(text),)
 
 
@@ -42,6 +43,7 @@ THINK_TAGS = (
     ThinkTags("mistral_think", "[THINK]", "[/THINK]"),
     ThinkTags("seed_think", "<seed:think>", "</seed:think>"),
     ThinkTags("thought", "<thought>", "</thought>"),
+    ThinkTags("gemma4", "<|channel>thought", "<channel|>"),
     ThinkTags("granite_think", "Here is my thought process:", "Here is my response:"),
 )
 """All that are known."""

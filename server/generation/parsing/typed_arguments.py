@@ -1,12 +1,15 @@
 """Arguments whose values were written as plain text: their types are those of the tool's schema."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from server.generation.parsing.emit import Kept
 from server.generation.parsing.json_text import escaped, whole_value
+from server.generation.parsing.members import Members, in_quotes
 from server.generation.parsing.output_parser import arguments
 from server.generation.parsing.parts import Part
 from server.generation.parsing.python_text import PYTHON
+from server.generation.parsing.reader import Steps
 
 _ANY = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _TYPES_BY_NAME = {"integer": "number"}
@@ -20,37 +23,33 @@ class TypedArguments:
         """`schema` is that of the object."""
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         self._properties = properties if isinstance(properties, Mapping) else {}
-        self._keys: set[str] = set()
+        self._members = Members()
         self._types = _ANY
-        self._kept: list[str] = []
+        self._kept = Kept()
 
-    def begin(self, key: str) -> Sequence[Part] | None:
-        """The next argument begins; None if it was given before."""
-        if key in self._keys:
-            return None
-        lead = f'{", " if self._keys else "{"}"{escaped(key)}": '
-        self._keys.add(key)
+    def begin(self, key: str) -> Steps[bool]:
+        """The next argument begins; False if it was given before."""
+        if not (yield from self._members.begin(key)):
+            return False
         self._types = _types(self._properties.get(key))
-        return arguments(lead + '"' if self._is_string else lead)
+        yield from arguments('"' if self._is_string else "")
+        return True
 
-    def text(self, piece: str) -> Sequence[Part]:
+    def text(self, piece: str) -> Iterable[Part]:
         """The next piece of its value."""
-        if self._is_string:
-            return arguments(escaped(piece))
-        self._kept.append(piece)
-        return ()
+        return in_quotes(piece) if self._is_string else self._kept(piece)
 
     def end(self) -> Sequence[Part]:
         """Its value is complete."""
         if self._is_string:
             return arguments('"')
-        value = _typed("".join(self._kept), self._types)
-        self._kept.clear()
+        value = _typed(self._kept.text, self._types)
+        self._kept = Kept()
         return arguments(value)
 
     def close(self) -> Sequence[Part]:
         """There are no more arguments."""
-        return arguments("}" if self._keys else "{}")
+        return self._members.end()
 
     @property
     def _is_string(self) -> bool:

@@ -34,6 +34,20 @@ TEMPLATES = {
     ),
     "Granite-4": ("within <tool_call></tool_call> XML tags <|start_of_role|>", "hermes", None),
     "DeepSeek-R1-Distill": ("message['content'].split('</think>')[-1] '<｜Assistant｜>'", None, "think"),
+    "DeepSeek-V3.1": (
+        """'<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' '</think>'""",
+        "deepseek_v3",
+        "think",
+    ),
+    "DeepSeek-V3.2": ("""{% set dsml_token = '｜DSML｜' %} '<think>'""", "deepseek_dsml", "think"),
+    "Kimi-K2-Instruct": ("""<|tool_calls_section_begin|> <|tool_call_begin|>{{ tool_call['id'] }}""", "kimi_k2", None),
+    "Kimi-K3": ("""{{- '<|open|>think<|sep|>' }} {{- '<|close|>think<|sep|>' }}""", "kimi_k3", None),
+    "Gemma-4": (
+        """'<|tool_call>call:' + name + '{' '<tool_call|>' '<|channel>thought\\n<channel|>'""",
+        "gemma4",
+        "gemma4",
+    ),
+    "gpt-oss": ("""{{- "<|start|>assistant<|channel|>analysis<|message|>" }}""", "harmony", None),
     "Vicuna": ("USER: {{ message['content'] }} ASSISTANT:", None, None),
 }
 

@@ -4,6 +4,7 @@ A fixture is parsed whole, a character at a time, and in random pieces. All must
 """
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -27,12 +28,34 @@ FORMATS: dict[str, tuple[str, ThinkTags | None]] = {
     "mistralai/Magistral-Small-2506": ("mistral", THINK),
     "mistralai/": ("mistral", REASONING_TAGS["mistral_think"]),
     "zai-org/GLM": ("glm", THINK),
+    "deepseek-ai/DeepSeek-V3.2": ("deepseek_dsml", THINK),
+    "deepseek-ai/DeepSeek-V3": ("deepseek_v3", THINK),
+    "deepseek-ai/DeepSeek-V4": ("deepseek_dsml", THINK),
+    "moonshotai/Kimi-K2": ("kimi_k2", THINK),
+    "moonshotai/Kimi-K3": ("kimi_k3", None),
+    "google/gemma-4": ("gemma4", REASONING_TAGS["gemma4"]),
+    "openai/gpt-oss": ("harmony", None),
 }
 """By the beginning of the name of a fixture's first model; the first that fits counts."""
 FIXTURES = load_fixtures()
 MISTRAL_CONTROLS = {9: "[TOOL_CALLS]", 32: "[ARGS]", 33: "[CALL_ID]", 34: "[THINK]", 35: "[/THINK]"}
 """Of the tokenizers from v11 on."""
 FAMILIES = load_families()
+ONLY_SOFT = {
+    "gemma4/vllm-text-before-call": "expects the space before the call to be dropped; gemma4/sglang-text-before-call "
+    "and the rule for text around calls in the fixtures' README expect it to be kept",
+}
+"""Fixtures that are met but for whitespace at the ends of the text, and why."""
+ONLY_BY_TOKENS = ("kimi/k3-control-marker-text-in-value",)
+"""Fixtures with text that only its tokens tell from the structure around it."""
+ORDINARY = {
+    "kimi/k3-control-marker-text-in-value": r"<\|close\|>argument<\|sep\|> is how args end",
+    "gpt-oss/harmony-marker-in-arguments": r'"content": ".*"',
+    "gpt-oss/harmony-marker-in-reasoning": r"I must not .* myself",
+}
+"""What reads like control tokens in a fixture, and was written in ordinary tokens: a regular expression."""
+CONTROL_IDS = {"kimi": range(163587, 163590), "gpt-oss": range(200000, 200019)}
+"""Of the families with such fixtures."""
 
 
 def format_of(fixture: Fixture) -> tuple[ToolFormat, ThinkTags | None] | None:
@@ -40,11 +63,13 @@ def format_of(fixture: Fixture) -> tuple[ToolFormat, ThinkTags | None] | None:
     return found and (TOOL_FORMATS[found[0]], found[1])
 
 
-def expected_of(fixture: Fixture, reasoning: ThinkTags | None) -> Expected:
+def expected_of(fixture: Fixture) -> Expected:
     model = FAMILIES[fixture.family].reference_for(fixture.models[0])
     assert model is not None
-    prompt = fixture.generation_prompt or model.default_generation_prompt or ""
-    is_thinking = reasoning is not None and prompt.rfind(reasoning.begin) > prompt.rfind(reasoning.end)
+    prompt = fixture.generation_prompt
+    if prompt is None:
+        prompt = model.default_generation_prompt or ""
+    is_thinking = prompt.rstrip().endswith(("<think>", "[THINK]", "<|open|>think<|sep|>"))
     schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in fixture.tools}
     return Expected(tools=schemas, is_thinking=is_thinking)
 
@@ -54,15 +79,17 @@ def result(message: Message) -> ParseResult:
     return ParseResult(content=message.content, reasoning_content=message.reasoning, tool_calls=calls)
 
 
-@pytest.mark.parametrize("fixture", [f for f in FIXTURES if format_of(f)], ids=lambda fixture: fixture.id)
+@pytest.mark.parametrize(
+    "fixture", [f for f in FIXTURES if format_of(f) and f.id not in ONLY_BY_TOKENS], ids=lambda fixture: fixture.id
+)
 def test_every_fixture_is_parsed_right_in_any_pieces(fixture):
     formats = format_of(fixture)
     assert formats is not None
     tools, reasoning = formats
-    expected = expected_of(fixture, reasoning)
-    is_cut = "truncated" in fixture.tags
+    expected = expected_of(fixture)
+    is_cut = fixture.truncated
     whole = parse([fixture.raw_output], tools, reasoning, expected, is_cut=is_cut)
-    assert_conforms(fixture, result(whole))
+    assert_conforms(fixture, result(whole), soft=fixture.id in ONLY_SOFT)
     if fixture.expected is not None and not is_cut:
         held = replace(expected, calls_are_whole=True)
         assert parse([fixture.raw_output], tools, reasoning, held) == whole
@@ -82,6 +109,28 @@ def pieces_by_control(fixture: Fixture) -> list[str]:
     return [*pieces, rest]
 
 
+def pieces_with_controls(fixture: Fixture, tools: ToolFormat) -> list[str]:
+    """The output cut at its control tokens."""
+    ordinary = ORDINARY.get(fixture.id, "(?!)")
+    markers = "|".join(map(re.escape, tools.markers))
+    return [
+        match[0]
+        for match in re.finditer(rf"{ordinary}|{markers}|(?:(?!{ordinary}|{markers}).)+", fixture.raw_output, re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize("fixture_id", ORDINARY)
+def test_the_pieces_are_cut_at_the_control_tokens_of_the_fixture(fixture_id):
+    fixture = next(fixture for fixture in FIXTURES if fixture.id == fixture_id)
+    formats = format_of(fixture)
+    assert formats is not None
+    assert fixture.output_token_ids is not None
+    pieces = pieces_with_controls(fixture, formats[0])
+    num_controls = sum(token in CONTROL_IDS[fixture.family] for token in fixture.output_token_ids)
+    assert "".join(pieces) == fixture.raw_output
+    assert sum(piece in formats[0].markers for piece in pieces) == num_controls
+
+
 @pytest.mark.parametrize(
     "fixture",
     [f for f in FIXTURES if f.family == "mistral" and f.tokenizer is not None and f.tokenizer.mode == "mistral"],
@@ -91,6 +140,21 @@ def test_markers_may_count_as_control_tokens_only(fixture):
     tools, reasoning = format_of(fixture)
     pieces = pieces_by_control(fixture)
     assert "".join(pieces) == fixture.raw_output
-    expected, is_cut = expected_of(fixture, reasoning), "truncated" in fixture.tags
+    expected, is_cut = expected_of(fixture), fixture.truncated
     controls = MISTRAL_CONTROLS.values()
     assert_conforms(fixture, result(parse(pieces, tools, reasoning, expected, controls, is_cut=is_cut)))
+
+
+@pytest.mark.parametrize(
+    "fixture",
+    [fixture for fixture in FIXTURES if fixture.family in ("deepseek", "kimi", "gemma4", "gpt-oss")],
+    ids=lambda fixture: fixture.id,
+)
+def test_every_fixture_is_parsed_right_by_its_control_tokens(fixture):
+    formats = format_of(fixture)
+    assert formats is not None
+    tools, reasoning = formats
+    pieces = pieces_with_controls(fixture, tools)
+    expected = expected_of(fixture)
+    message = parse(pieces, tools, reasoning, expected, tools.markers, is_cut=fixture.truncated)
+    assert_conforms(fixture, result(message), soft=fixture.id in ONLY_SOFT)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from server.generation.parsing.parts import CallArguments
+from server.generation.parsing.reader import result
 from server.generation.parsing.typed_arguments import TypedArguments
 
 STRING_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
@@ -37,14 +38,14 @@ STRING_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 )
 def test_a_text_is_what_the_schema_allows(schema: object, text: str, value: object):
     arguments = TypedArguments({"properties": {"key": schema}})
-    begun = arguments.begin("key")
-    assert begun is not None
-    parts = [*begun, *(part for piece in text for part in arguments.text(piece)), *arguments.end(), *arguments.close()]
+    begun = list(arguments.begin("key"))
+    pieces = [part for piece in text for part in arguments.text(piece)]
+    parts = [*begun, *pieces, *arguments.end(), *arguments.close()]
     written = "".join(part.text for part in parts if isinstance(part, CallArguments))
     assert json.dumps(json.loads(written)) == json.dumps({"key": value})
 
 
 def test_an_argument_can_be_given_once():
     arguments = TypedArguments(None)
-    assert arguments.begin("key")
-    assert arguments.begin("key") is None
+    assert result(arguments.begin("key"))
+    assert not result(arguments.begin("key"))

@@ -1,6 +1,8 @@
 """GLM from 4.5 on: a name, then keys and values between tags, the values as plain text."""
 
-from server.generation.parsing.names import IN_TAG, read_name
+import re
+
+from server.generation.parsing.names import IN_TAG, NAME
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
@@ -9,6 +11,7 @@ from server.generation.parsing.typed_arguments import TypedArguments
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
+_MORE = re.compile(r"\s*\S")
 
 
 class Glm:
@@ -27,7 +30,7 @@ class Glm:
 
 def _call(reader: Reader, expected: Expected) -> Steps[bool]:
     yield from reader.skip()
-    tool = yield from read_name(reader)
+    tool = yield from reader.span(NAME)
     tag = yield from reader.spaced_literal(_KEY, _END)
     if not tool or tag is None:
         return False
@@ -44,13 +47,11 @@ def _call(reader: Reader, expected: Expected) -> Steps[bool]:
 
 def _argument(reader: Reader, given: TypedArguments) -> Steps[str | None]:
     """Read an argument, and the tag after it; None if there is none."""
-    key = yield from read_name(reader, IN_TAG)
-    begun = given.begin(key)
-    if not key or begun is None or (yield from reader.literal(_KEY_END)) is None:
+    key = yield from reader.span(IN_TAG)
+    if not key or (yield from reader.literal(_KEY_END)) is None:
         return None
-    if (yield from reader.spaced_literal(_VALUE)) is None:
+    if (yield from reader.spaced_literal(_VALUE)) is None or not (yield from given.begin(key)):
         return None
-    yield from begun
     while (end := (yield from reader.until(_VALUE_END, _END, emit=given.text))) is not None:
         if end == _VALUE_END:
             yield from given.end()
@@ -65,4 +66,4 @@ def _argument(reader: Reader, given: TypedArguments) -> Steps[str | None]:
 def _is_last(reader: Reader) -> Steps[bool]:
     """Whether the end of a call may be one where a value was not ended: nothing but more calls may follow."""
     has_next = (yield from reader.spaced_ahead(_BEGIN)) is not None
-    return has_next or not reader.known.strip(WHITESPACE)
+    return has_next or not reader.match(_MORE)

@@ -2,7 +2,7 @@
 
 from server.generation.parsing.json_call import json_calls
 from server.generation.parsing.json_text import json_value
-from server.generation.parsing.names import read_name
+from server.generation.parsing.names import NAME
 from server.generation.parsing.output_parser import Expected, arguments, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import Reader, Steps
@@ -27,10 +27,10 @@ def _calls(reader: Reader) -> Steps[bool]:
     yield from reader.skip()
     if (yield from reader.need()) == "[":
         return (yield from json_calls(reader))
-    tool = yield from read_name(reader)
+    tool = yield from reader.span(NAME)
     given_id = None
     if (yield from reader.literal(_ID)) is not None:
-        given_id = yield from read_name(reader)
+        given_id = yield from reader.span(NAME)
     yield from reader.literal(_ARGUMENTS)
     yield from reader.skip()
     if not tool or (yield from reader.need()) != "{":

@@ -1,7 +1,8 @@
 """Llama 3.2 and 4, as their makers advise: a list of calls as Python writes them, with literals as arguments."""
 
-from server.generation.parsing.json_text import escaped, json_value
-from server.generation.parsing.names import read_name
+from server.generation.parsing.json_text import json_value
+from server.generation.parsing.members import Members
+from server.generation.parsing.names import NAME
 from server.generation.parsing.output_parser import Expected, arguments, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.python_text import PYTHON
@@ -35,25 +36,21 @@ def _calls(reader: Reader) -> Steps[bool]:
 
 
 def _call(reader: Reader) -> Steps[bool]:
-    tool = yield from read_name(reader)
+    tool = yield from reader.span(NAME)
     if not tool or (yield from reader.literal("(")) is None:
         return False
     yield CallBegin(tool)
-    yield from arguments("{")
-    keys: set[str] = set()
+    members = Members()
     has_arguments = (yield from reader.spaced_literal(")")) is None
-    if has_arguments and not (yield from reader.items(lambda: _argument(reader, keys), ")")):
+    if has_arguments and not (yield from reader.items(lambda: _argument(reader, members), ")")):
         return False
-    yield from arguments("}")
+    yield from members.end()
     yield CallEnd()
     return True
 
 
-def _argument(reader: Reader, keys: set[str]) -> Steps[bool]:
-    """Read an argument; False also if there was one of `keys`, to which it is added."""
-    key = yield from read_name(reader)
-    if not key or key in keys or (yield from reader.spaced_literal("=")) is None:
+def _argument(reader: Reader, members: Members) -> Steps[bool]:
+    key = yield from reader.span(NAME)
+    if not key or (yield from reader.spaced_literal("=")) is None or not (yield from members.begin(key)):
         return False
-    yield from arguments(f'{", " if keys else ""}"{escaped(key)}": ')
-    keys.add(key)
     return (yield from json_value(reader, arguments, PYTHON))

@@ -1,6 +1,6 @@
 """Qwen3-Coder, Qwen from 3.5 on, and Seed-OSS: a function and its parameters as tags, the values as plain text."""
 
-from server.generation.parsing.names import IN_TAG, read_name
+from server.generation.parsing.names import IN_TAG, NAME
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
@@ -33,7 +33,7 @@ class Qwen3Xml:
 def _call(reader: Reader, expected: Expected, *, is_bare: bool) -> Steps[bool]:
     if not is_bare and (yield from reader.spaced_literal(_FUNCTION)) is None:
         return False
-    tool = yield from read_name(reader)
+    tool = yield from reader.span(NAME)
     if not tool or (yield from reader.literal(">")) is None:
         return False
     tag = yield from reader.spaced_literal(_PARAMETER, _FUNCTION_END)
@@ -54,11 +54,9 @@ def _call(reader: Reader, expected: Expected, *, is_bare: bool) -> Steps[bool]:
 
 def _parameter(reader: Reader, given: TypedArguments) -> Steps[str | None]:
     """Read a parameter, and the tag after it; None if there is none."""
-    key = yield from read_name(reader, IN_TAG)
-    begun = given.begin(key)
-    if not key or begun is None or (yield from reader.literal(">")) is None:
+    key = yield from reader.span(IN_TAG)
+    if not key or (yield from reader.literal(">")) is None or not (yield from given.begin(key)):
         return None
-    yield from begun
     ends = _AFTER_VALUE if (yield from reader.literal(_LINE)) is None else _AFTER_LINES
     while (end := (yield from reader.until(*ends, emit=given.text))) is not None:
         if (tag := (yield from _tag_after(reader, end))) is not None:

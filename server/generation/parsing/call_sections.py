@@ -1,0 +1,46 @@
+"""Calls between markers, in sections between markers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.generation.parsing.emit import Kept
+from server.generation.parsing.output_parser import Expected, content
+from server.generation.parsing.reader import Reader, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class CallSections:
+    """The markers of a family of models.
+
+    What stands in a section beside calls is no text of the answer. A call outside of any section is read as well.
+    """
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    calls: tuple[str, ...]
+    """With these a call begins."""
+    trim: str = ""
+    """Characters before a section that do not belong to the text."""
+
+    def read(self, reader: Reader, expected: Expected, read_call: Callable[[Reader], Steps[bool]]) -> Steps[None]:
+        """Read the output to its end, and with `read_call` what follows the marker of a call."""
+        while True:
+            before = yield from reader.until(*self.begins, emit=content, trim=self.trim, stops=self.calls)
+            if before is None and not (yield from reader.need()):
+                return
+            yield from self._section(reader, expected, before or "", read_call)
+
+    def _section(
+        self, reader: Reader, expected: Expected, before: str, read_call: Callable[[Reader], Steps[bool]]
+    ) -> Steps[None]:
+        """Read calls up to the end of a section, or to the first that is none."""
+        while (yield from reader.spaced_literal(*self.ends)) is None:
+            reading = self._next(reader, read_call)
+            if not (yield from reader.attempt(before, reading, emit=content, at_once=expected.calls_are_whole)):
+                return
+            before = ""
+
+    def _next(self, reader: Reader, read_call: Callable[[Reader], Steps[bool]]) -> Steps[bool]:
+        """Read the next call of a section, with what stands before it."""
+        marker = yield from reader.until(*self.calls, *self.ends, emit=Kept())
+        return marker in self.calls and (yield from read_call(reader))

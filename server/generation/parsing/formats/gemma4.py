@@ -1,0 +1,61 @@
+"""Gemma 4: calls in an object notation of their own."""
+
+import re
+
+from server.generation.parsing.emit import Emit
+from server.generation.parsing.json_text import Notation, escaped, json_value
+from server.generation.parsing.output_parser import Expected, arguments, content
+from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.reader import Reader, Steps
+
+_BEGIN, _END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+_NAME = re.compile(r"[^\s<{]*")
+_KEY = re.compile(r"[^:<]*")
+
+
+class Gemma4:
+    """Implements ToolFormat."""
+
+    name = "gemma4"
+    markers = (_BEGIN, _END, _QUOTE)
+    ends_reasoning = (_BEGIN,)
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        """See ToolFormat."""
+        while (before := (yield from reader.until(_BEGIN, emit=content))) is not None:
+            yield from reader.attempt(before, _call(reader), emit=content, at_once=expected.calls_are_whole)
+
+
+def _call(reader: Reader) -> Steps[bool]:
+    if (yield from reader.literal("call:")) is None:
+        return False
+    name = yield from reader.span(_NAME)
+    if not name or (yield from reader.need()) != "{":
+        return False
+    yield CallBegin(name)
+    if not (yield from json_value(reader, arguments, _NOTATION)):
+        return False
+    if (yield from reader.spaced_literal(_END)) is None:
+        return False
+    yield CallEnd()
+    return True
+
+
+def _string(reader: Reader, emit: Emit) -> Steps[bool]:
+    if (yield from reader.literal(_QUOTE)) is None:
+        return False
+    yield from emit('"')
+    if (yield from reader.until(_QUOTE, emit=lambda text: emit(escaped(text)))) is None:
+        return False
+    yield from emit('"')
+    return True
+
+
+def _key(reader: Reader, emit: Emit) -> Steps[bool]:
+    key = yield from reader.span(_KEY)
+    yield from emit(f'"{escaped(key.strip())}"')
+    return True
+
+
+_NOTATION = Notation(_QUOTE[0], _string, _key)
+"""Strings stand raw in quotes that are tokens, keys stand bare; all else is as in JSON."""

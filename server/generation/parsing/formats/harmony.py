@@ -1,0 +1,93 @@
+"""Harmony, of gpt-oss: messages with headers, which say for whom they are."""
+
+import re
+
+from server.generation.parsing.emit import Emit, Kept
+from server.generation.parsing.json_text import json_object
+from server.generation.parsing.output_parser import Expected, arguments, content
+from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.reader import Reader, Steps
+from server.generation.parsing.think_tags import reasoning
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_FUNCTIONS = "functions."
+_HEADER = re.compile(
+    r"\s*+(?:<\|start\|>)?(?:assistant)?(?:\s*+to=[^\s<]++)?"  # the role
+    r"(?:<\|channel\|>\s*+[^\s<]*+(?:\s*+to=[^\s<]++)?(?:\s*+(?:<\|constrain\|>)?\s*+[^\s<]++)?\s*+)*"  # and a type
+    r"<\|message\|>"
+)
+_TO = re.compile(r"to=([^\s<]+)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_BUILT_IN = re.compile(r"(?:python|browser|container)\b.*")
+
+
+class Harmony:
+    """Implements ToolFormat. Reads all of the output; the prompt has begun the first header."""
+
+    name = "harmony"
+    markers = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS)
+    ends_reasoning = ()
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        """See ToolFormat."""
+        while (yield from reader.need()):
+            header = yield from reader.attempt("", _header(reader), emit=content, at_once=False)
+            name = _function(header, expected)
+            if name:
+                reading = _call(reader, name)
+                yield from reader.attempt(header, reading, emit=content, at_once=expected.calls_are_whole)
+            yield from _text(reader, content if name else _emit(header))
+
+
+def _header(reader: Reader) -> Steps[str]:
+    """Read what stands before a message's text; empty if it is not there, or broken."""
+    begin = yield from reader.spaced_literal(_START, _CHANNEL, _MESSAGE, "to=")
+    if begin is None or begin.endswith(_MESSAGE):
+        return begin or ""
+    rest = Kept()
+    end = yield from reader.until(_MESSAGE, emit=rest, stops=(_START, *_ENDS))
+    header = begin + rest.text + (end or "")
+    return header if _HEADER.fullmatch(header) else ""
+
+
+def _recipient(header: str) -> str:
+    """To whom the message goes, be it said beside the role or beside the channel; empty if it is not said."""
+    found = _TO.findall(header)
+    return found[-1] if found else ""
+
+
+def _function(header: str, expected: Expected) -> str:
+    """The tool that a message calls, if it calls any; empty otherwise."""
+    recipient = _recipient(header)
+    name = recipient.removeprefix(_FUNCTIONS)
+    return name if name != recipient or name in expected.tools else ""
+
+
+def _emit(header: str) -> Emit:
+    """What the text of a message is. What goes to tools of the model's own is left out, for there are none here."""
+    if _BUILT_IN.match(_recipient(header)):
+        return Kept()
+    channels = _CHANNEL_NAME.findall(header)
+    return reasoning if channels and channels[-1] == "analysis" else content
+
+
+def _call(reader: Reader, name: str) -> Steps[bool]:
+    yield CallBegin(name)
+    if not (yield from json_object(reader, arguments)):
+        return False
+    yield from reader.skip()
+    if (yield from reader.literal(*_ENDS)) is None:
+        following = yield from reader.need(len(_START))
+        if following != _START and (following or reader.is_cut):
+            return False
+    yield CallEnd()
+    return True
+
+
+def _text(reader: Reader, emit: Emit) -> Steps[None]:
+    """Pass on the text of a message. An end marker that no other message follows is part of it."""
+    while (marker := (yield from reader.until(*_ENDS, emit=emit, stops=(_START,)))) is not None:
+        if _START.startswith((yield from reader.need(len(_START)))):
+            return
+        yield from emit(marker)

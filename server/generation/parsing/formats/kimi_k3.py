@@ -1,0 +1,93 @@
+"""Kimi K3: the reasoning, the answer and the calls are elements, whose tags are control tokens around text."""
+
+from server.generation.parsing.attributes import attributes
+from server.generation.parsing.json_text import json_value
+from server.generation.parsing.members import Members, in_quotes, quoted
+from server.generation.parsing.output_parser import Expected, arguments, content
+from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.reader import Reader, Steps
+from server.generation.parsing.think_tags import reasoning
+
+_OPEN, _CLOSE, _END = "<|open|>", "<|close|>", "<|sep|>"
+
+
+class KimiK3:
+    """Implements ToolFormat. Reads all of the output; the prompt has opened the reasoning, or else the answer."""
+
+    name = "kimi_k3"
+    markers = (_OPEN, _CLOSE, _END)
+    ends_reasoning = ()
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        """See ToolFormat."""
+        emit = reasoning if expected.is_thinking else content
+        while (marker := (yield from reader.until(_OPEN, _CLOSE, emit=emit))) is not None:
+            tag = yield from reader.attempt(marker, _tag(reader, marker), emit=emit, at_once=False)
+            if tag:
+                emit = reasoning if tag == _OPEN + "think" else content
+            if tag == _OPEN + "tools":
+                yield from _calls(reader, expected)
+
+
+def _tag(reader: Reader, marker: str) -> Steps[str]:
+    """Read the rest of a tag of an element that holds text or calls: how it begins, or nothing if it is no such tag."""
+    element = yield from reader.literal("think", "response", "tools", "message")
+    if element is None or (yield from reader.literal(_END)) is None:
+        return ""
+    return marker + element
+
+
+def _calls(reader: Reader, expected: Expected) -> Steps[None]:
+    """Read calls up to the end of their element, or to the first that is none."""
+    before = f"{_OPEN}tools{_END}"
+    while (yield from reader.sequence(_CLOSE, "tools", _END)) is None:
+        reading = _call(reader)
+        if not (yield from reader.attempt(before, reading, emit=content, at_once=expected.calls_are_whole)):
+            return
+        before = ""
+
+
+def _call(reader: Reader) -> Steps[bool]:
+    name = (yield from _open(reader, "call")).get("tool")
+    if not name:
+        return False
+    yield CallBegin(name)
+    members = Members()
+    while argument := (yield from _open(reader, "argument")):
+        if not (yield from _argument(reader, argument, members)):
+            return False
+    if (yield from reader.sequence(_CLOSE, "call", _END)) is None:
+        return False
+    yield from members.end()
+    yield CallEnd()
+    return True
+
+
+def _argument(reader: Reader, given: dict[str, str], members: Members) -> Steps[bool]:
+    if "key" not in given or not (yield from members.begin(given["key"])):
+        return False
+    if given.get("type") == "string":
+        return (yield from quoted(_string(reader)))
+    if not (yield from json_value(reader, arguments)):
+        return False
+    yield from reader.skip()
+    return (yield from reader.sequence(_CLOSE, "argument", _END)) is not None
+
+
+def _open(reader: Reader, element: str) -> Steps[dict[str, str]]:
+    """Read a tag that opens an element: its attributes; none if it is no such tag."""
+    if (yield from reader.sequence(_OPEN, element)) is None:
+        return {}
+    given = yield from attributes(reader)
+    if (yield from reader.literal(_END)) is None:
+        return {}
+    return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in given.items()}
+
+
+def _string(reader: Reader) -> Steps[bool]:
+    """Pass on the raw text of an argument, and read the tag that closes it."""
+    while (marker := (yield from reader.until(_CLOSE, emit=in_quotes))) is not None:
+        if (yield from reader.sequence("argument", _END)) is not None:
+            return True
+        yield from in_quotes(marker)
+    return False
