@@ -19,6 +19,7 @@ from model_runner.runner import ModelRunner
 from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
+from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
@@ -84,6 +85,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
         budget=budget,
         verifier=Verifier(sampling, sampler),
         search=search,
+        grammars=Grammars(lambda: "", VOCAB),
         needs_clean_blocks=True,
         picks_ahead=bool(picked),
     )
