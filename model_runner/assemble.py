@@ -34,6 +34,7 @@ from model_runner.scoring.dola import LayerContrast
 from model_runner.scoring.guidance import Guidance
 from model_runner.scoring.transform import ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
+from model_runner.speculative.grammar import GrammarProposer
 from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_bytes, heads_kv, make_heads_proposer, method_of
 from model_runner.speculative.methods import Blocks, make_proposers
 from model_runner.speculative.speculator import Speculator
@@ -181,7 +182,9 @@ def _put_together(
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
     assert target is not None
-    grammars = Grammars(partial((config.model / "tokenizer.json").read_text, encoding="utf-8"), shapes.target.vocab_size)
+    grammars = Grammars(
+        partial((config.model / "tokenizer.json").read_text, encoding="utf-8"), shapes.target.vocab_size
+    )
     sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device, grammars)
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
     budget = Budget()
@@ -190,7 +193,8 @@ def _put_together(
     proposers = make_proposers(target.model, target.attention, blocks, drafter)
     proposers |= dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     trained = next((method for method in BY_WORTH if method in proposers), None)
-    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
+    proposers["grammar"] = GrammarProposer(sampling.matcher)
+    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
     needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
     amateur = None if aux is None else platform.make_target(aux.model, aux.attention, plan.max_model_len)

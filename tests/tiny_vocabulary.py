@@ -6,7 +6,25 @@ SPECIALS = ("<pad>", "<s>", "</s>")
 """Ids 0 to 2; the last one ends outputs."""
 EOS = 2
 _FIRST = '{}[]":,ab0123 -.entrufl'
-_LONGER = ['{"', '":', '",', '"}', ',"', '": ', '", "', "true", "false", "null", "ab", "ba", "12", "00", "abc", "]}", "}}"]
+_LONGER = [
+    '{"',
+    '":',
+    '",',
+    '"}',
+    ',"',
+    '": ',
+    '", "',
+    "true",
+    "false",
+    "null",
+    "ab",
+    "ba",
+    "12",
+    "00",
+    "abc",
+    "]}",
+    "}}",
+]
 """Tokens of several characters; nothing is ever encoded to them, but a model may choose them."""
 
 

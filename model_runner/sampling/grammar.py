@@ -24,6 +24,9 @@ Mask = NDArray[np.int32]
 """A bit for each token of the vocabulary: token t is bit t % 32 of word t // 32."""
 _MOST_KEPT: Final = 256
 """Matchers that wait to be used."""
+_PRINTABLE: Final = range(0x20, 0x7F)
+_BYTES_PER_TOKEN: Final = 4
+"""How far to look ahead for each token that is wanted."""
 _LIMITS: Final = llguidance.LLParserLimits(
     step_lexer_fuel=20_000_000, initial_lexer_fuel=100_000_000, max_lexer_states=10_000_000
 )
@@ -39,15 +42,14 @@ class Matcher:
     """One output, and what its grammar allows next."""
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer, stop_token_ids: Collection[int]
+        self, matcher: llguidance.LLMatcher, vocabulary: "Vocabulary", stop_token_ids: Collection[int]
     ) -> None:
         """`stop_token_ids` end the output, and are allowed where the grammar is satisfied and nowhere else."""
         self.inner = matcher
-        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._stop_ids = frozenset(stop_token_ids)
         self._stops = _Bits(self._stop_ids)
-        self._ends = _Bits(self._stop_ids | frozenset(tokenizer.eos_tokens))
-        self._num_words = -(-tokenizer.vocab_size // 32)
+        self._ends = _Bits(self._stop_ids | frozenset(vocabulary.tokenizer.eos_tokens))
         self._mask: Mask | None = None
         self._being_filled: Future[None] | None = None
         self._has_ended = False
@@ -80,7 +82,7 @@ class Matcher:
         """The tokens that may come next, [words]. Not to be changed. Means nothing where there is a failure."""
         self.wait()
         if self._mask is None:
-            self._mask = np.zeros(self._num_words, dtype=np.int32)
+            self._mask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
             llguidance.numpy.fill_next_token_bitmask(self.inner, self._mask[np.newaxis])
             self._settle(self._mask)
         return self._mask
@@ -117,11 +119,72 @@ class Matcher:
         fits = int(self.inner.validate_tokens(list(tokens[:end])))
         return len(tokens) if fits == end < len(tokens) else fits
 
-    def forced(self) -> list[int]:
-        """Tokens of the text that must come next, as far as there is only one; other tokens may spell it, too."""
+    def guess(self, output: Sequence[int], most: int) -> list[int]:
+        """Tokens of what probably comes next: what must, and the least space where the grammar leaves only that open.
+
+        A space stands after a comma or colon if one did so before. Other tokens may spell the same text.
+
+        Args:
+            output: the last tokens, in whose manner it goes on.
+            most: how many tokens are wanted.
+        """
         self.wait()
-        tokens, _ = self._tokenizer.tokenize_partial(self.inner.compute_ff_bytes())
-        return tokens
+        if self._has_ended or self.inner.is_stopped():
+            return []
+        before = self._vocabulary.tokenizer.decode_bytes(list(output))
+        return _LookAhead(self.inner.deep_copy(), self._vocabulary).tokens(before, most)
+
+
+class _LookAhead:
+    """Goes on by itself, on a copy of a matcher, for as long as there is only one way to do so."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: "Vocabulary") -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._mask = np.zeros((1, vocabulary.num_words), dtype=np.int32)
+        self._text = b""
+
+    def tokens(self, before: bytes, most: int) -> list[int]:
+        """At most so many, after this text."""
+        is_spaced = _is_spaced(before)
+        while len(self._text) < most * _BYTES_PER_TOKEN and not self._matcher.is_stopped():
+            after_mark = is_spaced and (self._text or before)[-1:] in (b":", b",")
+            step = self._matcher.compute_ff_bytes() or self._character(after_mark=after_mark)
+            if not step or not self._matcher.consume_tokens(self._vocabulary.tokenizer.tokenize_bytes(step)):
+                break
+            self._text += step
+        return self._vocabulary.tokenizer.tokenize_bytes(self._text)[:most]
+
+    def _character(self, *, after_mark: bool) -> bytes:
+        """The next one: a space after a mark, where it may stand, else the only one that is no space; or nothing."""
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._mask)
+        allowed = self._vocabulary.characters(self._mask[0])
+        others = allowed.lstrip(b" ")
+        if after_mark and len(others) < len(allowed):
+            return b" "
+        return others if len(others) == 1 else b""
+
+
+def _is_spaced(text: bytes) -> bool:
+    """Whether JSON that goes on like this has a space after marks."""
+    return b'": ' in text or b'", ' in text or not (b'":' in text or b'",' in text)
+
+
+class Vocabulary:
+    """A tokenizer, as grammars need it."""
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.num_words = -(-tokenizer.vocab_size // 32)
+        spelled = {character: tokenizer.greedy_tokenize(chr(character)) for character in _PRINTABLE}
+        single = {character: tokens[0] for character, tokens in spelled.items() if len(tokens) == 1}
+        self._characters = np.array(list(single), dtype=np.uint8)
+        self._tokens = np.array(list(single.values()), dtype=np.int32)
+
+    def characters(self, mask: Mask) -> bytes:
+        """The printable ones of ASCII, as far as they are tokens by themselves, that a mask allows, in order."""
+        is_allowed = (mask[self._tokens // 32] >> self._tokens % 32) & 1
+        return self._characters[is_allowed.astype(np.bool_)].tobytes()
 
 
 class _Bits:
@@ -150,7 +213,7 @@ class Grammars:
         """`read_tokenizer` returns the text of tokenizer.json; it is called when the first grammar comes."""
         self._read_tokenizer = read_tokenizer
         self._vocab_size = vocab_size
-        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
         self._loading = Lock()
         self._lock = Lock()
         self._ready: OrderedDict[str, list[llguidance.LLMatcher]] = OrderedDict()
@@ -159,15 +222,16 @@ class Grammars:
         self._executor = llguidance.LLExecutor(max(1, (os.cpu_count() or 1) // 2))
 
     @property
-    def tokenizer(self) -> llguidance.LLTokenizer:
-        """Made at first use, which takes seconds for large vocabularies. Raises GrammarError if there is none."""
+    def vocabulary(self) -> Vocabulary:
+        """Made at first use, which takes seconds if it is large. Raises GrammarError if the model has none."""
         with self._loading:
-            if self._tokenizer is None:
+            if self._vocabulary is None:
                 try:
-                    self._tokenizer = llguidance.LLTokenizer(self._read_tokenizer(), n_vocab=self._vocab_size)
+                    text = self._read_tokenizer()
+                    self._vocabulary = Vocabulary(llguidance.LLTokenizer(text, n_vocab=self._vocab_size))
                 except (OSError, ValueError) as error:
-                    raise GrammarError(f"this model's tokenizer knows no grammars: {error}") from error
-            return self._tokenizer
+                    raise GrammarError(f"grammars cannot be used with this model's tokenizer: {error}") from error
+            return self._vocabulary
 
     def prepare(self, grammar: str, count: int) -> None:
         """Compile a grammar for so many choices. Raises GrammarError if that is not possible."""
@@ -190,14 +254,14 @@ class Grammars:
             self._num_ready -= inner is not None
             if not ready:
                 self._ready.pop(grammar, None)
-        matcher = Matcher(inner or self._compile(grammar), self.tokenizer, stop_token_ids)
+        matcher = Matcher(inner or self._compile(grammar), self.vocabulary, stop_token_ids)
         for token in output:
             matcher.advance(token)
         return matcher
 
     def fill_masks(self, matchers: Sequence[Matcher]) -> None:
         """Begin to compute what these allow next, in threads beside the caller's."""
-        masks = np.zeros((len(matchers), -(-self._vocab_size // 32)), dtype=np.int32)
+        masks = np.zeros((len(matchers), self.vocabulary.num_words), dtype=np.int32)
         wanted = [
             (matcher, row)
             for row, (matcher, mask) in enumerate(zip(matchers, masks, strict=True))
@@ -211,7 +275,7 @@ class Grammars:
             matcher.filled_by(work)
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
-        matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        matcher = llguidance.LLMatcher(self.vocabulary.tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
         return matcher
