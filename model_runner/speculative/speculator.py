@@ -264,9 +264,12 @@ class Speculator:
             self._budget.observe_drafting(method, seconds)
         for choice, tree in zip(choices, trees, strict=True):
             if choice.max_nodes:
-                tree = tree.first(choice.max_nodes)
-                matcher = self._matcher_of(choice.slot) if tree else None
-                self._store(self._choices[choice.slot], method, prune(tree, matcher) if matcher is not None else tree)
+                self._store(self._choices[choice.slot], method, self._possible(choice, tree.first(choice.max_nodes)))
+
+    def _possible(self, choice: ChoiceStep, tree: DraftTree) -> DraftTree:
+        """The draft without what the choice's grammar rules out, if it has one."""
+        matcher = self._matcher_of(choice.slot) if tree else None
+        return tree if matcher is None else prune(tree, matcher)
 
     def _with_max_nodes(self, method: str, load: StepLoad, steps: Sequence[ChoiceStep]) -> list[ChoiceStep]:
         rival = self._budget.expected_gain(method)

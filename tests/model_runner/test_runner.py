@@ -17,9 +17,9 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
 from model_runner.sampling.draw import TorchDraw
+from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
-from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
