@@ -17,7 +17,8 @@ def under(path: str, key: str | int) -> str:
     """The path of something inside what is at `path`."""
     if isinstance(key, int):
         return f"{path}[{key}]"
-    return f"{path}.{shorten(key)}" if path else shorten(key)
+    key = shorten(key).encode(errors="replace").decode()
+    return f"{path}.{key}" if path else key
 
 
 def check_text(text: str, path: str) -> None:

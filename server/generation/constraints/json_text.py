@@ -1,13 +1,13 @@
 """JSON as an answer: any object, or what fits a schema."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from server.generation.constraints.fragment import Fragment
 from server.generation.constraints.patterns import read_pattern
 from server.generation.constraints.schema.reader import read_schema
-from server.generation.constraints.schema.unions import Schema
 
 _ESCAPES = 'nrbtf\\"'
 """No `\\uXXXX`: spelt so, a name that is declared could come again with a value of any type."""
@@ -55,12 +55,11 @@ class JsonObject:
         return json_fragment({"type": "object"}, self.whitespace)
 
 
-def json_fragment(schema: Schema, whitespace: Whitespace) -> Fragment:
+def json_fragment(schema: Mapping[str, Any], whitespace: Whitespace) -> Fragment:
     """JSON that fits a schema that `read_schema` has written. No whitespace stands before or after it."""
     options: dict[str, Any] = {"json_allowed_escapes": _ESCAPES}
     if whitespace.pattern is None:
         options["whitespace_flexible"] = False
     else:
         options["whitespace_pattern"] = whitespace.pattern
-    rules = {"not": {}} if schema is False else {} if schema is True else schema
-    return Fragment("%json " + json.dumps({"x-guidance": options, **rules}))
+    return Fragment("%json " + json.dumps({"x-guidance": options, **schema}))

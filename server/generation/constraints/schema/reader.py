@@ -1,13 +1,13 @@
 """A client's schema, read before anything is compiled and written again with what llguidance enforces.
 
-What comes out is JSON schema 2020-12 with the keywords of `_READERS` alone: no annotations, references to definitions of
-their own only, numbers and patterns that mean what the client's mean. JSON schema ignores keywords that it does not
-know, and so does this. llguidance would ignore some of those that it does know, refuse others without saying where, and
-take minutes for a few bytes; that is all found here, in a time that grows with the schema's bytes only.
+What comes out is JSON schema 2020-12 with few keywords: no annotations, references to definitions of their own only,
+numbers and patterns that mean to llguidance what the client's mean. As JSON schema says, unknown keywords constrain
+nothing. llguidance would refuse some that it does know without saying where, and take minutes for a few bytes: that
+is found here, in a time that grows with the schema's bytes only.
 
-Two things are stricter than the schema, both so that whatever is generated is valid: bounds beyond 2**53 are moved
-inwards to a double, and properties come in the schema's order. And two are not enforced: that undeclared properties have
-different names, and that 29 February is in a leap year.
+Two things are stricter than the schema: bounds beyond 2**53 are moved inwards to a double, and declared properties
+come in the schema's order. And two are not enforced: that undeclared properties have different names, and that 29
+February is in a leap year.
 """
 
 import json
@@ -35,13 +35,15 @@ MAX_DEPTH = 60
 MAX_ENUM = 10_000
 MAX_PATTERNS = 10 * MAX_EXPANDED
 _MAX_NOTICES = 100
+_TYPES = (*sorted(TYPES), "integer")
 
 
 @dataclass(frozen=True, slots=True)
 class EnforcedSchema:
     """What of a schema will be enforced."""
 
-    schema: Schema
+    schema: Mapping[str, Any]
+    """Empty if anything fits."""
     notices: tuple[Notice, ...] = ()
     """What will not be; always empty if the schema was to be read strictly."""
 
@@ -96,9 +98,13 @@ class _Reader:
             self._check_unions(definitions)
         except ConstraintError as error:
             self._leave_out(error)
-            return EnforcedSchema(True, tuple(self._notices))
+            return EnforcedSchema({}, tuple(self._notices))
         root = definitions.pop("#")
-        if definitions and isinstance(root, dict):
+        if root is False:
+            self._leave_out(ConstraintError(self._path, "No value fits."))
+        if isinstance(root, bool):
+            return EnforcedSchema({}, tuple(self._notices))
+        if definitions:
             named = {name.removeprefix("#/$defs/"): schema for name, schema in definitions.items()}
             root = {**root, "$defs": named}
         return EnforcedSchema(root, tuple(self._notices))
@@ -173,10 +179,8 @@ class _Reader:
         value = node.given[keyword]
         names = value if isinstance(value, list) else [value]
         for name in names:
-            if not isinstance(name, str) or name not in TYPES | {"integer"}:
-                raise ConstraintError(
-                    node.at(keyword), f"Expected types out of {', '.join(sorted(TYPES))} and integer."
-                )
+            if name not in _TYPES:
+                raise ConstraintError(node.at(keyword), f"Expected one of {', '.join(_TYPES)}.")
         if not names:
             raise ConstraintError(node.at(keyword), "No type fits.")
         node.written[keyword] = value if isinstance(value, str) else list(dict.fromkeys(names))
