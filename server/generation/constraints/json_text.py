@@ -39,8 +39,8 @@ class JsonSchema:
     path: str
     whitespace: Whitespace = BOUNDED
 
-    def fragment(self) -> Fragment:
-        """Raises ConstraintError if anything in the schema cannot be enforced."""
+    def fragment(self, name: str) -> Fragment:
+        """Raises ConstraintError if anything in the schema cannot be enforced. Needs no rules."""
         return json_fragment(read_schema(self.schema, self.path).schema, self.whitespace)
 
 
@@ -50,8 +50,8 @@ class JsonObject:
 
     whitespace: Whitespace = BOUNDED
 
-    def fragment(self) -> Fragment:
-        """Never raises."""
+    def fragment(self, name: str) -> Fragment:
+        """Never raises, and needs no rules."""
         return json_fragment({"type": "object"}, self.whitespace)
 
 

@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ALLOWED_DIRECTIVES = ("%ignore", "%import", "%if", "%json", "%regex", "%llguidance")
-_REFUSED_ATTRIBUTES = ("max_tokens", "temperature")
+_REFUSED_ATTRIBUTES = frozenset({"max_tokens", "temperature", "stop", "stop_capture"})
 _NUMBER = re.compile(r"\d+")
 _UNIT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
 _GBNF_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
@@ -47,8 +47,8 @@ class Lark:
     def fragment(self, name: str) -> Fragment:
         """A rule called `name` around the whole grammar, whose names and `%ignore` are its own.
 
-        Raises ConstraintError for what does not compile, for special tokens, which are the server's to name, for limits on
-        tokens and temperatures, which depend on more than the text, and for what could break out of the rule.
+        Raises ConstraintError for what does not compile, for special tokens, which are the server's to name, for
+        attributes that depend on more than the text or take text back, and for what could break out of the rule.
         """
         check_text(self.grammar, self.path)
         if len(self.grammar) > MAX_CHARACTERS:
@@ -74,7 +74,7 @@ class Gbnf:
             raise ConstraintError(self.path, f"Parentheses nested more than {_MAX_NESTING} deep are not supported.")
         try:
             converted = gbnf_to_lark(_GBNF_ESCAPE.sub(_spell_escape, self.grammar))
-        except Exception as error:  # noqa: BLE001 - the converter raises Exception itself, IndexError and others
+        except Exception as error:  # the converter raises Exception itself, IndexError and others
             raise ConstraintError(self.path, f"Not a grammar in GBNF: {error}") from error
         return Lark(converted, self.path).fragment(name)
 
@@ -107,6 +107,8 @@ class _Checker:
         self._terminals: dict[str, list[tuple[str, str]]] = {}
         """The right sides of terminals, and of rules that llguidance makes terminals."""
         self._sizes: dict[str, int] = {}
+        self._open: list[tuple[str, str]] = []
+        """The right side that the next line may go on with."""
 
     def checked(self) -> str:
         """Raises ConstraintError for what is not a client's to say."""
@@ -162,15 +164,13 @@ class _Checker:
             raise self._error(f"Special tokens ({token}) are not supported.")
         if kind == "reference":
             raise self._error(f"There is no other grammar to refer to ({token}).")
-        if kind == "name" and token in _REFUSED_ATTRIBUTES:
-            raise self._error(f"'{token}' is not supported in grammars.")
         if kind == "directive" and token not in _ALLOWED_DIRECTIVES:
             raise self._error(f"'{token}' is not supported.")
         if kind == "regex":
             self._check_size(_regex_size(token))
         if kind == "%json":
             schema = JsonSchema(json.loads(token), f"{self._grammar.path}.%json", self._grammar.whitespace)
-            return schema.fragment().start
+            return schema.fragment("").start
         if kind == "%llguidance":
             if token != "{}":
                 raise self._error("'%llguidance' is not supported with options.")
@@ -182,11 +182,17 @@ class _Checker:
         if not line:
             return
         (kind, name), rest = line[0], line[1:]
-        if name == "|" and self._terminals and line:
-            self._terminals[next(reversed(self._terminals))] += line
-        elif kind == "name" and (name.isupper() or ("other", "[") in rest[:1]):
-            start = next((index for index, (_, token) in enumerate(rest) if token == ":"), len(rest))
-            self._terminals[name] = rest[start + 1 :]
+        if name == "|":
+            self._open += line
+            return
+        colon = rest.index(("other", ":")) if ("other", ":") in rest else len(rest)
+        self._open = rest[colon + 1 :]
+        has_attributes = ("other", "[") in rest[:colon]
+        for _, attribute in rest[:colon]:
+            if has_attributes and attribute in _REFUSED_ATTRIBUTES:
+                raise self._error(f"The attribute '{attribute}' is not supported.")
+        if kind == "name" and (name.isupper() or has_attributes):
+            self._terminals[name] = self._open
 
     def _check_size(self, size: int) -> None:
         if size > MAX_EXPANDED:

@@ -29,6 +29,20 @@ _FREE = Fragment(FREE_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a format stands."""
+
+    path: str
+    depth: int = 0
+    is_last: bool = True
+    """Nothing follows it, so it may end in free text, which nothing could end."""
+
+    def inner(self, path: str, *, is_last: bool) -> "_Place":
+        """Of a format in this one."""
+        return _Place(path, self.depth + 1, self.is_last and is_last)
+
+
+@dataclass(frozen=True, slots=True)
 class StructuralTag:
     """A client's structural tag, in either way of writing."""
 
@@ -42,7 +56,7 @@ class StructuralTag:
         value = _object(self.value, self.path)
         if "structures" in value:
             return builder.legacy(value, self.path)
-        return builder.format(_field(value, "format", self.path), under(self.path, "format"), 0, is_last=True)
+        return builder.format(_field(value, "format", self.path), _Place(under(self.path, "format")))
 
 
 class _Builder:
@@ -60,52 +74,57 @@ class _Builder:
         for index, structure in enumerate(structures):
             at = under(under(path, "structures"), index)
             given = _object(structure, at)
-            content = JsonSchema(_field(given, "schema", at), under(at, "schema"), self._whitespace).fragment()
+            content = JsonSchema(_field(given, "schema", at), under(at, "schema"), self._whitespace).fragment("")
             end = _string(given, "end", at)
             tags.append((_string(given, "begin", at), sequence(content, text(end)), under(at, "begin")))
         return self._triggered(tags, _strings(value, "triggers", path), path)
 
-    def format(self, value: Any, path: str, depth: int, *, is_last: bool) -> Fragment:
-        """A format of any kind. Only the last in its grammar may end in free text, which nothing could end."""
+    def format(self, value: Any, place: _Place) -> Fragment:
+        """A format of any kind."""
+        path = place.path
         given = _object(value, path)
-        if depth > _MAX_DEPTH:
+        if place.depth > _MAX_DEPTH:
             raise ConstraintError(path, f"Nested more than {_MAX_DEPTH} deep.")
         kind = given.get("type")
         if not isinstance(kind, str) or kind not in _KINDS:
             raise ConstraintError(under(path, "type"), f"Expected one of {', '.join(sorted(_KINDS))}.")
-        if kind in _ENDLESS and not is_last:
+        if kind in _ENDLESS and not place.is_last:
             raise ConstraintError(path, f"'{kind}' is supported only at the end, or '{_ANY}' before a text.")
-        return _KINDS[kind](self, given, path, depth)
+        return _KINDS[kind](self, given, place)
 
-    def _const_string(self, given: Mapping[str, Any], path: str, _depth: int) -> Fragment:
-        return text(_string(given, "value", path))
+    def _const_string(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        return text(_string(given, "value", place.path))
 
-    def _json_schema(self, given: Mapping[str, Any], path: str, _depth: int) -> Fragment:
+    def _json_schema(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        path = place.path
         if given.get("style", "json") != "json":
             raise ConstraintError(under(path, "style"), "Only 'json' is supported.")
-        return JsonSchema(_field(given, "json_schema", path), under(path, "json_schema"), self._whitespace).fragment()
+        return JsonSchema(_field(given, "json_schema", path), under(path, "json_schema"), self._whitespace).fragment("")
 
-    def _regex(self, given: Mapping[str, Any], path: str, _depth: int) -> Fragment:
-        return Regex(_string(given, "pattern", path), under(path, "pattern")).fragment()
+    def _regex(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        path = place.path
+        return Regex(_string(given, "pattern", path), under(path, "pattern")).fragment("")
 
-    def _grammar(self, given: Mapping[str, Any], path: str, _depth: int) -> Fragment:
+    def _grammar(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        path = place.path
         return Gbnf(_string(given, "grammar", path), under(path, "grammar")).fragment(next(self._names))
 
-    def _any_text(self, given: Mapping[str, Any], path: str, _depth: int) -> Fragment:
-        _refuse_excludes(given, path)
+    def _any_text(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        _refuse_excludes(given, place.path)
         return _FREE
 
-    def _or(self, given: Mapping[str, Any], path: str, depth: int) -> Fragment:
-        at = under(path, "elements")
+    def _or(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        at = under(place.path, "elements")
         return either(
             *(
-                self.format(element, under(at, index), depth + 1, is_last=True)
-                for index, element in enumerate(_list(given, "elements", path))
+                self.format(element, place.inner(under(at, index), is_last=True))
+                for index, element in enumerate(_list(given, "elements", place.path))
             )
         )
 
-    def _sequence(self, given: Mapping[str, Any], path: str, depth: int) -> Fragment:
+    def _sequence(self, given: Mapping[str, Any], place: _Place) -> Fragment:
         """Free text before a constant ends where the constant is first found."""
+        path = place.path
         elements = _list(given, "elements", path)
         at = under(path, "elements")
         parts: list[Fragment] = []
@@ -119,15 +138,16 @@ class _Builder:
                 index += 2
             else:
                 is_last = index == len(elements) - 1
-                parts.append(self.format(here, under(at, index), depth + 1, is_last=is_last))
+                parts.append(self.format(here, place.inner(under(at, index), is_last=is_last)))
                 index += 1
         return sequence(*parts)
 
-    def _tag(self, given: Mapping[str, Any], path: str, depth: int) -> Fragment:
-        return sequence(text(_string(given, "begin", path)), self._inside(given, path, depth))
+    def _tag(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        return sequence(text(_string(given, "begin", place.path)), self._inside(given, place))
 
-    def _inside(self, given: Mapping[str, Any], path: str, depth: int) -> Fragment:
+    def _inside(self, given: Mapping[str, Any], place: _Place) -> Fragment:
         """A tag after its beginning."""
+        path = place.path
         self._tags += 1
         if self._tags > MAX_TAGS:
             raise ConstraintError(path, f"More than {MAX_TAGS} tags are not supported.")
@@ -140,20 +160,21 @@ class _Builder:
         if content.get("type") == "regex":
             pattern = Regex(_string(content, "pattern", at), under(at, "pattern"))
             return self._until(pattern.terminal(), end, under(path, "end"))
-        return sequence(self.format(content, at, depth + 1, is_last=False), text(end))
+        return sequence(self.format(content, place.inner(at, is_last=False)), text(end))
 
     def _until(self, body: str, end: str, path: str) -> Fragment:
         if not end:
             raise ConstraintError(path, "Text without a form needs something to end it.")
         return until(body, end, next(self._names))
 
-    def _triggered_tags(self, given: Mapping[str, Any], path: str, depth: int) -> Fragment:
+    def _triggered_tags(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        path = place.path
         _refuse_excludes(given, path)
         tags = []
         for index, tag in enumerate(_list(given, "tags", path)):
             at = under(under(path, "tags"), index)
             begin = _string(_object(tag, at), "begin", at)
-            tags.append((begin, self._inside(tag, at, depth), under(at, "begin")))
+            tags.append((begin, self._inside(tag, place.inner(at, is_last=False)), under(at, "begin")))
         return self._triggered(
             tags,
             _strings(given, "triggers", path),
@@ -191,10 +212,11 @@ class _Builder:
             return found if at_least_one else either(found, _FREE)
         return sequence(repeated(found, at_least=int(at_least_one)), _FREE)
 
-    def _tags_with_separator(self, given: Mapping[str, Any], path: str, depth: int) -> Fragment:
+    def _tags_with_separator(self, given: Mapping[str, Any], place: _Place) -> Fragment:
+        path = place.path
         at = under(path, "tags")
         tags = [
-            self._tag(_object(tag, under(at, index)), under(at, index), depth)
+            self._tag(_object(tag, under(at, index)), place.inner(under(at, index), is_last=False))
             for index, tag in enumerate(_list(given, "tags", path))
         ]
         one = either(*tags)
@@ -207,7 +229,7 @@ class _Builder:
 
 _ANY = "any_text"
 _ENDLESS = frozenset({_ANY, "triggered_tags"})
-_KINDS: Mapping[str, Callable[[_Builder, Mapping[str, Any], str, int], Fragment]] = {
+_KINDS: Mapping[str, Callable[[_Builder, Mapping[str, Any], _Place], Fragment]] = {
     "const_string": _Builder._const_string,
     "json_schema": _Builder._json_schema,
     "regex": _Builder._regex,

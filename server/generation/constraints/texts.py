@@ -22,8 +22,8 @@ class Regex:
         """Raises ConstraintError for what `patterns` refuses."""
         return read_terminal(self.pattern, self.path)
 
-    def fragment(self) -> Fragment:
-        """Raises ConstraintError for what `patterns` refuses."""
+    def fragment(self, name: str) -> Fragment:
+        """Raises ConstraintError for what `patterns` refuses. Needs no rules."""
         return Fragment(self.terminal())
 
 
@@ -37,8 +37,8 @@ class Choice:
     def fragment(self, name: str) -> Fragment:
         """Raises ConstraintError for too few strings, too many, and one that is there twice or no text.
 
-        They are one terminal, called `name` in capitals: as alternatives of a rule, only the longest of those that begin
-        alike could be taken.
+        They are one terminal, called `name` in capitals: as alternatives of a rule, only the longest of those that
+        begin alike could be taken.
         """
         if not 1 <= len(self.strings) <= MAX_CHOICES:
             raise ConstraintError(self.path, f"Expected 1 to {MAX_CHOICES} strings.")
