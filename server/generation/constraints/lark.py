@@ -170,7 +170,7 @@ class _Checker:
             self._check_size(_regex_size(token))
         if kind == "%json":
             schema = JsonSchema(json.loads(token), f"{self._grammar.path}.%json", self._grammar.whitespace)
-            return schema.fragment("").start
+            return schema.fragment("json").start
         if kind == "%llguidance":
             if token != "{}":
                 raise self._error("'%llguidance' is not supported with options.")

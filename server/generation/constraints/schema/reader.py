@@ -6,8 +6,8 @@ nothing. llguidance would refuse some that it does know without saying where, an
 is found here, in a time that grows with the schema's bytes only.
 
 Two things are stricter than the schema: bounds beyond 2**53 are moved inwards to a double, and declared properties
-come in the schema's order. And two are not enforced: that undeclared properties have different names, and that 29
-February is in a leap year.
+come in the schema's order. And two are not enforced: that undeclared properties have different names, and when there
+are leap seconds.
 """
 
 import json
@@ -24,7 +24,7 @@ from server.generation.constraints.schema.numbers import read_bound, read_count,
 from server.generation.constraints.schema.references import References, is_document
 from server.generation.constraints.schema.unions import TYPES, Schema, Unions
 from server.generation.constraints.schema.values import check_value
-from server.generation.constraints.schema.verdicts import DEPENDENTS, FORMATS, refusal
+from server.generation.constraints.schema.verdicts import DEPENDENTS, FORMATS, LEAP_DAYS, refusal
 from server.generation.notices import Notice
 
 MAX_CHARACTERS = 1_000_000
@@ -312,6 +312,8 @@ class _Reader:
         if value not in FORMATS:
             raise ConstraintError(node.at(keyword), f"Only these formats are enforced: {', '.join(sorted(FORMATS))}.")
         node.written[keyword] = value
+        if value in {"date", "date-time"}:
+            node.written.setdefault("allOf", []).append({"pattern": LEAP_DAYS})
 
     def _ref(self, node: _Node, keyword: str) -> None:
         schema, path = self._references.resolve(node.given[keyword], node.at(keyword))

@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+_LEAP_YEARS = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00"
+LEAP_DAYS = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|(?:{_LEAP_YEARS})-02-29)"
+"""llguidance itself has 29 February in every year."""
 DEPENDENTS: Mapping[str, tuple[str, ...]] = {
     "properties": ("additionalProperties",),
     "patternProperties": ("additionalProperties",),
