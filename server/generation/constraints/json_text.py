@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.generation.constraints.fragment import Fragment
+from server.generation.constraints.check import grammar_error
+from server.generation.constraints.fragment import Fragment, whole
 from server.generation.constraints.patterns import read_pattern
 from server.generation.constraints.schema.reader import read_schema
+from server.generation.notices import Notice
 
 _ESCAPES = 'nrbtf\\"'
 """No `\\uXXXX`: spelt so, a name that is declared could come again with a value of any type."""
@@ -63,3 +65,13 @@ def json_fragment(schema: Mapping[str, Any], whitespace: Whitespace) -> Fragment
     else:
         options["whitespace_pattern"] = whitespace.pattern
     return Fragment("%json " + json.dumps({"x-guidance": options, **schema}))
+
+
+def loose_json(schema: Any, path: str, whitespace: Whitespace = BOUNDED) -> tuple[Fragment, tuple[Notice, ...]]:
+    """JSON that fits a schema as far as that can be enforced, and what of it cannot. Never raises."""
+    read = read_schema(schema, path, strict=False)
+    fragment = json_fragment(read.schema, whitespace)
+    error = grammar_error(whole(fragment))
+    if error is None:
+        return fragment, read.notices
+    return json_fragment({}, whitespace), (*read.notices, Notice(path, error))

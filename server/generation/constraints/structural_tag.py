@@ -74,7 +74,9 @@ class _Builder:
         for index, structure in enumerate(structures):
             at = under(under(path, "structures"), index)
             given = _object(structure, at)
-            content = JsonSchema(_field(given, "schema", at), under(at, "schema"), self._whitespace).fragment(next(self._names))
+            content = JsonSchema(_field(given, "schema", at), under(at, "schema"), self._whitespace).fragment(
+                next(self._names)
+            )
             end = _string(given, "end", at)
             tags.append((_string(given, "begin", at), sequence(content, text(end)), under(at, "begin")))
         return self._triggered(tags, _strings(value, "triggers", path), path)
@@ -99,7 +101,9 @@ class _Builder:
         path = place.path
         if given.get("style", "json") != "json":
             raise ConstraintError(under(path, "style"), "Only 'json' is supported.")
-        return JsonSchema(_field(given, "json_schema", path), under(path, "json_schema"), self._whitespace).fragment(next(self._names))
+        return JsonSchema(_field(given, "json_schema", path), under(path, "json_schema"), self._whitespace).fragment(
+            next(self._names)
+        )
 
     def _regex(self, given: Mapping[str, Any], place: _Place) -> Fragment:
         path = place.path

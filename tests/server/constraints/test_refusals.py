@@ -9,7 +9,7 @@ from server.generation.constraints.check import grammar_error
 from server.generation.constraints.constraint import grammar_of
 from server.generation.constraints.errors import ConstraintError
 from server.generation.constraints.fragment import whole
-from server.generation.constraints.json_text import BOUNDED, JsonSchema, json_fragment
+from server.generation.constraints.json_text import JsonSchema, loose_json
 from server.generation.constraints.schema.reader import read_schema
 from tests.server.constraints.matching import accepts
 from tests.server.constraints.schemas import SCHEMAS
@@ -91,6 +91,7 @@ def _object(*names: str) -> dict[str, Any]:
     return {"type": "object", "properties": dict.fromkeys(names, True)}
 
 
+_A_IN_A = {"properties": {"a": {"$ref": "#/$defs/a"}}}
 BOMBS: dict[str, Any] = {
     "deep": _nested(100),
     "deeper": _nested(900),
@@ -118,14 +119,14 @@ BOMBS: dict[str, Any] = {
     "one_ofs": {"oneOf": [{"type": "object", "required": [str(number)]} for number in range(3_000)]},
     "loop": {"$ref": "#"},
     "loop_in_any_of": {"anyOf": [{"type": "string"}, {"$ref": "#"}]},
-    "loop_of_two": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+    "loop_of_two": {"allOf": [{"$ref": "#/$defs/b"}], "$defs": {"b": {"anyOf": [{"$ref": "#"}]}}},
     "endless_object": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     "endless_array": {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
-    "endless_part": {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": _nested(1, {"$ref": "#/$defs/a"}) | {"minItems": 1}}},
+    "endless_part": {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {**_object(), "required": ["a"], **_A_IN_A}}},
     "doubling": _chain(40, lambda link: {"allOf": [link, link]}, {"type": "object"}),
-    "doubling_alternatives": _chain(40, lambda link: {"anyOf": [link, link]}, {"type": "null"}, type=["null", "string"]),
+    "doubling_alternatives": _chain(40, lambda link: {"anyOf": [link, link]}, {"type": "null"}, type=["null"]),
     "chain": _chain(9_000, lambda link: link, True),
-}  # fmt: skip
+}
 
 
 def refusal(schema: Any) -> ConstraintError:
@@ -153,25 +154,22 @@ def test_a_bomb_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_defused_where_schemas_are_not_strict(name: str) -> None:
-    read = read_schema(BOMBS[name], "schema", strict=False)
-    assert read.notices
-    assert len(read.notices) <= 100
-    assert grammar_error(whole(json_fragment(read.schema, BOUNDED))) is None
+    fragment, notices = loose_json(BOMBS[name], "schema")
+    assert 1 <= len(notices) <= 101
+    assert grammar_error(whole(fragment)) is None
 
 
 @pytest.mark.parametrize(("schema", "path"), REFUSED, ids=str)
 def test_what_is_not_strict_is_left_out_and_told(schema: Any, path: str) -> None:
-    if schema == {"type": "string", "const": 1}:
-        pytest.skip("only compiling finds that nothing fits")
-    read = read_schema(schema, "schema", strict=False)
-    assert ("schema." + path if path else "schema") in {notice.path for notice in read.notices}
-    assert grammar_error(whole(json_fragment(read.schema, BOUNDED))) is None
+    fragment, notices = loose_json(schema, "schema")
+    assert ("schema." + path if path else "schema") in {notice.path for notice in notices}
+    assert grammar_error(whole(fragment)) is None
 
 
 def test_what_is_left_out_forbids_nothing() -> None:
     schema = {"type": "object", "patternProperties": {"a(?=b)": {}, "(": {}}, "additionalProperties": False}
-    read = read_schema({**schema, "not": {}, "required": ["x"]}, "schema", strict=False)
-    grammar = whole(json_fragment(read.schema, BOUNDED))
+    fragment, _ = loose_json({**schema, "not": {}, "required": ["x"]}, "schema")
+    grammar = whole(fragment)
     assert accepts(grammar, '{"x":1,"ab":2}')
     assert not accepts(grammar, "{}")
 
