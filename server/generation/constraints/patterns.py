@@ -11,6 +11,8 @@ from server.generation.constraints.errors import ConstraintError, check_text
 
 MAX_EXPANDED = 10_000
 """Characters and classes of a pattern with all its counts written out: `(x{100}){100}` has 10,000."""
+UNWRITABLE = frozenset({*range(0x20), 0x7F} - {*b"\b\t\n\f\r"})
+"""Characters that strings of JSON have only as `\\uXXXX`, which is not allowed here."""
 _MAX_DEPTH = 50
 _DIGITS = "0-9"
 _WORD = "0-9A-Za-z_"
@@ -41,12 +43,12 @@ class Pattern:
 
 
 def read_pattern(pattern: str, path: str) -> Pattern:
-    """One that fits any part of a text, unless its anchors say otherwise.
+    """One for a string of JSON. It fits any part of it, unless its anchors say otherwise.
 
     Raises ConstraintError for what is no expression, what llguidance has nothing for, and what is too large.
     """
     check_text(pattern, path)
-    return _Reader(pattern, path, anchors=True).read()
+    return _Reader(pattern, path, in_json=True).read()
 
 
 def read_terminal(pattern: str, path: str) -> str:
@@ -55,17 +57,17 @@ def read_terminal(pattern: str, path: str) -> str:
     Raises ConstraintError as `read_pattern` does.
     """
     check_text(pattern, path)
-    rust = _Reader(pattern, path, anchors=False).read().rust
+    rust = _Reader(pattern, path, in_json=False).read().rust
     return f"/{rust}/" if rust else '""'
 
 
 class _Reader:
     """A position in a pattern. Each method reads what it is named after and returns it in Rust's syntax."""
 
-    def __init__(self, pattern: str, path: str, *, anchors: bool) -> None:
+    def __init__(self, pattern: str, path: str, *, in_json: bool) -> None:
         self._text = pattern
         self._path = path
-        self._anchors = anchors
+        self._in_json = in_json
         self._at = 0
         self._depth = 0
         self._begins = True
@@ -148,7 +150,7 @@ class _Reader:
             self._opened += 1
         else:
             raise self._error("has an anchor ('^') in its middle")
-        return anchor if self._anchors else ""
+        return anchor if self._in_json else ""
 
     def _atom(self) -> tuple[str, int]:
         character = self._next()
@@ -160,7 +162,18 @@ class _Reader:
             return _ANY_BUT_LINE_ENDS, 1
         if character == "\\":
             return self._escape(), 1
-        return _spell(ord(character)), 1
+        return self._spelt(ord(character)), 1
+
+    def _spelt(self, point: int) -> str:
+        self._check_writable((point, point))
+        return _spell(point)
+
+    def _check_writable(self, *ranges: tuple[int, int]) -> None:
+        """Raises ConstraintError if none of the characters can stand in a string of JSON: llguidance would drop them."""
+        if not self._in_json:
+            return
+        if all(last < 0x80 and UNWRITABLE.issuperset(range(first, last + 1)) for first, last in ranges):
+            raise self._error(f"has a control character (number {ranges[0][0]}) that cannot be written")
 
     def _group(self) -> tuple[str, int]:
         self._depth += 1
@@ -190,7 +203,7 @@ class _Reader:
             raise self._error(f"uses a word boundary ('\\{letter}'), which is not supported")
         if letter == "k" or letter in set("123456789"):
             raise self._error("uses a backreference, which is not supported")
-        return self._escaped_class() or _spell(self._code_point())
+        return self._escaped_class() or self._spelt(self._code_point())
 
     def _escaped_class(self, *, inside: bool = False) -> str | None:
         """A class of its own, or as a member of another."""
@@ -239,20 +252,24 @@ class _Reader:
         """After its opening bracket."""
         negated = self._take("^")
         members: list[str] = []
+        ranges: list[tuple[int, int]] = []
         while not self._take("]"):
-            members.append(self._member())
+            members.append(self._member(ranges))
         if not members:
             if negated:
                 return r"[\s\S]"
             raise self._error("has an empty class of characters")
+        if not negated and len(ranges) == len(members):
+            self._check_writable(*ranges)
         return "[" + ("^" if negated else "") + "".join(members) + "]"
 
-    def _member(self) -> str:
-        """A character, a range or a class in a class."""
+    def _member(self, ranges: list[tuple[int, int]]) -> str:
+        """A character, a range or a class in a class. Adds the first and last character, unless it is a class."""
         first = self._member_end()
         if isinstance(first, str):
             return first
         if self._peek() != "-" or self._text[self._at + 1 : self._at + 2] in {"]", ""}:
+            ranges.append((first, first))
             return _spell(first)
         self._at += 1
         last = self._member_end()
@@ -260,6 +277,7 @@ class _Reader:
             return _spell(first) + _spell(ord("-")) + last
         if last < first:
             raise self._error("has a range that ends before it begins")
+        ranges.append((first, last))
         return f"{_spell(first)}-{_spell(last)}"
 
     def _member_end(self) -> int | str:

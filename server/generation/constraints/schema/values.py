@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from server.generation.constraints.errors import ConstraintError, check_text, under
+from server.generation.constraints.patterns import UNWRITABLE
 
 _INTEGERS = range(-(2**63), 2**64)
 
@@ -18,6 +19,8 @@ def check_value(value: Any, path: str, depth: int) -> int:
         raise ConstraintError(path, "Nested too deeply.")
     if isinstance(value, str):
         check_text(value, path)
+        if not UNWRITABLE.isdisjoint(map(ord, value)):
+            raise ConstraintError(path, "Has a control character that cannot be written.")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConstraintError(path, "Not a number of JSON.")
     elif isinstance(value, int) and value not in _INTEGERS:
