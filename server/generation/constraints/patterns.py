@@ -169,7 +169,7 @@ class _Reader:
         return _spell(point)
 
     def _check_writable(self, *ranges: tuple[int, int]) -> None:
-        """Raises ConstraintError if none of the characters can stand in a string of JSON: llguidance would drop them."""
+        """Raises ConstraintError if none of them can stand in a string of JSON: llguidance would drop them."""
         if not self._in_json:
             return
         if all(last < 0x80 and UNWRITABLE.issuperset(range(first, last + 1)) for first, last in ranges):

@@ -4,11 +4,11 @@ import pytest
 
 from server.generation.constraints.constraint import grammar_of
 from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.fragment import either, sequence, text, tokens, until, whole
+from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, sequence, text, tokens, until, whole
 from server.generation.constraints.json_text import JsonObject
 from server.generation.constraints.lark import Gbnf, Lark
 from server.generation.constraints.texts import Choice, Regex
-from tests.server.constraints.matching import END, MARKER, accepts, accepts_tokens, walk
+from tests.server.constraints.matching import END, MARKER, accepts, accepts_tokens
 
 _SUM = """
 start: term ("+" term)*   // a comment with a }
@@ -123,14 +123,16 @@ def test_gbnf_is_refused(grammar: str) -> None:
     assert caught.value.path == "grammar"
 
 
-def test_a_grammar_can_begin_with_free_text_and_a_token() -> None:
-    thinking = whole(
-        sequence(*map(text, [""]), until(r"/(.|\n)*/", "</think>", "thinking"), JsonObject().fragment("x"))
-    )
+def test_a_grammar_can_begin_with_free_text() -> None:
+    thinking = whole(sequence(until(FREE_TEXT, "</think>", "thinking"), JsonObject().fragment("x")))
     assert accepts(thinking, "hm\n<{}</think>{}")
     assert not accepts(thinking, "hm</think>x</think>{}")
-    grammar = f"%llguidance {{}}\nstart: /(.|\\n)*/ {tokens([MARKER]).start} %json {{}}"
+
+
+def test_free_text_ends_at_a_token_and_not_at_its_letters() -> None:
+    grammar = whole(sequence(Fragment(FREE_TEXT), tokens([MARKER]), Regex("[0-9]", "regex").fragment("x")))
     assert accepts_tokens(grammar, [*b"a<|marker|>", MARKER, *b"1"])
+    assert not accepts_tokens(grammar, [*b"a<|marker|>1"])
     assert not accepts_tokens(grammar, [*b"a", END])
 
 

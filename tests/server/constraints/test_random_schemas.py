@@ -13,7 +13,7 @@ from server.generation.constraints.json_text import JsonSchema
 from tests.server.constraints.matching import walk
 
 _NAMES = st.sampled_from(["a", "b", "c", 'q"', ""])
-_NUMBERS = st.integers(-20, 20) | st.sampled_from([0.5, -2.25, 2**53, 2**60, -(2**62) - 1])
+_NUMBERS = st.integers(-20, 20) | st.sampled_from([0.5, -2.25, 2**53, 2**60, -(2**62) - 1, 1e19, 1e-7, 12345.678])
 _COUNTS = st.integers(0, 4)
 _VALUES = st.recursive(
     st.none() | st.booleans() | _NUMBERS | st.text(max_size=3),

@@ -40,6 +40,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"enum": [1, [10**30]]}, "enum[1][0]"),
     ({"const": float("nan")}, "const"),
     ({"const": "\ud800"}, "const"),
+    ({"const": 2**53 + 1}, "const"),
+    ({"const": 2**63}, "const"),
     ({"const": ["a\x07"]}, "const[0]"),
     ({"enum": ["\x7f"]}, "enum[0]"),
     ({"pattern": "^a\\x07b$"}, "pattern"),

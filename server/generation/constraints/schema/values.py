@@ -7,7 +7,7 @@ from typing import Any
 from server.generation.constraints.errors import ConstraintError, check_text, under
 from server.generation.constraints.patterns import UNWRITABLE
 
-_INTEGERS = range(-(2**63), 2**64)
+_LARGEST = 2**63 - 1024
 
 
 def check_value(value: Any, path: str, depth: int) -> int:
@@ -23,8 +23,8 @@ def check_value(value: Any, path: str, depth: int) -> int:
             raise ConstraintError(path, "Has a control character that cannot be written.")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConstraintError(path, "Not a number of JSON.")
-    elif isinstance(value, int) and value not in _INTEGERS:
-        raise ConstraintError(path, "Integers of more than 64 bits are not supported.")
+    elif isinstance(value, int) and (abs(value) > _LARGEST or float(value) != value):
+        raise ConstraintError(path, "Integers beyond 2**53 are supported only if they are doubles, and below 2**63.")
     elif isinstance(value, list):
         return 1 + sum(check_value(item, under(path, index), depth - 1) for index, item in enumerate(value))
     elif isinstance(value, dict):
