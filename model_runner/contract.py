@@ -121,8 +121,8 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these tokens may be chosen; None allows all."""
     grammar: str | None = None
-    """The output is one that this grammar, in llguidance's dialect of Lark, allows. Tokens of `stop_token_ids` are chosen
-    where it may end and nowhere else, and have to be there; where nothing else can follow, no ban holds for them."""
+    """The output is one that this grammar allows, in llguidance's dialect of Lark. Tokens of `stop_token_ids` stand
+    where it may end and nowhere else, and there must be some; where nothing else can follow, no ban holds for them."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not appear in the output: the last token is blocked where the ones before it match."""
     min_tokens: int = 0
