@@ -114,7 +114,8 @@ def test_gbnf(grammar: str, fitting: list[str], unfitting: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "grammar",
-    ["", "root", "root ::= missing", 'x ::= "a"', 'root ::= "a', "root ::= [a", "root ::= " + "(" * 5000, 'root ::= "\\',
+    ["", "root", "root ::= missing", 'x ::= "a"', 'root ::= "a', "root ::= [a", "root ::= " + "(" * 5000,
+     'root ::= "\\',
      'root ::= x{1000}\nx ::= y{1000}\ny ::= [a]{1000}', 'root ::= "' + "x" * 300_000 + '"'],
 )  # fmt: skip
 def test_gbnf_is_refused(grammar: str) -> None:
