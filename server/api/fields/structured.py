@@ -24,6 +24,8 @@ from server.generation.constraints.texts import Choice, Regex
 
 MAX_TEXT = 1 << 20
 """Characters of an expression or a grammar; what it may cost is bounded elsewhere."""
+FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Fields of which a request can have one."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 Schema = Annotated[
@@ -115,25 +117,29 @@ class StructuredFields(RequestModel):
 
     structured_outputs: StructuredOutputs | None = Field(
         None, description="Hold the answer to a form.",
-        json_schema_extra=related(excludes=["ignore_eos", "guided_json", "guided_regex", "guided_choice",
-                                            "guided_grammar"]),
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[1:]]),
     )  # fmt: skip
     guided_json: SchemaOrText | None = Field(
         None, description="Older name of structured_outputs.json.",
-        json_schema_extra=related(excludes=["ignore_eos", "guided_regex", "guided_choice", "guided_grammar"]),
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[2:]]),
     )  # fmt: skip
     guided_regex: str | None = Field(
         None, max_length=MAX_TEXT, description="Older name of structured_outputs.regex.",
-        json_schema_extra=related(excludes=["ignore_eos", "guided_choice", "guided_grammar"]),
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[3:]]),
     )  # fmt: skip
     guided_choice: list[str] | None = Field(
         None, description="Older name of structured_outputs.choice.",
-        json_schema_extra=related(excludes=["ignore_eos", "guided_grammar"]),
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[4:]]),
     )  # fmt: skip
     guided_grammar: str | None = Field(
         None, max_length=MAX_TEXT, description="Older name of structured_outputs.grammar.",
         json_schema_extra=related(excludes=["ignore_eos"]),
     )  # fmt: skip
+
+    @property
+    def constrained_by(self) -> str | None:
+        """The field that asks for a form."""
+        return next((name for name in FORMS if getattr(self, name) is not None), None)
 
     @property
     def constraint(self) -> Constraint | None:
@@ -204,5 +210,3 @@ def _read_json(value: Mapping[str, Any] | str, path: str) -> Any:
 
 def _field_of(name: str) -> str:
     return "json_" if name == "json" else name
-
-

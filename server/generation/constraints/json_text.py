@@ -67,11 +67,24 @@ def json_fragment(schema: Mapping[str, Any], whitespace: Whitespace) -> Fragment
     return Fragment("%json " + json.dumps({"x-guidance": options, **schema}))
 
 
-def loose_json(schema: Any, path: str, whitespace: Whitespace = BOUNDED) -> tuple[Fragment, tuple[Notice, ...]]:
-    """JSON that fits a schema as far as that can be enforced, and what of it cannot. Never raises."""
-    read = read_schema(schema, path, strict=False)
-    fragment = json_fragment(read.schema, whitespace)
-    error = grammar_error(whole(fragment))
-    if error is None:
-        return fragment, read.notices
-    return json_fragment({}, whitespace), (*read.notices, Notice(path, error))
+@dataclass(frozen=True, slots=True)
+class LooseJson:
+    """JSON that fits a schema as far as that can be enforced."""
+
+    held: Fragment
+    notices: tuple[Notice, ...]
+    """What of the schema cannot be."""
+
+    @classmethod
+    def read(cls, schema: Any, path: str, whitespace: Whitespace = BOUNDED) -> "LooseJson":
+        """Never raises."""
+        read = read_schema(schema, path, strict=False)
+        fragment = json_fragment(read.schema, whitespace)
+        error = grammar_error(whole(fragment))
+        if error is None:
+            return cls(fragment, tuple(read.notices))
+        return cls(json_fragment({}, whitespace), (*read.notices, Notice(path, error)))
+
+    def fragment(self, name: str) -> Fragment:
+        """Needs no rules."""
+        return self.held

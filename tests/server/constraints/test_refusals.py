@@ -9,7 +9,7 @@ from server.generation.constraints.check import grammar_error
 from server.generation.constraints.constraint import grammar_of
 from server.generation.constraints.errors import ConstraintError
 from server.generation.constraints.fragment import whole
-from server.generation.constraints.json_text import JsonSchema, loose_json
+from server.generation.constraints.json_text import JsonSchema, LooseJson
 from server.generation.constraints.schema.reader import read_schema
 from tests.server.constraints.matching import accepts
 from tests.server.constraints.schemas import SCHEMAS
@@ -160,21 +160,23 @@ def test_a_bomb_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_defused_where_schemas_are_not_strict(name: str) -> None:
-    fragment, notices = loose_json(BOMBS[name], "schema")
+    loose = LooseJson.read(BOMBS[name], "schema")
+    fragment, notices = loose.held, loose.notices
     assert 1 <= len(notices) <= 101
     assert grammar_error(whole(fragment)) is None
 
 
 @pytest.mark.parametrize(("schema", "path"), REFUSED, ids=str)
 def test_what_is_not_strict_is_left_out_and_told(schema: Any, path: str) -> None:
-    fragment, notices = loose_json(schema, "schema")
+    loose = LooseJson.read(schema, "schema")
+    fragment, notices = loose.held, loose.notices
     assert ("schema." + path if path else "schema") in {notice.path for notice in notices}
     assert grammar_error(whole(fragment)) is None
 
 
 def test_what_is_left_out_forbids_nothing() -> None:
     schema = {"type": "object", "patternProperties": {"a(?=b)": {}, "(": {}}, "additionalProperties": False}
-    fragment, _ = loose_json({**schema, "not": {}, "required": ["x"]}, "schema")
+    fragment = LooseJson.read({**schema, "not": {}, "required": ["x"]}, "schema").held
     grammar = whole(fragment)
     assert accepts(grammar, '{"x":1,"ab":2}')
     assert not accepts(grammar, "{}")
