@@ -1,9 +1,10 @@
 """One loaded model for several engines."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 from model_runner.config import RunnerConfig
-from model_runner.contract import StepPlan, StepResult
+from model_runner.contract import SamplingParams, StepPlan, StepResult
 from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.info import SpeculationStats
 from model_runner.runner import ModelRunner
@@ -20,6 +21,9 @@ class SharedRunner(DoneAtLaunch):
         self._runner = runner
         self._known = known
         self._is_fresh = True
+
+    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
+        return self._runner.prepare(sampling, num_choices)
 
     def execute(self, plan: StepPlan) -> StepResult:
         released = tuple(self._known) if self._is_fresh else plan.released

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ from model_runner.models.loading import check_tokenizers
 from model_runner.models.target import TargetModel
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.platform import Platform
+from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive import ContrastiveDecoding
 from model_runner.scoring.dola import LayerContrast
 from model_runner.scoring.guidance import Guidance
 from model_runner.scoring.transform import ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
+from model_runner.speculative.grammar import GrammarProposer
 from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_bytes, heads_kv, make_heads_proposer, method_of
 from model_runner.speculative.methods import Blocks, make_proposers
 from model_runner.speculative.speculator import Speculator
@@ -52,6 +55,7 @@ class RunnerParts:
     budget: Budget
     verifier: Verifier
     search: ContrastiveSearch
+    grammars: Grammars
     scoring: Scoring = field(default_factory=Scoring)
     needs_clean_blocks: bool = False
     """See AttentionBackend."""
@@ -178,7 +182,10 @@ def _put_together(
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
     assert target is not None
-    sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device)
+    grammars = Grammars(
+        partial((config.model / "tokenizer.json").read_text, encoding="utf-8"), shapes.target.vocab_size
+    )
+    sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device, grammars)
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
     budget = Budget()
     longest_draft = plan.max_model_len + blocks.scratch_tokens
@@ -186,7 +193,8 @@ def _put_together(
     proposers = make_proposers(target.model, target.attention, blocks, drafter)
     proposers |= dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     trained = next((method for method in BY_WORTH if method in proposers), None)
-    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained)
+    proposers["grammar"] = GrammarProposer(sampling.matcher)
+    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
     needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
     amateur = None if aux is None else platform.make_target(aux.model, aux.attention, plan.max_model_len)
@@ -199,6 +207,7 @@ def _put_together(
         budget=budget,
         verifier=Verifier(sampling, sampler),
         search=search,
+        grammars=grammars,
         scoring=_make_scoring(amateur, early_exit, ties_embeddings=shapes.target.num_shared > 0),
         needs_clean_blocks=target.attention.needs_clean_blocks,
         picks_ahead=platform.picks_ahead,

@@ -10,8 +10,9 @@ Quantization = Literal["auto", "int8", "fp8", "int4", "none"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 LogprobsMode = Literal["raw", "processed"]
 SpeculationMethod = Literal[
-    "auto", "draft_model", "early_exit", "eagle", "hydra", "lookahead", "medusa", "mtp", "ngram", "prediction", "suffix"
-]
+    "auto", "draft_model", "early_exit", "eagle", "grammar", "hydra", "lookahead", "medusa", "mtp", "ngram",
+    "prediction", "suffix",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ logits and probabilities stay in the runner until it commits them.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -119,6 +120,9 @@ class SamplingParams:
     """(token id, value added to its logit) pairs."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these tokens may be chosen; None allows all."""
+    grammar: str | None = None
+    """The output is one that this grammar allows, in llguidance's dialect of Lark. Tokens of `stop_token_ids` stand
+    where it may end and nowhere else, and there must be some; where nothing else can follow, no ban holds for them."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not appear in the output: the last token is blocked where the ones before it match."""
     min_tokens: int = 0
@@ -359,6 +363,13 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> int:
         """How many KV blocks there are; block ids are 0 to num_blocks - 1."""
+        ...
+
+    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
+        """Begin what has to be done before such choices can be admitted without anybody waiting for it.
+
+        Its result raises ValueError, in words for the client, if they can never run. None: nothing is to be done.
+        """
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:

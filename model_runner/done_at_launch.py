@@ -1,12 +1,17 @@
 """Runners that compute nothing beside the host."""
 
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
 
-from model_runner.contract import LaunchedStep, StepPlan, StepResult
+from model_runner.contract import LaunchedStep, SamplingParams, StepPlan, StepResult
 
 
 class DoneAtLaunch(ABC):
     """What makes a Runner of one that can only execute."""
+
+    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
+        """See Runner.prepare."""
+        return None
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> StepResult:

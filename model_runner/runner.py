@@ -4,6 +4,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +43,8 @@ logger = logging.getLogger("samewise.runner")
 _WARM_UP_ROWS = (1, 2, 4, 8, 16)
 _WARM_UP_CONTEXT = 512
 _WARM_UP_TIMES = 2
+_PREPARING_THREADS = 2
+"""So that one grammar that takes long keeps no others waiting."""
 
 
 class ModelRunner:
@@ -64,6 +67,8 @@ class ModelRunner:
         self._last_s = 0.0
         """When the last step was done."""
         self._drafter = parts.drafter
+        self._grammars = parts.grammars
+        self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, "prepare")
 
     @classmethod
     def load(cls, config: RunnerConfig, platform: Platform | None = None) -> "ModelRunner":
@@ -80,6 +85,12 @@ class ModelRunner:
     def num_blocks(self) -> int:
         """How many KV blocks there are."""
         return self.info.num_blocks
+
+    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
+        """Compile the grammar, if there is one."""
+        if sampling.grammar is None:
+            return None
+        return self._preparing.submit(self._grammars.prepare, sampling.grammar, num_choices)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass over all scheduled tokens and drafts, and commit what the target says to them."""
@@ -128,6 +139,7 @@ class ModelRunner:
         needs = self._scoring.needs(sampling) | self._search.needs(work.slots)
         plan = self._state.plan_picks(work.batch, work.choices, int(is_ahead)) if self._picks_ahead else None
         follows = self._rows_before(work) if is_ahead else None
+        self._state.begin_masks(work.batch, work.choices)
         logits = self._target.forward(work.batch, needs, plan, follows)
         return RawStep(work.batch, sampling, logits, self._target.features(), plan)
 

@@ -1,7 +1,10 @@
 """The loop's body: schedule, execute, update."""
 
+from dataclasses import replace
+
 from model_runner.contract import LaunchedStep, Runner, StepPlan
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from scheduler.preparing import Preparing, failed
 from scheduler.scheduler import Scheduler
 
 
@@ -14,18 +17,30 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self._ahead: tuple[StepPlan, LaunchedStep] | None = None
+        self._preparing = Preparing()
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute anything."""
-        return self.scheduler.has_work
+        """Whether there is a request."""
+        return self.scheduler.has_work or len(self._preparing) > 0
 
     def add(self, request: EngineRequest) -> None:
-        """Line up all choices of a request. Raises ValueError, with the numbers, if it can never run."""
-        self.scheduler.add(request)
+        """Line up all choices of a request, when what they need is prepared; until then others are computed.
+
+        Raises ValueError, with the numbers, if it can never run.
+        """
+        if request.request_id in self._preparing:
+            raise ValueError(f"request {request.request_id!r} is already here")
+        self.scheduler.check(request)
+        work = self.runner.prepare(request.sampling, len(request.choices) * request.width)
+        if work is None:
+            self.scheduler.add(request)
+        else:
+            self._preparing.add(request, work)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End one choice, or all; nothing more comes of them. What is unknown or has ended is left alone."""
+        self._preparing.abort(request_id, choice)
         self.scheduler.abort(request_id, choice)
 
     def step(self) -> list[RequestOutput]:
@@ -34,13 +49,24 @@ class Engine:
         Where this batch cannot matter to the next one, that is launched before this one's result is taken: so the
         device computes while the host does all the rest.
         """
+        outputs = self._line_up_prepared() if len(self._preparing) else []
         step, self._ahead = self._ahead or self._launch(), None
         if step is None:
-            return []
+            return outputs
         plan, launched = step
         if launched.can_follow and (ahead := self.scheduler.schedule_ahead(plan)) is not None:
             self._ahead = ahead, self.runner.launch(ahead, is_ahead=True)
-        return self.scheduler.update(plan, launched.result())
+        return outputs + self.scheduler.update(plan, launched.result())
+
+    def _line_up_prepared(self) -> list[RequestOutput]:
+        """Returns the end of those that cannot run."""
+        outputs: list[RequestOutput] = []
+        for request, failure in self._preparing.take(is_idle=not self.scheduler.has_work):
+            if failure is None:
+                self.scheduler.add(request)
+            else:
+                outputs += failed(request, failure)
+        return outputs
 
     def _launch(self) -> tuple[StepPlan, LaunchedStep] | None:
         plan = self.scheduler.schedule()
@@ -48,7 +74,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        return self.scheduler.stats(self.runner.speculation_stats())
+        stats = self.scheduler.stats(self.runner.speculation_stats())
+        return replace(stats, num_waiting=stats.num_waiting + len(self._preparing)) if len(self._preparing) else stats
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if the scheduler's books do not balance. Cheap enough for every idle moment."""

@@ -79,14 +79,18 @@ class Scheduler:
         """Whether any choice lives."""
         return bool(self._choices or self._searches)
 
-    def add(self, request: EngineRequest) -> None:
-        """Line up all choices of a request. Raises ValueError if its id is in use or it can never run."""
+    def check(self, request: EngineRequest) -> None:
+        """Raise ValueError if the request's id is in use or it can never run."""
         if request.request_id in self._choices or request.request_id in self._searches:
             raise ValueError(f"request {request.request_id!r} is already here")
         check_request(request, self._config, self.num_blocks)
+        if request.beam_search is not None and request.beam_search.stop and self._watch_text is None:
+            raise ValueError(f"request {request.request_id!r} has stop strings, and nobody here reads text")
+
+    def add(self, request: EngineRequest) -> None:
+        """Line up all choices of a request. Raises what `check` does."""
+        self.check(request)
         if request.beam_search is not None:
-            if request.beam_search.stop and self._watch_text is None:
-                raise ValueError(f"request {request.request_id!r} has stop strings, and nobody here reads text")
             (beam,) = self._line_up(search_from_start(request))
             self._searches.add(BeamMembers(request, request.beam_search, self._watch_text, beam))
         else:

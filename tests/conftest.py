@@ -28,6 +28,7 @@ from transformers import (
 
 from model_runner.kernels.build import build_kernels
 from model_runner.models.repository import cache_folder, resolve_model
+from tests import tiny_vocabulary
 
 VOCAB_SIZE = 320
 _COMMON = {
@@ -104,6 +105,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             AutoModelForCausalLM.from_config(config).save_pretrained(folder)
             # Runs go on to their length: generate() and the server must not differ by defaults of the checkpoint.
             (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
+            tiny_vocabulary.tokenizer(vocab_size).save(str(folder / "tokenizer.json"))
             made[key] = folder
         return made[key]
 

@@ -51,6 +51,17 @@ class AllowedTokens:
         return logits
 
 
+class Grammar:
+    """Blocks what a grammar does not allow."""
+
+    def applies(self, rows: SamplingRows) -> bool:
+        return len(rows.held_rows) > 0
+
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        kept = logits.index_select(0, rows.held_rows).masked_fill_(~rows.masks, -math.inf)
+        return logits.index_copy_(0, rows.held_rows, kept)
+
+
 class BannedTokens:
     """Blocks what bad_words, min_tokens and no_repeat_ngram_size forbid."""
 
@@ -112,6 +123,7 @@ class LengthPenalty:
 CONSTRAINTS: Final[tuple[LogitsProcessor, ...]] = (
     LogitBias(),
     AllowedTokens(),
+    Grammar(),
     BannedTokens(),
     RepetitionPenalty(),  # before the penalties on output, which may change a logit's sign
     OutputPenalties(),

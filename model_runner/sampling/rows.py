@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import IntArray, SampleRows
-from model_runner.contract import SamplingParams
+from model_runner.contract import Failure, SamplingParams
+from model_runner.sampling.grammar import Grammars, Matcher
 from model_runner.sampling.noise import Stream, noise_key, noise_keys
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.slot import Slot, TokenValues
@@ -77,6 +78,10 @@ class SamplingRows:
     logit_bias: Entries
     allowed_rows: Tensor  # [n] int64: rows that have a list of allowed tokens
     allowed: Entries  # the lists; the values mean nothing
+    held_rows: Tensor  # [n] int64: rows that a grammar holds
+    masks: Tensor  # [n, vocab] bool: what their grammars allow
+    failures: Mapping[int, Failure]
+    """Rows of which a grammar can no longer say what it allows."""
     banned: Entries  # values are -inf
     repetition: Entries  # values are the penalty
     output_penalty: Entries  # values are what to subtract
@@ -108,12 +113,17 @@ class SamplingRows:
 class SamplingState:
     """The slots. Token ids in the settings are checked against the vocabulary; ranges of numbers are the caller's."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_seqs: int, vocab_size: int, device: torch.device, grammars: Grammars | None = None
+    ) -> None:
+        """Without `grammars`, no request may have one."""
         self._slots: list[Slot | None] = [None] * max_num_seqs
         self._vocab_size = vocab_size
         self._device = device
         none = torch.empty(0, dtype=torch.int64, device=device)
         self._no_entries = Entries(none, none, none.double())
+        self._no_masks = torch.empty(0, vocab_size, dtype=torch.bool, device=device)
+        self._grammars = grammars
 
     def admit(
         self,
@@ -127,13 +137,13 @@ class SamplingState:
 
         Then `sampler_state` must be what it was after these.
 
-        Raises ValueError if the slot is taken or if the settings hold an empty bad word or a token id that is not in
-        the vocabulary; the message names the field.
+        Raises ValueError if the slot is taken or if the settings hold an empty bad word, a token id that is not in the
+        vocabulary or a grammar that does not compile; the message names the field.
         """
         if self._slots[slot] is not None:
             raise ValueError(f"slot {slot} is taken")
         _check_tokens(sampling, self._vocab_size)
-        state = Slot(sampling, self._vocab_size, prompt, output)
+        state = Slot(sampling, self._vocab_size, prompt, output, self._matcher(sampling, output))
         if sampler_state is not None:
             state.mu = sampler_state
         self._slots[slot] = state
@@ -150,6 +160,23 @@ class SamplingState:
         """Free the slot and forget its request."""
         self._slots[slot] = None
 
+    def _matcher(self, sampling: SamplingParams, output: Sequence[int]) -> Matcher | None:
+        if sampling.grammar is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("grammar: there is no tokenizer to hold to one")
+        return self._grammars.matcher(sampling.grammar, sampling.stop_token_ids, output)
+
+    def fill_masks(self, slots: Sequence[int]) -> None:
+        """Begin to find out what grammars allow next, so that it is known when `rows` is called for these slots."""
+        matchers = [matcher for slot in slots if (matcher := self._slot(slot).matcher) is not None]
+        if matchers and self._grammars is not None:
+            self._grammars.fill_masks(matchers)
+
+    def matcher(self, slot: int) -> Matcher | None:
+        """What follows the slot's output, if it has a grammar."""
+        return self._slot(slot).matcher
+
     def rows(self, slots: Sequence[int]) -> SamplingRows:
         """What the next token of each of these slots is sampled with. A slot may stand there more than once."""
         states = [self._slot(slot) for slot in slots]
@@ -158,6 +185,7 @@ class SamplingState:
         least = [(row, state.sampling.least_share) for row, state in picked if state.sampling.least_share]
         shares = [(row, {"least_share": share}) for row, share in least]
         constrained = [(row, state) for row, state in enumerate(states) if state.constrains]
+        held = [(row, state.matcher) for row, state in constrained if state.matcher is not None]
         restricted = [row for row, state in constrained if state.sampling.allowed_token_ids is not None]
         return SamplingRows(
             sampling=tuple(state.sampling for state in states),
@@ -168,8 +196,11 @@ class SamplingState:
             truncated=tuple(row for row, state in drawn if state.truncates),
             listed=tuple(row for row, state in enumerate(states) if state.is_listed),
             logit_bias=self._entries([(row, state.logit_bias) for row, state in constrained]),
-            allowed_rows=torch.tensor(restricted, device=self._device) if restricted else self._no_entries.rows,
+            allowed_rows=self._row_numbers(restricted),
             allowed=self._entries([(row, state.allowed) for row, state in constrained]),
+            held_rows=self._row_numbers([row for row, _ in held]),
+            masks=self._masks([matcher for _, matcher in held]),
+            failures={row: failure for row, matcher in held if (failure := matcher.failure) is not None},
             banned=self._entries([(row, state.banned()) for row, state in constrained]),
             repetition=self._entries([(row, state.repetition_penalty()) for row, state in constrained]),
             output_penalty=self._entries([(row, state.output_penalty()) for row, state in constrained]),
@@ -213,6 +244,17 @@ class SamplingState:
         if state is None:
             raise KeyError(f"slot {slot} is free")
         return state
+
+    def _row_numbers(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, device=self._device) if rows else self._no_entries.rows
+
+    def _masks(self, matchers: Sequence[Matcher]) -> Tensor:
+        """[matchers, vocab] bool: what each allows next."""
+        if not matchers:
+            return self._no_masks
+        words = np.stack([matcher.mask() for matcher in matchers])
+        bits = np.unpackbits(words.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_)).to(self._device)
 
     def _entries(self, of_rows: Sequence[tuple[int, TokenValues | None]]) -> Entries:
         used = [(row, *entries) for row, entries in of_rows if entries is not None]

@@ -119,7 +119,7 @@ def constrain(raw: Tensor, rows: SamplingRows) -> tuple[Tensor, dict[int, Failur
     scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
     if scores is not raw:
         blamed = [row for row in _unusable(scores) if row not in rows.listed]  # those may have no candidates
-        errors = {row: _blame(rows.sampling[row]) for row in blamed} | errors
+        errors = {row: _blame(rows.sampling[row]) for row in blamed} | errors | dict(rows.failures)
     if errors:
         scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
     return scores, errors
@@ -180,6 +180,7 @@ def _blame(sampling: SamplingParams) -> Failure:
     used = {
         "logit_bias": sampling.logit_bias,
         "allowed_token_ids": sampling.allowed_token_ids is not None,
+        "grammar": sampling.grammar,
         "bad_words": sampling.bad_words,
         "min_tokens": sampling.min_tokens,
         "no_repeat_ngram_size": sampling.no_repeat_ngram_size,

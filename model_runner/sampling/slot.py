@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import SamplingParams
+from model_runner.sampling.grammar import Matcher
 from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
 
@@ -19,12 +20,22 @@ class Slot:
     """Settings and history of a request."""
 
     def __init__(
-        self, sampling: SamplingParams, vocab_size: int, prompt: Sequence[int], output: Sequence[int] = ()
+        self,
+        sampling: SamplingParams,
+        vocab_size: int,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        matcher: Matcher | None = None,
     ) -> None:
+        """`matcher` is of the settings' grammar, and has seen the output."""
         self.sampling = sampling
+        self.matcher = matcher
         self.settings = _settings_in_use(sampling, vocab_size)
         self.truncates = bool(
-            sampling.allowed_token_ids is not None or self.settings.keys() - {"temperature"} or sampling.least_share
+            sampling.allowed_token_ids is not None
+            or sampling.grammar is not None
+            or self.settings.keys() - {"temperature"}
+            or sampling.least_share
         )
         self.constrains = _constrains(sampling)
         self.mu = 2 * sampling.mirostat.tau if sampling.mirostat is not None else None
@@ -52,6 +63,8 @@ class Slot:
         """A token was generated; `surprise` is -log2 of its probability among those that mirostat kept."""
         self._history.append(token)
         self.num_output += 1
+        if self.matcher is not None:
+            self.matcher.advance(token)
         for table in (self._seen, self._output, self._ngrams, self._repetitions):
             if table is not None:
                 table.add(token)
@@ -75,6 +88,8 @@ class Slot:
 
     def banned(self) -> TokenValues | None:
         """What must not come next, with -inf; a token may repeat."""
+        if self.matcher is not None and self.matcher.is_stopped:
+            return None
         banned = self._bad_words.blocked(self._history)
         if self.num_output < self.sampling.min_tokens:
             banned += self.sampling.stop_token_ids
@@ -138,6 +153,7 @@ def _constrains(sampling: SamplingParams) -> bool:
     return bool(
         sampling.logit_bias
         or sampling.allowed_token_ids is not None
+        or sampling.grammar is not None
         or sampling.bad_words
         or (sampling.min_tokens and sampling.stop_token_ids)
         or sampling.no_repeat_ngram_size

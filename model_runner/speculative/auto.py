@@ -5,21 +5,25 @@ from collections.abc import Collection
 from model_runner.contract import Speculation
 
 AUTO = "auto"
-_QUICK = ("prediction", "suffix")
+_QUICK = ("prediction", "grammar", "suffix")
 """Methods that take next to no time, the most certain first. Not ngram: whatever it finds, suffix finds as well."""
 
 
-def members(speculation: Speculation, methods: Collection[str], heads: str | None) -> tuple[str, ...]:
+def members(
+    speculation: Speculation, methods: Collection[str], heads: str | None, *, is_held: bool = False
+) -> tuple[str, ...]:
     """The methods that a choice uses, in the order in which they are asked: of the one that it names, or of auto.
 
     Args:
         speculation: what the choice asks for.
         methods: those that there are.
         heads: the one that takes time on the model's side, for what the quick ones do not find.
+        is_held: whether the choice has a grammar.
     """
     if speculation.method != AUTO:
         return (speculation.method,)
-    quick = (method for method in _QUICK if method != "prediction" or speculation.prediction)
+    useful = {"prediction": bool(speculation.prediction), "grammar": is_held}
+    quick = (method for method in _QUICK if useful.get(method, True))
     return tuple(method for method in (*quick, *([heads] if heads else [])) if method in methods)
 
 

@@ -14,6 +14,7 @@ from model_runner.info import SpeculationStats
 from model_runner.speculative import auto
 from model_runner.speculative.budget import Budget, StepLoad
 from model_runner.speculative.calibration import Calibration
+from model_runner.speculative.grammar import MatcherOf, prune
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
 from model_runner.speculative.rejection import blind_confidence
 from model_runner.speculative.tally import Tally
@@ -59,6 +60,7 @@ class Speculator:
         max_nodes: int,
         heads: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        matcher_of: MatcherOf = lambda slot: None,
     ) -> None:
         """
         Args:
@@ -67,12 +69,14 @@ class Speculator:
             max_nodes: of one choice in one step.
             heads: the method that auto asks where the quick ones find too little.
             clock: seconds, to time proposers with.
+            matcher_of: the slots' grammars, which rule out drafts.
         """
         self._proposers: dict[str, Proposer] = {}
         self._budget = budget
         self._max_nodes = max_nodes
         self._heads = heads
         self._clock = clock
+        self._matcher_of = matcher_of
         self._choices: dict[int, _Speculating] = {}
         self._calibrations: dict[str, Calibration] = {}
         self._tallies: dict[str, Tally] = {}
@@ -104,17 +108,16 @@ class Speculator:
     @property
     def methods(self) -> tuple[str, ...]:
         """The names that requests can use."""
-        return tuple(sorted({*self._proposers, *([auto.AUTO] if self._methods_of(Speculation(auto.AUTO)) else [])}))
-
-    def _methods_of(self, speculation: Speculation) -> tuple[str, ...]:
-        return auto.members(speculation, self._proposers, self._heads)
+        has_auto = auto.members(Speculation(auto.AUTO), self._proposers, self._heads)
+        return tuple(sorted({*self._proposers, *([auto.AUTO] if has_auto else [])}))
 
     def begin(self, slot: int, tokens: Sequence[int], blocks: Sequence[int], admitted: AdmittedRequest) -> None:
         """A choice starts; `tokens` and `blocks` are the lists that grow with it."""
         speculation = admitted.speculation
         if speculation is None:
             return
-        choice = self._choices[slot] = _Speculating(speculation, self._methods_of(speculation))
+        methods = auto.members(speculation, self._proposers, self._heads, is_held=admitted.sampling.grammar is not None)
+        choice = self._choices[slot] = _Speculating(speculation, methods)
         new = NewChoice(
             slot=slot,
             tokens=tokens,
@@ -261,7 +264,12 @@ class Speculator:
             self._budget.observe_drafting(method, seconds)
         for choice, tree in zip(choices, trees, strict=True):
             if choice.max_nodes:
-                self._store(self._choices[choice.slot], method, tree.first(choice.max_nodes))
+                self._store(self._choices[choice.slot], method, self._possible(choice, tree.first(choice.max_nodes)))
+
+    def _possible(self, choice: ChoiceStep, tree: DraftTree) -> DraftTree:
+        """The draft without what the choice's grammar rules out, if it has one."""
+        matcher = self._matcher_of(choice.slot) if tree else None
+        return tree if matcher is None else prune(tree, matcher)
 
     def _with_max_nodes(self, method: str, load: StepLoad, steps: Sequence[ChoiceStep]) -> list[ChoiceStep]:
         rival = self._budget.expected_gain(method)

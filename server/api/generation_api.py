@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from server.api.fields.rules import RequestModel
 from server.api.intake import IntakeContext
+from server.errors import InvalidRequestError
+from server.generation.constraints.errors import ConstraintError
 from server.generation.events import Event
 from server.generation.planning.plan import Plan
 from server.generation.request import GenerationRequest
@@ -68,5 +70,9 @@ class Taken:
 def take_in(context: IntakeContext, body: bytes, api: GenerationApi, client: str) -> Taken:
     """The plan for the body of a request from this client. Raises ApiError."""
     asked = validated(api.schema, body)
-    plan = context.planner().plan(api.intent(asked), client)
+    try:
+        plan = context.planner().plan(api.intent(asked), client)
+    except ConstraintError as error:
+        message = f"Invalid '{error.path}': {error.reason}"
+        raise InvalidRequestError(message, param=error.path, code="invalid_value") from error
     return Taken(plan, api.options(asked, plan, context.tokenizer))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from server.generation.constraints.constraint import Constraint
 from server.generation.notices import Notice
 from server.generation.settings import DecodingSettings
 
@@ -85,6 +86,8 @@ class GenerationRequest:
     """Whether the answer names the tokens of the output; it does in any case with `logprobs`."""
     truncate_prompt: int | None = None
     """How many tokens at the end of each prompt are used; -1: as many as fit."""
+    constraint: Constraint | None = None
+    """What all of the answer's text is held to."""
     prediction: str | None = None
     """What the answer will probably be."""
     priority: int = 0

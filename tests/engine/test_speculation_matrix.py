@@ -13,6 +13,9 @@ from tests.engine.tiny_heads import write_eagle, write_eagle3
 METHODS = [
     "auto", "draft_model", "eagle", "early_exit", "hydra", "lookahead", "medusa", "ngram", "prediction", "suffix"
 ]  # fmt: skip
+_ITEMS = '%llguidance {"no_forcing": true}\nstart: ("{\\"" /[ab]{1,3}/ "\\":" /[0-3]{2}/ "}" )+'
+"""What it forces comes again and again, and in between there is something to choose."""
+_HELD = SamplingParams(temperature=0.8, logprobs=1, seed=5, grammar=_ITEMS, stop_token_ids=(2,), min_tokens=20)
 _DOLA = SamplingParams(temperature=0.8, logprobs=1, seed=5, dola=DoLa((0, 1, 2)))
 _CONTRASTIVE = SamplingParams(temperature=0.8, logprobs=1, seed=5, contrastive=Contrastive())
 ALL_FEATURES = FEATURES | {
@@ -24,6 +27,14 @@ ALL_FEATURES = FEATURES | {
     "contrastive, n = 3, prefix hit": Feature(_CONTRASTIVE, num_choices=3, is_warm=True, chunk=32),
 }
 """The amateur is the draft model."""
+HELD = {
+    "grammar, greedy": Feature(replace(_HELD, temperature=0.0)),
+    "grammar": Feature(_HELD),
+    "grammar, top-p, penalties": Feature(replace(_HELD, top_p=0.9, frequency_penalty=0.3, presence_penalty=0.2)),
+    "grammar, n = 3, prefix hit": Feature(_HELD, num_choices=3, is_warm=True, chunk=32),
+    "grammar, preemption": Feature(_HELD, chunk=64, is_short_of_blocks=True),
+    "grammar, mixed batch": Feature(_HELD, is_mixed=True),
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +46,11 @@ def drafting(load_drafting: Callable[..., Harness]) -> Iterator[Harness]:
 
 @pytest.fixture(scope="module")
 def matrix(drafting: Harness) -> Matrix:
-    return drafting.matrix(ALL_FEATURES)
+    return drafting.matrix(ALL_FEATURES | HELD)
 
 
 def test_all_methods_are_here(drafting: Harness) -> None:
-    assert sorted(drafting.runner.info.speculation_methods) == METHODS
+    assert sorted(drafting.runner.info.speculation_methods) == sorted([*METHODS, "grammar"])
 
 
 @pytest.mark.parametrize("feature", ALL_FEATURES)
@@ -49,6 +60,15 @@ def test_equal_to_no_speculation(matrix: Matrix, method: str, feature: str) -> N
     assert cell.is_equal
     assert cell.num_drafted > 0
     assert cell.num_preempted > 0 or not ALL_FEATURES[feature].is_short_of_blocks
+
+
+@pytest.mark.parametrize("feature", HELD)
+@pytest.mark.parametrize("method", [*METHODS, "grammar"])
+def test_held_to_a_grammar_too(matrix: Matrix, method: str, feature: str) -> None:
+    cell = matrix.cell(method, feature)
+    assert cell.is_equal
+    assert cell.num_accepted > 0 or method != "grammar"
+    assert cell.num_preempted > 0 or not HELD[feature].is_short_of_blocks
 
 
 def test_eagle_of_the_first_kind(load_drafting: Callable[..., Harness]) -> None:

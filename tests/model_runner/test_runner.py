@@ -17,6 +17,7 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
 from model_runner.sampling.draw import TorchDraw
+from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
@@ -84,6 +85,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
         budget=budget,
         verifier=Verifier(sampling, sampler),
         search=search,
+        grammars=Grammars(lambda: "", VOCAB),
         needs_clean_blocks=True,
         picks_ahead=bool(picked),
     )

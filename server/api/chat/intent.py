@@ -31,7 +31,7 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
         continue_last=bool(body.continue_final_message),
     )
     return GenerationRequest(
-        **shared_fields(body, {"prompt": "messages", "max_tokens": max_tokens}),
+        **shared_fields(body, {"prompt": "messages", "max_tokens": max_tokens}, body.constraint),
         id_prefix="chatcmpl",
         prompts=(conversation,),
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,

@@ -29,7 +29,7 @@ def completion_intent(body: CompletionRequest) -> GenerationRequest:
     """The body's fields as a request."""
     ranks = body.num_choices > body.num_answers
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
-    shared = shared_fields(body, {"num_choices": "best_of"} if ranks else {})
+    shared = shared_fields(body, {"num_choices": "best_of"} if ranks else {}, body.constraint)
     return GenerationRequest(
         **{**shared, "prompt_logprobs": max(of_prompt, default=None)},
         id_prefix="cmpl",

@@ -6,7 +6,10 @@ from pydantic import Field, model_validator
 
 from server.api.fields.decoding import DecodingFields, EarlyStopping
 from server.api.fields.rules import Refused, RequestModel, hint, no_effect, problem, refused, related
+from server.api.fields.structured import StructuredFields
 from server.api.fields.wire import settings_of
+from server.generation.constraints.constraint import Constraint
+from server.generation.constraints.json_text import LooseJson
 from server.generation.settings import MAX_BEAMS, MAX_CANDIDATES, NOT_WITH_BEAMS, BeamSearchSettings, DecodingSettings
 
 MAX_PROMPT_LOGPROBS = 20
@@ -55,7 +58,7 @@ class BeamSearchFields(RequestModel):
     )
 
 
-class SamplingFields(BeamSearchFields, DecodingFields, OpenAIFields):
+class SamplingFields(StructuredFields, BeamSearchFields, DecodingFields, OpenAIFields):
     """All of these, and what to report."""
 
     prompt_logprobs: int | None = Field(
@@ -73,7 +76,6 @@ class SamplingFields(BeamSearchFields, DecodingFields, OpenAIFields):
         None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
     )
 
-    structured_outputs: Refused = refused("Output by a grammar.")
     logits_processors: Refused = refused("Code that changes logits.")
 
     @model_validator(mode="after")
@@ -115,8 +117,8 @@ class SamplingFields(BeamSearchFields, DecodingFields, OpenAIFields):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
-def shared_fields(body: SamplingFields, paths: dict[str, str]) -> dict[str, Any]:
-    """What of a GenerationRequest both APIs say alike; `paths` are those of one of them."""
+def shared_fields(body: SamplingFields, paths: dict[str, str], constraint: Constraint | None) -> dict[str, Any]:
+    """What of a GenerationRequest both APIs say alike; `paths` and `constraint` are those of one of them."""
     if body.use_beam_search:
         paths = {"beam_search.width": "n", **paths}
     several = "beam_search.num_return" if body.beam_search else "n"
@@ -130,8 +132,9 @@ def shared_fields(body: SamplingFields, paths: dict[str, str]) -> dict[str, Any]
         "priority": body.priority or 0,
         "cache_salt": body.cache_salt or "",
         "stream": bool(body.stream),
-        "paths": {"num_choices": several, **paths},
-        "notices": tuple(body.left_out()),
+        "constraint": constraint,
+        "paths": {"num_choices": several, "constraint": body.constrained_by or "", **paths},
+        "notices": (*body.left_out(), *(constraint.notices if isinstance(constraint, LooseJson) else ())),
     }
 
 

@@ -40,7 +40,7 @@ class RequestModel(BaseModel):
     @classmethod
     def _know_every_field(cls, value: object) -> object:
         if isinstance(value, dict) and cls.model_config["extra"] == "forbid":
-            known = relations_of(cls)
+            known = names_of(cls)
             unknown = next((key for key in value if key not in known), None)
             if unknown is not None:
                 raise _unknown_parameter(unknown, list(known))
@@ -108,6 +108,12 @@ class Relations:
     off: Sequence[object]
     hint: str
     """Why it is left out, where it is a hint."""
+
+
+@cache
+def names_of(model: type[RequestModel]) -> Sequence[str]:
+    """Its fields as clients call them."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
 @cache

@@ -10,6 +10,7 @@ from model_runner.info import RunnerInfo
 from scheduler.interface import ChoiceState, EngineRequest
 from server.config import Settings
 from server.errors import InvalidRequestError
+from server.generation.constraints.constraint import grammar_of
 from server.generation.notices import Notice, to_report
 from server.generation.planning.beam_search import choose_beam_search
 from server.generation.planning.limits import Limits
@@ -60,8 +61,9 @@ class Planner:
         self._limits.check_queue(request)
         prompts = [self._tokens(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
-        options = self._options(request)
-        of_all = self._of_all_prompts(request, options, client)
+        grammar = self._grammar(request)
+        options = self._options(request, notices)
+        of_all = self._of_all_prompts(request, options, grammar, client)
         seed_drawn = request.seed is None
         seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         requests = []
@@ -82,11 +84,13 @@ class Planner:
             notices=to_report(notices, strict=self._settings.strict),
         )
 
-    def _of_all_prompts(self, request: GenerationRequest, options: OutputOptions, client: str) -> EngineRequest:
+    def _of_all_prompts(
+        self, request: GenerationRequest, options: OutputOptions, grammar: str | None, client: str
+    ) -> EngineRequest:
         """What is the same for each prompt: all but the prompt, what follows from its length, and its seed."""
         prediction = self._prediction(request)
         beams = choose_beam_search(request.decoding, options.stop)
-        sampling = self._sampling(request)
+        sampling = replace(self._sampling(request), grammar=grammar)
         self._check_priority(request.priority)
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)
@@ -182,9 +186,22 @@ class Planner:
         of_model = self._model.defaults.max_tokens
         return request.default_max_tokens if of_model is None else of_model
 
-    def _options(self, request: GenerationRequest) -> OutputOptions:
+    def _grammar(self, request: GenerationRequest) -> str | None:
+        """What the output is held to."""
+        if request.constraint is None:
+            return None
+        if not self._rules.eos_token_ids(request.decoding):
+            message = "This model has no token that ends an output, so that it cannot be held to a form."
+            raise InvalidRequestError(message, code="unsupported_value")
+        return grammar_of(request.constraint, request.path("constraint"))
+
+    def _options(self, request: GenerationRequest, notices: list[Notice]) -> OutputOptions:
         decoding = request.decoding
         stop = self._model.defaults.stop if decoding.stop is None else decoding.stop
+        if request.constraint is not None:
+            if decoding.stop:
+                notices.append(Notice("stop", "Not looked for in an answer that is held to a form."))
+            stop = ()
         return OutputOptions(
             stop=tuple(stop),
             include_stop=bool(decoding.include_stop_str_in_output),

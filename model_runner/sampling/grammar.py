@@ -1,0 +1,281 @@
+"""Grammars that hold an output to a form, by llguidance.
+
+A matcher follows one choice and only ever moves forward, with tokens that are committed: verification samples level by
+level, so a draft that is rejected was never taken in. That matters: llguidance's rollback can leave stale masks behind.
+What a matcher allows depends on its grammar and the tokens before, and on nothing else; so a choice that is admitted
+again gets a new matcher and replays its output.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Final
+
+import llguidance
+import llguidance.numpy
+import numpy as np
+from numpy.typing import NDArray
+
+from model_runner.contract import Failure
+
+Mask = NDArray[np.int32]
+"""A bit for each token of the vocabulary: token t is bit t % 32 of word t // 32."""
+_MOST_KEPT: Final = 256
+"""Matchers that wait to be used."""
+_PRINTABLE: Final = range(0x20, 0x7F)
+_BYTES_PER_TOKEN: Final = 4
+"""How far to look ahead for each token that is wanted."""
+_LIMITS: Final = llguidance.LLParserLimits(
+    step_lexer_fuel=20_000_000, initial_lexer_fuel=100_000_000, max_lexer_states=10_000_000
+)
+"""What these count depends on what was computed before, unlike the other limits. So they are out of reach, and the size
+of a grammar is limited where it comes in."""
+
+
+class GrammarError(ValueError):
+    """The grammar cannot be used with this model."""
+
+
+class Matcher:
+    """One output, and what its grammar allows next."""
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, vocabulary: "Vocabulary", stop_token_ids: Collection[int]
+    ) -> None:
+        """`stop_token_ids` end the output, and are allowed where the grammar is satisfied and nowhere else."""
+        self.inner = matcher
+        self._vocabulary = vocabulary
+        self._stop_ids = frozenset(stop_token_ids)
+        self._stops = _Bits(self._stop_ids)
+        self._ends = _Bits(self._stop_ids | frozenset(vocabulary.tokenizer.eos_tokens))
+        self._mask: Mask | None = None
+        self._being_filled: Future[None] | None = None
+        self._has_ended = False
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it cannot say what comes next, if so: the grammar has grown too large for llguidance."""
+        self.wait()
+        if not self.inner.is_error():
+            return None
+        reason = self.inner.get_error().partition("\n")[0]
+        return Failure(f"the output cannot be held to its grammar any longer: {reason}", by_request=True)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing can follow but a token that ends the output."""
+        self.wait()
+        return self.inner.is_stopped()
+
+    def advance(self, token: int) -> None:
+        """Take in a token that was generated."""
+        self.wait()
+        self._mask = None
+        if token in self._stop_ids:
+            self._has_ended = True
+        elif not self._has_ended:
+            self.inner.consume_token(token)
+
+    def mask(self) -> Mask:
+        """The tokens that may come next, [words]. Not to be changed. Means nothing where there is a failure."""
+        self.wait()
+        if self._mask is None:
+            self._mask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+            llguidance.numpy.fill_next_token_bitmask(self.inner, self._mask[np.newaxis])
+            self._settle(self._mask)
+        return self._mask
+
+    def _settle(self, mask: Mask) -> None:
+        """Let the tokens that end the output into the mask where the output may end, and only there."""
+        self._ends.clear(mask)
+        if self.inner.is_accepting():
+            self._stops.set(mask)
+
+    def fill_later(self, mask: Mask) -> bool:
+        """Have the mask written to this place; False if it is known, or being written, already."""
+        if self._mask is not None or self._being_filled is not None:
+            return False
+        self._mask = mask
+        return True
+
+    def filled_by(self, work: "Future[None]") -> None:
+        """The mask is there when this is done."""
+        self._being_filled = work
+
+    def wait(self) -> None:
+        """Until nobody else writes to the mask."""
+        if self._being_filled is not None:
+            work, self._being_filled = self._being_filled, None
+            work.result()
+            assert self._mask is not None
+            self._settle(self._mask)
+
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens, one after the other, the grammar allows; those after one that ends do not count."""
+        self.wait()
+        end = next((place for place, token in enumerate(tokens) if token in self._stop_ids), len(tokens))
+        fits = int(self.inner.validate_tokens(list(tokens[:end])))
+        return len(tokens) if fits == end < len(tokens) else fits
+
+    def guess(self, output: Sequence[int], most: int) -> list[int]:
+        """Tokens of what probably comes next: what must, and the least space where the grammar leaves only that open.
+
+        A space stands after a comma or colon if one did so before. Other tokens may spell the same text.
+
+        Args:
+            output: the last tokens, in whose manner it goes on.
+            most: how many tokens are wanted.
+        """
+        self.wait()
+        if self._has_ended or self.inner.is_stopped():
+            return []
+        before = self._vocabulary.tokenizer.decode_bytes(list(output))
+        return _LookAhead(self.inner.deep_copy(), self._vocabulary).tokens(before, most)
+
+
+class _LookAhead:
+    """Goes on by itself, on a copy of a matcher, for as long as there is only one way to do so."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: "Vocabulary") -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._mask = np.zeros((1, vocabulary.num_words), dtype=np.int32)
+        self._text = b""
+
+    def tokens(self, before: bytes, most: int) -> list[int]:
+        """At most so many, after this text."""
+        is_spaced = _is_spaced(before)
+        while len(self._text) < most * _BYTES_PER_TOKEN and not self._matcher.is_stopped():
+            after_mark = is_spaced and (self._text or before)[-1:] in (b":", b",")
+            step = self._matcher.compute_ff_bytes() or self._character(after_mark=after_mark)
+            if not step or not self._matcher.consume_tokens(self._vocabulary.tokenizer.tokenize_bytes(step)):
+                break
+            self._text += step
+        return self._vocabulary.tokenizer.tokenize_bytes(self._text)[:most]
+
+    def _character(self, *, after_mark: bool) -> bytes:
+        """The next one: a space after a mark, where it may stand, else the only one that is no space; or nothing."""
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._mask)
+        allowed = self._vocabulary.characters(self._mask[0])
+        others = allowed.lstrip(b" ")
+        if after_mark and len(others) < len(allowed):
+            return b" "
+        return others if len(others) == 1 else b""
+
+
+def _is_spaced(text: bytes) -> bool:
+    """Whether JSON that goes on like this has a space after marks."""
+    return b'": ' in text or b'", ' in text or not (b'":' in text or b'",' in text)
+
+
+class Vocabulary:
+    """A tokenizer, as grammars need it."""
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.num_words = -(-tokenizer.vocab_size // 32)
+        spelled = {character: tokenizer.greedy_tokenize(chr(character)) for character in _PRINTABLE}
+        single = {character: tokens[0] for character, tokens in spelled.items() if len(tokens) == 1}
+        self._characters = np.array(list(single), dtype=np.uint8)
+        self._tokens = np.array(list(single.values()), dtype=np.int32)
+
+    def characters(self, mask: Mask) -> bytes:
+        """The printable ones of ASCII, as far as they are tokens by themselves, that a mask allows, in order."""
+        is_allowed = (mask[self._tokens // 32] >> self._tokens % 32) & 1
+        return self._characters[is_allowed.astype(np.bool_)].tobytes()
+
+
+class _Bits:
+    """Tokens as bits of a mask."""
+
+    def __init__(self, tokens: Collection[int]) -> None:
+        ids = np.array(sorted(tokens), dtype=np.int64)
+        self._words = ids // 32
+        self._bits = (np.uint32(1) << (ids % 32).astype(np.uint32)).view(np.int32)
+
+    def set(self, mask: Mask) -> None:
+        np.bitwise_or.at(mask, self._words, self._bits)
+
+    def clear(self, mask: Mask) -> None:
+        np.bitwise_and.at(mask, self._words, ~self._bits)
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary, off the steps' path where there is time for it. Safe to use in threads.
+
+    A grammar is compiled anew for each choice. Copies would be quicker, but share a lexer: they would wait for each
+    other, and what one has computed would count for all.
+    """
+
+    def __init__(self, read_tokenizer: Callable[[], str], vocab_size: int) -> None:
+        """`read_tokenizer` returns the text of tokenizer.json; it is called when the first grammar comes."""
+        self._read_tokenizer = read_tokenizer
+        self._vocab_size = vocab_size
+        self._vocabulary: Vocabulary | None = None
+        self._loading = Lock()
+        self._lock = Lock()
+        self._ready: OrderedDict[str, list[llguidance.LLMatcher]] = OrderedDict()
+        self._num_ready = 0
+        self._filler = ThreadPoolExecutor(1, "masks")
+        self._executor = llguidance.LLExecutor(max(1, (os.cpu_count() or 1) // 2))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Made at first use, which takes seconds if it is large. Raises GrammarError if the model has none."""
+        with self._loading:
+            if self._vocabulary is None:
+                try:
+                    text = self._read_tokenizer()
+                    self._vocabulary = Vocabulary(llguidance.LLTokenizer(text, n_vocab=self._vocab_size))
+                except (OSError, ValueError) as error:
+                    raise GrammarError(f"grammars cannot be used with this model's tokenizer: {error}") from error
+            return self._vocabulary
+
+    def prepare(self, grammar: str, count: int) -> None:
+        """Compile a grammar for so many choices. Raises GrammarError if that is not possible."""
+        with self._lock:
+            count -= len(self._ready.get(grammar, ()))
+        made = [self._compile(grammar) for _ in range(min(count, _MOST_KEPT))]
+        with self._lock:
+            self._ready.setdefault(grammar, []).extend(made)
+            self._ready.move_to_end(grammar)
+            self._num_ready += len(made)
+            while self._num_ready > _MOST_KEPT:
+                _, dropped = self._ready.popitem(last=False)
+                self._num_ready -= len(dropped)
+
+    def matcher(self, grammar: str, stop_token_ids: Collection[int], output: Sequence[int]) -> Matcher:
+        """A matcher that has seen this output. Raises GrammarError if the grammar does not compile."""
+        with self._lock:
+            ready = self._ready.get(grammar)
+            inner = ready.pop() if ready else None
+            self._num_ready -= inner is not None
+            if not ready:
+                self._ready.pop(grammar, None)
+        matcher = Matcher(inner or self._compile(grammar), self.vocabulary, stop_token_ids)
+        for token in output:
+            matcher.advance(token)
+        return matcher
+
+    def fill_masks(self, matchers: Sequence[Matcher]) -> None:
+        """Begin to compute what these allow next, in threads beside the caller's."""
+        masks = np.zeros((len(matchers), self.vocabulary.num_words), dtype=np.int32)
+        wanted = [
+            (matcher, row)
+            for row, (matcher, mask) in enumerate(zip(matchers, masks, strict=True))
+            if matcher.fill_later(mask)
+        ]
+        if not wanted:
+            return
+        rows = [(matcher.inner, row) for matcher, row in wanted]
+        work = self._filler.submit(llguidance.numpy.fill_next_token_bitmask_par, self._executor, rows, masks)
+        for matcher, _ in wanted:
+            matcher.filled_by(work)
+
+    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(self.vocabulary.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+        return matcher

@@ -1,0 +1,212 @@
+"""Fields that hold an answer to a form, and what they ask for."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.api.fields.rules import RequestModel, problem, refused, related
+from server.generation.constraints.constraint import Constraint
+from server.generation.constraints.errors import ConstraintError, under
+from server.generation.constraints.json_text import (
+    BOUNDED,
+    COMPACT,
+    JsonObject,
+    JsonSchema,
+    LooseJson,
+    Whitespace,
+    read_whitespace,
+)
+from server.generation.constraints.lark import Gbnf, Lark
+from server.generation.constraints.structural_tag import StructuralTag
+from server.generation.constraints.texts import Choice, Regex
+
+MAX_TEXT = 1 << 20
+"""Characters of an expression or a grammar; what it may cost is bounded elsewhere."""
+FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Fields of which a request can have one."""
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+Schema = Annotated[
+    Annotated[dict[str, Any], Tag("<object>")] | Annotated[bool, Tag("<boolean>")],
+    Discriminator(lambda value: "<boolean>" if isinstance(value, bool) else "<object>"),
+]
+SchemaOrText = Annotated[
+    Annotated[dict[str, Any], Tag("<object>")] | Annotated[str, Tag("<string>")],
+    Discriminator(lambda value: "<string>" if isinstance(value, str) else "<object>"),
+]
+
+
+class TextFormat(RequestModel):
+    """The one format that asks for nothing."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(RequestModel):
+    """A schema of OpenAI's response_format."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$", description="Your own name for it.")
+    description: str | None = Field(None, description="For the model; no template shows it yet.", max_length=4096)
+    schema_: Schema | None = Field(None, alias="schema", description="A JSON schema; any JSON object without one.")
+    strict: bool | None = Field(
+        None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
+    )
+
+
+class JsonSchemaFormat(RequestModel):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class StructuralTagFormat(RequestModel):
+    """Free text in which some parts are held to a form."""
+
+    type: Literal["structural_tag"]
+    format: dict[str, Any] | None = Field(None, description="The newer form.")
+    structures: list[dict[str, Any]] | None = Field(None, description="The older form, with `triggers`.")
+    triggers: list[str] | None = Field(None, description="Texts at which a structure begins.")
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")
+]
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's names: one of the kinds, and how JSON is written."""
+
+    json_: SchemaOrText | None = Field(None, alias="json", description="A JSON schema, or its text.")
+    regex: str | None = Field(None, max_length=MAX_TEXT, description="An expression that all of the text fits.")
+    choice: list[str] | None = Field(None, description="The strings of which the text is one.")
+    grammar: str | None = Field(None, max_length=MAX_TEXT, description="A grammar in Lark or GBNF.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+    structural_tag: SchemaOrText | None = Field(None, description="As in response_format, or its text.")
+    whitespace_pattern: str | None = Field(
+        None, max_length=1024, description="What may stand between the tokens of JSON."
+    )
+    disable_any_whitespace: bool | None = Field(None, description="Nothing may.")
+    disable_additional_properties: Annotated[Literal[False] | None, Field()] = refused(
+        "Say additionalProperties: false in the schema."
+    )
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        asked = [name for name in _KINDS if getattr(self, _field_of(name)) not in (None, False)]
+        if len(asked) != 1:
+            found = " and ".join(f"'{name}'" for name in asked) or "none"
+            message = f"Invalid '{{path}}': expected one of {', '.join(_KINDS)}, but got {found}."
+            raise problem("invalid_value", message)
+        if self.whitespace_pattern is not None and self.disable_any_whitespace:
+            message = "Setting 'whitespace_pattern' and 'disable_any_whitespace' at the same time is not supported."
+            raise problem("invalid_parameter_combination", message, "whitespace_pattern")
+        return self
+
+
+class StructuredFields(RequestModel):
+    """What holds an answer to a form, by the names of vLLM, old ones included."""
+
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="Hold the answer to a form.",
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[1:]]),
+    )  # fmt: skip
+    guided_json: SchemaOrText | None = Field(
+        None, description="Older name of structured_outputs.json.",
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[2:]]),
+    )  # fmt: skip
+    guided_regex: str | None = Field(
+        None, max_length=MAX_TEXT, description="Older name of structured_outputs.regex.",
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[3:]]),
+    )  # fmt: skip
+    guided_choice: list[str] | None = Field(
+        None, description="Older name of structured_outputs.choice.",
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[4:]]),
+    )  # fmt: skip
+    guided_grammar: str | None = Field(
+        None, max_length=MAX_TEXT, description="Older name of structured_outputs.grammar.",
+        json_schema_extra=related(excludes=["ignore_eos"]),
+    )  # fmt: skip
+
+    @property
+    def constrained_by(self) -> str | None:
+        """The field that asks for a form."""
+        return next((name for name in FORMS if getattr(self, name) is not None), None)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What they ask for. Raises ConstraintError."""
+        if self.structured_outputs is not None:
+            return _of_structured(self.structured_outputs, "structured_outputs")
+        if self.guided_json is not None:
+            return JsonSchema(_read_json(self.guided_json, "guided_json"), "guided_json")
+        if self.guided_regex is not None:
+            return Regex(self.guided_regex, "guided_regex")
+        if self.guided_choice is not None:
+            return Choice(self.guided_choice, "guided_choice")
+        return None if self.guided_grammar is None else _grammar(self.guided_grammar, "guided_grammar")
+
+
+def constraint_of_format(asked: ResponseFormat | None) -> Constraint | None:
+    """What a response_format asks for. Raises ConstraintError."""
+    match asked:
+        case JsonObjectFormat():
+            return JsonObject()
+        case JsonSchemaFormat(json_schema=named) if named.schema_ is None:
+            return JsonObject()
+        case JsonSchemaFormat(json_schema=named):
+            path = "response_format.json_schema.schema"
+            return JsonSchema(named.schema_, path) if named.strict else LooseJson.read(named.schema_, path)
+        case StructuralTagFormat():
+            return StructuralTag(asked.model_dump(exclude_none=True), "response_format")
+    return None
+
+
+def _of_structured(asked: StructuredOutputs, path: str) -> Constraint:
+    whitespace = _whitespace(asked, path)
+    if asked.json_ is not None:
+        return JsonSchema(_read_json(asked.json_, under(path, "json")), under(path, "json"), whitespace)
+    if asked.regex is not None:
+        return Regex(asked.regex, under(path, "regex"))
+    if asked.choice is not None:
+        return Choice(asked.choice, under(path, "choice"))
+    if asked.grammar is not None:
+        return _grammar(asked.grammar, under(path, "grammar"))
+    if asked.structural_tag is not None:
+        tag = under(path, "structural_tag")
+        return StructuralTag(_read_json(asked.structural_tag, tag), tag)
+    return JsonObject(whitespace)
+
+
+def _whitespace(asked: StructuredOutputs, path: str) -> Whitespace:
+    if asked.disable_any_whitespace:
+        return COMPACT
+    if asked.whitespace_pattern is None:
+        return BOUNDED
+    return read_whitespace(asked.whitespace_pattern, under(path, "whitespace_pattern"))
+
+
+def _grammar(text: str, path: str) -> Constraint:
+    """In which of the two languages it is written, its first rule tells."""
+    return Gbnf(text, path) if "::=" in text else Lark(text, path)
+
+
+def _read_json(value: Mapping[str, Any] | str, path: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(path, f"The text is not JSON: {error}") from None
+
+
+def _field_of(name: str) -> str:
+    return "json_" if name == "json" else name

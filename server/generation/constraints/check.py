@@ -1,0 +1,40 @@
+"""Whether llguidance takes a grammar."""
+
+import re
+
+from llguidance import LLMatcher
+
+from server.errors import shorten
+from server.generation.constraints.errors import ConstraintError
+
+_PLACE = re.compile(r"^at (?:\d+\(\d+\)|EOF): ")
+_PREFIXES = ("failed to compile JSON schema: ", "Unsatisfiable schema: ")
+_LONGEST = 300
+
+
+def check_grammar(grammar: str, path: str) -> None:
+    """Raises ConstraintError with the path for a grammar that does not compile.
+
+    Needs no tokenizer: it takes special tokens by name and by id as they are.
+    """
+    error = grammar_error(grammar)
+    if error is not None:
+        raise ConstraintError(path, error)
+
+
+def grammar_error(grammar: str) -> str | None:
+    """What is wrong with the grammar, in a line."""
+    try:
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, None)
+    except (ValueError, RuntimeError) as error:
+        return _readable(str(error))
+    return _readable(messages[0]) if is_error else None
+
+
+def _readable(message: str) -> str:
+    """The first line of a message that goes on with the grammar, without the place in text that no client wrote."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    first = _PLACE.sub("", lines[0]) if lines else "The grammar does not compile."
+    for prefix in _PREFIXES:
+        first = first.removeprefix(prefix)
+    return shorten(first, _LONGEST)

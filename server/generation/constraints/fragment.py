@@ -1,0 +1,76 @@
+r"""Pieces of a grammar in llguidance's dialect of Lark, and how they are put together.
+
+What llguidance 1.9 does with such a grammar, found out by running it:
+
+- `/(.|\n)*/ "END"` ends at no END: a terminal takes all that it can, the END too, and the grammar never ends. A rule
+  marked `[lazy]` ends at the first END there is, and no other reading of the text is left. `[suffix="END"]` does the
+  same. Hence `until`.
+- For the same reason nothing may follow a terminal that could go on with it: `/[0-9]+/ "5"` never ends.
+- Of alternatives that begin alike the longest terminal wins: `"ab" "c" | "a" "b" "d"` has no "abd". What should be told
+  apart later than in its first terminal belongs into one terminal, as the strings of a choice do.
+- `%json {...}` and `%lark {...}` stand where a rule's name may. A nested Lark grammar has names and `%ignore` of its
+  own, sees none from outside, and must end its last line before the brace.
+- Free text has no special tokens; those by id, `<[7]>`, may follow it at any place without being lazy.
+- The text of a special token means just its letters, because of `no_forcing`.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_HEADER = '%llguidance {"no_forcing": true}\n'
+"""Without it a literal that spells a special token would demand that token."""
+FREE_TEXT = r"/(.|\n)*/"
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """An expression that can stand anywhere in a rule, and the definitions that it needs."""
+
+    start: str
+    rules: str = ""
+    """Whole lines. Their names begin with the name that the fragment's maker was given, so it must be unique."""
+
+
+def literal(text: str) -> str:
+    """A string of Lark that stands for this text and nothing else."""
+    return json.dumps(text)
+
+
+def tokens(ids: Iterable[int]) -> Fragment:
+    """One of these tokens, whatever its text."""
+    return Fragment("<[" + ",".join(map(str, sorted(ids))) + "]>")
+
+
+def text(exact: str) -> Fragment:
+    """A text and nothing else."""
+    return Fragment(literal(exact))
+
+
+def sequence(*parts: Fragment) -> Fragment:
+    """One after the other."""
+    return Fragment(" ".join(part.start for part in parts), _rules(parts))
+
+
+def either(*parts: Fragment) -> Fragment:
+    """One of them. They should differ in their first terminals."""
+    return Fragment("(" + " | ".join(part.start for part in parts) + ")", _rules(parts))
+
+
+def repeated(part: Fragment, *, at_least: int = 0) -> Fragment:
+    """Any number of times, but not fewer than `at_least`."""
+    return Fragment(f"({part.start}){{{at_least},}}", part.rules)
+
+
+def until(body: str, end: str, name: str) -> Fragment:
+    """A terminal and then `end`, at the first place where both fit. The rule's name is `name`."""
+    return Fragment(name, f"{name}[lazy]: {body} {literal(end)}\n")
+
+
+def whole(fragment: Fragment) -> str:
+    """The complete text of a grammar of nothing but this fragment."""
+    return f"{_HEADER}start: {fragment.start}\n{fragment.rules}"
+
+
+def _rules(parts: Iterable[Fragment]) -> str:
+    return "".join(part.rules for part in parts)

@@ -1,0 +1,154 @@
+"""How much work a schema is once references are followed and alternatives multiplied out, and whether it has an end.
+
+Reads schemas as `reader` writes them. A schema of a hundred bytes can mean more than any machine can compile, or
+nothing that can be finished: both are found here, in a time that grows with the schema's bytes only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from server.generation.constraints.errors import ConstraintError
+from server.generation.constraints.schema.numbers import MAX_MULTIPLE, multiple_size
+from server.generation.constraints.schema.unions import Definitions, Schema
+
+MAX_OPTIONAL = 400
+"""Properties of one object that may be left out: each can be the next one, and a row of a parser holds 2,000 items."""
+MAX_ALTERNATIVES = 2_000
+"""Alternatives of one value to each of which something else is added, as by `allOf` of several `anyOf`."""
+MAX_APPLIED = 1_000
+"""Schemas that apply to the same value at once."""
+_MAX_CHAIN = 150
+_MAX_ROUNDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Of everything that applies to one value."""
+
+    alternatives: int = 1
+    combined: int = 1
+    """Alternatives, of this schema or one that it refers to, to each of which something else is added."""
+    applied: int = 1
+    optional: int = 0
+    multiple: int = 1
+
+
+class Limits:
+    """Checks the schemas of one document."""
+
+    def __init__(self, definitions: Definitions, path_of: Callable[[Schema], str]) -> None:
+        self._definitions = definitions
+        self._path_of = path_of
+        self._sizes: dict[int, _Size] = {}
+        self._open: set[int] = set()
+
+    def check(self) -> None:
+        """Raises ConstraintError for the first schema that is too much or has no end."""
+        for schema in self._definitions.values():
+            for part in _all_parts(schema):
+                self._size(part)
+        self._check_ends()
+
+    def _size(self, schema: Schema) -> _Size:
+        if isinstance(schema, bool):
+            return _Size()
+        if id(schema) in self._open:
+            raise ConstraintError(self._path_of(schema), "Refers to itself without anything in between.")
+        if len(self._open) > _MAX_CHAIN:
+            raise ConstraintError(self._path_of(schema), f"More than {_MAX_CHAIN} references in a row.")
+        if id(schema) not in self._sizes:
+            self._open.add(id(schema))
+            size = self._sizes[id(schema)] = self._measure(schema)
+            self._open.remove(id(schema))
+            self._check_size(size, self._path_of(schema))
+        return self._sizes[id(schema)]
+
+    def _measure(self, schema: Mapping[str, Any]) -> _Size:
+        together = [self._size(part) for part in schema.get("allOf", ())]
+        if "$ref" in schema:
+            together.append(self._size(self._definitions[schema["$ref"]]))
+        one_of = [self._size(part) for part in schema.get("anyOf", ())]
+        alternatives = max(1, sum(size.alternatives for size in one_of))
+        alternatives *= prod(size.alternatives for size in together)
+        is_combined = len(schema) > 1 or len(together) > 1
+        parts = together + one_of
+        multiple = multiple_size(schema["multipleOf"]) if "multipleOf" in schema else 1
+        return _Size(
+            alternatives=alternatives,
+            combined=max([alternatives if is_combined else 1, *(size.combined for size in parts)]),
+            applied=1 + sum(size.applied for size in together) + max((size.applied for size in one_of), default=0),
+            optional=_optional(schema)
+            + sum(size.optional for size in together)
+            + max((size.optional for size in one_of), default=0),
+            multiple=multiple * prod(size.multiple for size in parts),
+        )
+
+    def _check_size(self, size: _Size, path: str) -> None:
+        limits = (
+            (size.combined, MAX_ALTERNATIVES, "combinations of alternatives"),
+            (size.applied, MAX_APPLIED, "schemas for the same value"),
+            (size.optional, MAX_OPTIONAL, "optional properties in one object"),
+        )
+        for number, limit, what in limits:
+            if number > limit:
+                raise ConstraintError(path, f"More than {limit} {what} are not supported.")
+        if size.multiple > MAX_MULTIPLE:
+            raise ConstraintError(path, "The product of all 'multipleOf' for the same value is too large.")
+
+    def _check_ends(self) -> None:
+        """Finds, round by round, the definitions that a finite value fits."""
+        ending: set[str] = set()
+        for _ in range(_MAX_ROUNDS):
+            before = len(ending)
+            for name, schema in reversed(list(self._definitions.items())):
+                if name not in ending and _ends(schema, ending):
+                    ending.add(name)
+            if len(ending) in {before, len(self._definitions)}:
+                break
+        for name, schema in self._definitions.items():
+            if name not in ending:
+                raise ConstraintError(self._path_of(schema), "No value that fits is finite.")
+
+
+def _optional(schema: Mapping[str, Any]) -> int:
+    required = set(schema.get("required", ()))
+    return sum(name not in required for name in schema.get("properties", {}))
+
+
+def _all_parts(schema: Schema) -> Iterator[Schema]:
+    """The schema and all those in it, without following references."""
+    waiting = [schema]
+    while waiting:
+        here = waiting.pop()
+        yield here
+        if isinstance(here, Mapping):
+            for keyword in ("properties", "patternProperties"):
+                waiting += here.get(keyword, {}).values()
+            for keyword in ("anyOf", "allOf", "prefixItems"):
+                waiting += here.get(keyword, ())
+            waiting += [here[keyword] for keyword in ("items", "additionalProperties") if keyword in here]
+
+
+def _ends(schema: Schema, ending: set[str]) -> bool:
+    """Some finite value may fit, if the definitions in `ending` have one."""
+    if isinstance(schema, bool) or "enum" in schema or "const" in schema:
+        return True
+    if "$ref" in schema and schema["$ref"] not in ending:
+        return False
+    if not all(_ends(part, ending) for part in schema.get("allOf", ())):
+        return False
+    if "anyOf" in schema and not any(_ends(part, ending) for part in schema["anyOf"]):
+        return False
+    types = schema.get("type", "null")
+    if types == "object":
+        properties = schema.get("properties", {})
+        return all(_ends(properties.get(name, True), ending) for name in schema.get("required", ()))
+    if types == "array":
+        first = schema.get("prefixItems", [])
+        needed = schema.get("minItems", 0)
+        return all(_ends(item, ending) for item in first[:needed]) and (
+            needed <= len(first) or _ends(schema.get("items", True), ending)
+        )
+    return True

@@ -1,0 +1,155 @@
+"""Regular expressions mean what they mean in ECMAScript, and a choice is one of its strings."""
+
+import json
+import re
+
+import pytest
+
+from server.generation.constraints.constraint import grammar_of
+from server.generation.constraints.errors import ConstraintError
+from server.generation.constraints.json_text import JsonSchema
+from server.generation.constraints.texts import Choice, Regex
+from tests.server.constraints.matching import accepts, walk
+
+PATTERNS = [
+    "abc",
+    "a|b",
+    "^a|b$",
+    "(^$)|(^abc$)",
+    "^(?:a|bc)+$",
+    "[a-z]+@[\\w.-]+",
+    "\\d{3}-\\d{4}",
+    "a{2,}b{0,2}c{3}",
+    "(?<year>\\d{4})(?P<rest>x)?",
+    "a/b\\/c",
+    "[a&&b~~-]+",
+    "[\\]\\-x^]+",
+    "[^a-c\\n]{1,3}",
+    ".+?",
+    "[\\s\\S]{1,2}",
+    "\\S\\s?\\W",
+    "{a}",
+    "a{,3}",
+    "\\u00e9\\x41\\t",
+    "\\$\\^\\.\\*",
+    "(a(b(c)?)?)?",
+    "",
+    "<\\|end\\|>",
+    '"\\\\',
+]
+TEXTS = [
+    "",
+    "a",
+    "b",
+    "ab",
+    "abc",
+    "bc",
+    "aab",
+    "aaccc",
+    "a@b.c",
+    "123-4567",
+    "2024",
+    "2024x",
+    "a/b/c",
+    "&",
+    "~-",
+    "]-x^",
+]
+TEXTS += ["\n", "d", "é", "éA\t", "$^.*", "{a}", "a{,3}", "a\r", " ", "x !", "<|end|>", '"\\', "😀"]
+REFUSED = {
+    "(?=a)": "lookahead",
+    "(?!a)": "lookahead",
+    "(?<=a)b": "lookbehind",
+    "(?<!a)b": "lookbehind",
+    "(a)\\1": "backreference",
+    "(?<n>a)\\k<n>": "backreference",
+    "\\bword": "word boundary",
+    "(?i)a": "flags",
+    "(?>a)": "unsupported kind",
+    "a^b": "anchor",
+    "a$b": "goes on",
+    "(a$|b)c": "goes on",
+    "(^a)+": "repeats an anchor",
+    "*a": "repeats nothing",
+    "a**": "repeats a repetition",
+    "a++": "repeats a repetition",
+    "a{3,2}": "ends before it begins",
+    "[z-a]": "ends before it begins",
+    "(a": "without a ')'",
+    "a)": "without a '('",
+    "[a": "without a ']'",
+    "[]": "empty class",
+    "a\\": "unsupported escape",
+    "\\Qa": "unsupported escape",
+    "\\ud800": "does not exist",
+    "\\p{^L}": "unknown class",
+    "(x{1000}){1000}": "10000",
+    "\ud800": "surrogate",
+}
+
+
+def as_python(pattern: str) -> str:
+    """The same expression as Python writes it: it has other names for groups, and '.' for two more ends of lines."""
+    named = pattern.replace("(?<", "(?P<")
+    named = named.replace("[a&&b~~-]", "[ab&~-]")
+    return named.replace("a{,3}", "a[{],3[}]").replace(".+?", "[^\\n\\r\\u2028\\u2029]+?")
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_regular_expression_fits_as_a_whole(pattern: str) -> None:
+    grammar = grammar_of(Regex(pattern, "regex"), "regex")
+    expected = re.compile(as_python(pattern), re.ASCII)
+    for text in TEXTS:
+        assert accepts(grammar, text) == (expected.fullmatch(text) is not None), text
+    for seed in range(4):
+        text = walk(grammar, seed, patience=5)
+        assert text is None or expected.fullmatch(text) or not text.isascii(), text
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_of_a_schema_fits_anywhere(pattern: str) -> None:
+    grammar = grammar_of(JsonSchema({"type": "string", "pattern": pattern}, "schema"), "schema")
+    expected = re.compile(as_python(pattern).replace("$", "\\Z").replace("\\\\Z", "\\$"), re.ASCII)
+    for text in [*TEXTS, *(f"x{text}x" for text in TEXTS)]:
+        quoted = json.dumps(text, ensure_ascii=False)
+        assert accepts(grammar, quoted) == (expected.search(text) is not None), text
+
+
+@pytest.mark.parametrize("pattern", REFUSED)
+def test_what_is_not_supported_is_named(pattern: str) -> None:
+    with pytest.raises(ConstraintError, match=re.escape(REFUSED[pattern])) as caught:
+        grammar_of(Regex(pattern, "regex"), "regex")
+    assert caught.value.path == "regex"
+
+
+def test_characters_beyond_16_bits_and_named_classes() -> None:
+    grammar = grammar_of(Regex("\\u{1F600}|\\uD83D\\uDE01|\\p{Script=Greek}+", "regex"), "regex")
+    assert all(accepts(grammar, text) for text in ("😀", "😁", "αβγ"))
+    assert not any(accepts(grammar, text) for text in ("😂", "abc", ""))
+
+
+@pytest.mark.parametrize(
+    "strings", [["yes", "no"], ["a", "ab", "abc", "b"], ["", "x"], ["<|end|>", '"\\/\n', "é€😀", "/a/", "%json {}"]]
+)
+def test_a_choice_is_one_of_its_strings(strings: list[str]) -> None:
+    grammar = grammar_of(Choice(strings, "choice"), "choice")
+    for text in [*strings, *(text + "a" for text in strings), *(text[:-1] for text in strings), "other"]:
+        assert accepts(grammar, text) == (text in strings)
+    assert {walk(grammar, seed) for seed in range(40)} == set(strings)
+
+
+def test_many_strings_can_be_chosen_from() -> None:
+    grammar = grammar_of(Choice([f"value {number}" for number in range(10_000)], "choice"), "choice")
+    assert accepts(grammar, "value 9999")
+    assert not accepts(grammar, "value 10000")
+
+
+@pytest.mark.parametrize(
+    ("strings", "path"),
+    [([], ""), ([str(number) for number in range(10_001)], ""), (["a", "b", "a"], "[2]"), (["\ud800"], "[0]")],
+    ids=["none", "many", "twice", "surrogate"],
+)
+def test_a_choice_is_refused(strings: list[str], path: str) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        grammar_of(Choice(strings, "choice"), "choice")
+    assert caught.value.path == "choice" + path
