@@ -19,6 +19,7 @@ from server.config import Settings
 from server.engine.client import EngineClient
 from server.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
 from server.generation.fingerprint import Fingerprint
+from server.generation.planning.reading import ModelFormats
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
 from server.http.auth import AuthMiddleware, load_keys
@@ -47,11 +48,14 @@ def create_app(
 
     `folder` has the served model, `aux` the auxiliary one; `dialects` are the APIs that it speaks.
 
-    Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read.
+    Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read, or if a setting
+    names what there is not.
     """
     fingerprint = Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings)
     names = settings.served_model_name or (folder.name,)
-    model = ServedModel.from_folder(folder.path, tokenizer, *names, aux_model=None if aux is None else aux.name)
+    formats = ModelFormats.of(tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
+    aux_name = None if aux is None else aux.name
+    model = ServedModel.from_folder(folder.path, tokenizer, *names, formats=formats, aux_model=aux_name)
     tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
     metrics = Metrics(engine, model.name)
     intake = Intake(tokenizer, folder.path, model, settings)

@@ -120,6 +120,13 @@ class Settings(BaseSettings):
         description="Weaker model with the same tokenizer, for `contrastive`: folder, GGUF file or hub name.",
     )
 
+    tool_parser: str | None = Field(
+        None, description="How the model writes calls of tools; by default what its chat template says."
+    )
+    reasoning_parser: str | None = Field(
+        None, description="Tags of the model's reasoning, or none; by default what its chat template says."
+    )
+
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
     api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")

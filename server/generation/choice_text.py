@@ -26,6 +26,7 @@ class ChoiceText:
         self._reported = ReportedTokens() if options.reports_tokens else None
         self.num_tokens = 0
         """Tokens that belong to the answer, the one that completed a stop string included."""
+        self.num_reasoning_tokens = 0
         self.has_ended = False
 
     def push(self, output: RequestOutput) -> Sequence[Event]:

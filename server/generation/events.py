@@ -7,7 +7,7 @@ import msgspec
 from model_runner.contract import TokenLogprobs
 from scheduler.interface import BeamScore
 
-FinishedBy = Literal["stop", "length"]
+FinishedBy = Literal["stop", "length", "tool_calls"]
 
 
 class OutputToken(msgspec.Struct, frozen=True):
@@ -33,6 +33,37 @@ class TextDelta(msgspec.Struct, frozen=True):
     """Whether the choice's end is the next event."""
 
 
+class ReasoningDelta(msgspec.Struct, frozen=True):
+    """The next piece of what the model thinks before it answers."""
+
+    choice: int
+    text: str
+    tokens: tuple[OutputToken, ...] = ()
+
+
+class ToolCallBegin(msgspec.Struct, frozen=True):
+    """A call of a tool begins."""
+
+    choice: int
+    call: int
+    """Its number among the choice's calls."""
+    id: str
+    name: str
+    is_custom: bool = False
+    """Whether free text follows in place of arguments."""
+    tokens: tuple[OutputToken, ...] = ()
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """The next piece of a call's arguments, or of its text."""
+
+    choice: int
+    call: int
+    text: str
+    is_custom: bool = False
+    tokens: tuple[OutputToken, ...] = ()
+
+
 class ChoiceEnd(msgspec.Struct, frozen=True):
     """The end of a choice."""
 
@@ -44,7 +75,8 @@ class ChoiceEnd(msgspec.Struct, frozen=True):
     """Of what beam search found."""
 
 
-Event = TextDelta | ChoiceEnd
+Delta = TextDelta | ReasoningDelta | ToolCallBegin | ToolCallDelta
+Event = Delta | ChoiceEnd
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -56,3 +88,5 @@ class Usage(msgspec.Struct, frozen=True):
     """Of the prompts, those that were found in the prefix cache."""
     accepted_drafts: int
     rejected_drafts: int
+    reasoning_tokens: int = 0
+    """Of the completions."""

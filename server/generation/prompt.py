@@ -5,14 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from server.errors import InvalidRequestError, shorten
+from server.generation.generic_tools import spelled_out, with_tools
 from server.generation.notices import Notice
 from server.generation.request import Conversation, Prompt, TextPrompt
 from server.text.chat_template import ChatTemplate, ChatTemplateError
 from server.text.tokenizer import Tokenizer
 
-MUST_SHOW = ("tool_calls",)
-"""Parts of a message without which the model would answer something else: the template shows them, or the request is
-refused."""
 MAY_SHOW = ("name", "reasoning_content")
 """Parts that clients send along: those that the template does not show are left out and reported."""
 
@@ -49,6 +47,7 @@ def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[s
     variables = {**wished, **conversation.variables}
     notices = list(_unmet(conversation.wishes, variables))
     try:
+        conversation = _with_tools(template, conversation, variables)
         conversation, text = _shown(template, conversation, variables, notices)
         notices += _not_shown(template, conversation.messages, variables)
     except ChatTemplateError as error:
@@ -56,6 +55,23 @@ def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[s
         message = f"The model's chat template does not accept these messages: {reason}"
         raise InvalidRequestError(message, param="messages", code="invalid_value") from error
     return text, notices
+
+
+def _with_tools(template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any]) -> Conversation:
+    """The conversation with its tools and calls as text, as far as the template does not show them itself."""
+    messages = conversation.messages
+    if not _shows_calls(template, messages, variables):
+        messages = spelled_out(messages)
+    if not conversation.tools or template.knows_tools:
+        return replace(conversation, messages=messages)
+    return replace(conversation, messages=with_tools(messages, conversation.tools), tools=())
+
+
+def _shows_calls(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:
+    """Whether it shows the calls and results that are there."""
+    if any(message.get("tool_calls") for message in messages):
+        return not template.ignores("tool_calls", "assistant", messages, variables=variables)
+    return "tool" in template.source or not any(message["role"] == "tool" for message in messages)
 
 
 def _shown(
@@ -90,8 +106,13 @@ def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _text(template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any]) -> str:
     if conversation.continue_last:
-        return template.render_open(conversation.messages, variables=variables)
-    return template.render(conversation.messages, add_generation_prompt=conversation.open_turn, variables=variables)
+        return template.render_open(conversation.messages, variables=variables, tools=conversation.tools)
+    return template.render(
+        conversation.messages,
+        add_generation_prompt=conversation.open_turn,
+        variables=variables,
+        tools=conversation.tools,
+    )
 
 
 def _check_variables(template: ChatTemplate, variables: Mapping[str, Any]) -> None:
@@ -117,13 +138,9 @@ def _not_shown(
     """What may be left out and is. Looks at each role by itself, since templates treat roles differently."""
     first: dict[tuple[str, str], int] = {}
     for index, message in enumerate(messages):
-        for key in (*MUST_SHOW, *MAY_SHOW):
+        for key in MAY_SHOW:
             if message.get(key):
                 first.setdefault((key, message["role"]), index)
     for (key, role), index in first.items():
         if template.ignores(key, role, messages, variables=variables):
-            path = f"messages[{index}].{key}"
-            if key in MUST_SHOW:
-                problem = f"Unsupported parameter: '{path}' is not supported by this model's chat template."
-                raise InvalidRequestError(problem, param=path, code="unsupported_parameter")
-            yield Notice(path, "The model's chat template does not show it.")
+            yield Notice(f"messages[{index}].{key}", "The model's chat template does not show it.")

@@ -7,6 +7,7 @@ from typing import Any
 from server.generation.constraints.constraint import Constraint
 from server.generation.notices import Notice
 from server.generation.settings import DecodingSettings
+from server.generation.tools import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     """As templates take them: role, content as one string, and what else a message has."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Of which the model is told, as templates take them."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Of the template. One that it does not have is refused."""
     wishes: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +90,9 @@ class GenerationRequest:
     truncate_prompt: int | None = None
     """How many tokens at the end of each prompt are used; -1: as many as fit."""
     constraint: Constraint | None = None
-    """What all of the answer's text is held to."""
+    """What the answer's text is held to; not its reasoning, and not its calls."""
+    tools: ToolUse | None = None
+    """What the answer may call."""
     prediction: str | None = None
     """What the answer will probably be."""
     priority: int = 0

@@ -8,10 +8,11 @@ from model_runner.contract import TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
 from server.engine.client import EngineClient, OutputStream
 from server.errors import RateLimitError, RequestTimeoutError
+from server.generation.choice_parts import ChoiceParts
 from server.generation.choice_text import ChoiceText
 from server.generation.engine_errors import from_engine, from_failure
 from server.generation.events import ChoiceEnd, Event, TextDelta, Usage
-from server.generation.planning.plan import Plan
+from server.generation.planning.plan import OutputOptions, Plan
 from server.telemetry.metrics import EndReason
 from server.telemetry.request_meter import RequestMeter
 from server.text.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ _AT_A_TIME = 32
 class PromptRun:
     """One prompt: its choices, and what the engine said about the prompt itself."""
 
-    def __init__(self, index: int, request: EngineRequest, choices: tuple[ChoiceText, ...]) -> None:
+    def __init__(self, index: int, request: EngineRequest, choices: tuple[ChoiceText | ChoiceParts, ...]) -> None:
         self.index = index
         self.request = request
         self.choices = choices
@@ -62,7 +63,7 @@ class Run:
                 index,
                 request,
                 tuple(
-                    ChoiceText(tokenizer, request.prompt, plan.options, index * plan.n + choice.index)
+                    _choice(tokenizer, request.prompt, plan.options, index * plan.n + choice.index)
                     for choice in request.choices
                 ),
             )
@@ -90,6 +91,7 @@ class Run:
             cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
             accepted_drafts=self.num_accepted,
             rejected_drafts=self.num_rejected,
+            reasoning_tokens=sum(choice.num_reasoning_tokens for prompt in self.prompts for choice in prompt.choices),
         )
 
     async def submit(self) -> None:
@@ -206,6 +208,14 @@ class Run:
         accepted = min(output.num_accepted, num_kept)
         self.num_accepted += accepted
         self.num_rejected += output.num_rejected + output.num_accepted - accepted
+
+
+def _choice(
+    tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, index: int
+) -> ChoiceText | ChoiceParts:
+    if options.reading is None:
+        return ChoiceText(tokenizer, prompt, options, index)
+    return ChoiceParts(tokenizer, prompt, options, options.reading, index)
 
 
 def _reason(error: Exception) -> EndReason:

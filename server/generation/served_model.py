@@ -6,6 +6,7 @@ from pathlib import Path
 
 from server.errors import unknown_model
 from server.generation.generation_config import GenerationDefaults, load_defaults
+from server.generation.planning.reading import ModelFormats
 from server.text.tokenizer import Tokenizer
 
 
@@ -16,6 +17,8 @@ class ServedModel:
     name: str
     """The first of its names."""
     defaults: GenerationDefaults
+    formats: ModelFormats
+    """Of its output."""
     aux_model: str | None = None
     """Name of the auxiliary model."""
     aliases: tuple[str, ...] = ()
@@ -25,11 +28,12 @@ class ServedModel:
 
     @classmethod
     def from_folder(
-        cls, folder: Path, tokenizer: Tokenizer, *names: str, aux_model: str | None = None
+        cls, folder: Path, tokenizer: Tokenizer, *names: str, formats: ModelFormats | None = None, aux_model: str | None = None
     ) -> "ServedModel":
         """Raises OSError or ValueError if a file is not what it should be."""
         name, *aliases = names
-        return cls(name, load_defaults(folder, tokenizer), aux_model, tuple(aliases))
+        formats = formats or ModelFormats.of(tokenizer.chat_template)
+        return cls(name, load_defaults(folder, tokenizer), formats, aux_model, tuple(aliases))
 
     @property
     def names(self) -> tuple[str, ...]:

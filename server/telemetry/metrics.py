@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from model_runner.info import SpeculationStats
 from server.engine.client import EngineClient, EngineState
 
-EndReason = Literal["stop", "length", "abort", "error", "timeout"]
+EndReason = Literal["stop", "length", "tool_calls", "abort", "error", "timeout"]
 """Why a choice ended; `abort`: nobody wants it any more."""
 
 _PREFIX = "samewise:"

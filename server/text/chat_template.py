@@ -33,16 +33,26 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateError as error:
             raise ValueError(f"The chat template cannot be read: {error}") from error
-        self.variables -= _RESERVED | set(special_tokens)
+        self.variables = variables - _RESERVED - set(special_tokens)
+        """What a request may set."""
+        self.knows_tools = "tools" in variables
+        """Whether it tells the model of tools."""
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
-        """The text of the prompt, special tokens included.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The text of the prompt, special tokens included. `tools` are OpenAI's objects.
 
         A developer message counts as a system message unless the template knows that role. Raises ChatTemplateError.
         """
@@ -50,7 +60,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=[self._known_role(message) for message in messages],
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **values,
@@ -60,14 +70,16 @@ class ChatTemplate:
         except RecursionError as error:
             raise ChatTemplateError("it recurses too deeply") from error
 
-    def render_open(self, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> str:
+    def render_open(
+        self, messages: Sequence[Message], *, variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """The same, but ending with the last message's content, so that the model continues it.
 
         Raises ChatTemplateError, also if the template does not show that content as it is.
         """
         *before, last = messages
         marked = {**last, "content": last["content"] + _CUT_HERE}
-        text = self.render([*before, marked], add_generation_prompt=False, variables=variables)
+        text = self.render([*before, marked], add_generation_prompt=False, variables=variables, tools=tools)
         head, found, _ = text.rpartition(_CUT_HERE)
         if not found:
             raise ChatTemplateError("it does not show the final message as it is, so that it cannot be continued")

@@ -7,8 +7,18 @@ from server.api.chat.intent import ChatOptions
 from server.api.generation_api import Answering
 from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of
 from server.api.openai.logprobs import chat_logprobs, prompt_logprobs
-from server.generation.events import ChoiceEnd, Event, OutputToken, TextDelta
-from server.generation.result import WholeChoice
+from server.generation.events import (
+    ChoiceEnd,
+    Delta,
+    Event,
+    FinishedBy,
+    OutputToken,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+)
+from server.generation.result import WholeCall, WholeChoice
 
 
 class ChatAnswer(OpenAIAnswer):
@@ -35,14 +45,14 @@ class ChatAnswer(OpenAIAnswer):
     def frame(self, event: Event) -> bytes:
         """See Answer."""
         role = b"" if event.choice in self._begun else self._role(event.choice)  # the first chunk, so written first
-        return role + (self._text(event) if isinstance(event, TextDelta) else self._end(event))
+        return role + (self._end(event) if isinstance(event, ChoiceEnd) else self._delta(event))
 
     def _choice(self, index: int, choice: WholeChoice) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []},
+            "message": self._message(choice),
             "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
             **score_of(choice.beam),
             **self._ids(choice.tokens),
@@ -55,16 +65,50 @@ class ChatAnswer(OpenAIAnswer):
             {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}, self._prompt_ids()
         )
 
-    def _text(self, event: TextDelta) -> bytes:
+    def _message(self, choice: WholeChoice) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if choice.calls and not choice.text else choice.text,
+            "refusal": None,
+            "annotations": [],
+        }
+        if choice.reasoning:
+            message |= {"reasoning_content": choice.reasoning, "reasoning": choice.reasoning}
+        if not choice.calls:
+            return message
+        if self._options.calls_functions:
+            (call,) = choice.calls[:1]
+            return {**message, "function_call": {"name": call.name, "arguments": call.text or "{}"}}
+        return {**message, "tool_calls": [_whole_call(call) for call in choice.calls]}
+
+    def _delta(self, event: Delta) -> bytes:
         return self.chunk(
             {
                 "index": event.choice,
-                "delta": {"content": event.text},
+                "delta": self._delta_of(event),
                 "logprobs": self._logprobs(event.tokens),
                 "finish_reason": None,
                 **self._ids(event.tokens),
             }
         )
+
+    def _delta_of(self, event: Delta) -> dict[str, Any]:
+        match event:
+            case TextDelta():
+                return {"content": event.text}
+            case ReasoningDelta():
+                return {"reasoning_content": event.text, "reasoning": event.text}
+            case ToolCallBegin() if self._options.calls_functions:
+                return {"function_call": {"name": event.name, "arguments": ""}}
+            case ToolCallDelta() if self._options.calls_functions:
+                return {"function_call": {"arguments": event.text}}
+            case ToolCallBegin():
+                call = _call_body(event.is_custom, "", name=event.name)
+                return {"tool_calls": [{"index": event.call, "id": event.id, **call}]}
+            case ToolCallDelta():
+                call = _call_body(event.is_custom, event.text)
+                del call["type"]
+                return {"tool_calls": [{"index": event.call, **call}]}
 
     def _end(self, event: ChoiceEnd) -> bytes:
         return self.chunk(
@@ -72,11 +116,14 @@ class ChatAnswer(OpenAIAnswer):
                 "index": event.choice,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": event.reason,
+                "finish_reason": self._finish_reason(event.reason),
                 "stop_reason": event.stop_reason,
                 **score_of(event.beam),
             }
         )
+
+    def _finish_reason(self, reason: FinishedBy) -> str:
+        return "function_call" if reason == "tool_calls" and self._options.calls_functions else reason
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         return chat_logprobs(self.tokenizer, tokens) if self._options.logprobs else None
@@ -87,3 +134,14 @@ class ChatAnswer(OpenAIAnswer):
     def _prompt_ids(self) -> dict[str, Any]:
         prompt = self.run.prompts[0].request.prompt
         return {"prompt_token_ids": list(prompt)} if self._options.return_token_ids else {}
+
+
+def _whole_call(call: WholeCall) -> dict[str, Any]:
+    text = call.text if call.is_custom else call.text or "{}"
+    return {"id": call.id, **_call_body(call.is_custom, text, name=call.name)}
+
+
+def _call_body(is_custom: bool, text: str, **name: str) -> dict[str, Any]:
+    if is_custom:
+        return {"type": "custom", "custom": {**name, "input": text}}
+    return {"type": "function", "function": {**name, "arguments": text}}

@@ -17,14 +17,18 @@ class ChatOptions:
     prompt_logprobs: int | None
     return_token_ids: bool
     include_usage: bool
+    calls_functions: bool
+    """Whether calls are told in the older form."""
     continuous_usage: bool
 
 
 def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
     """The body's fields as a request."""
     max_tokens = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    tools = body.tool_use
     conversation = Conversation(
         messages=tuple(message.for_template() for message in body.messages),
+        tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
         variables=body.chat_template_kwargs or {},
         wishes={} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort},
         open_turn=body.opens_turn,
@@ -34,6 +38,7 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
         **shared_fields(body, {"prompt": "messages", "max_tokens": max_tokens}, body.constraint),
         id_prefix="chatcmpl",
         prompts=(conversation,),
+        tools=tools,
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
         num_choices=body.num_answers,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -48,5 +53,6 @@ def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) 
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
         include_usage=body.include_usage,
+        calls_functions=bool(body.functions),
         continuous_usage=body.continuous_usage,
     )

@@ -18,6 +18,7 @@ from server.api.fields.rules import (
     related,
 )
 from server.api.fields.structured import FORMS, ResponseFormat, TextFormat, constraint_of_format
+from server.api.fields.tools import ToolFields
 from server.generation.constraints.constraint import Constraint
 
 
@@ -33,7 +34,7 @@ class Prediction(RequestModel):
         return text_of(self.content)
 
 
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(ToolFields, SamplingFields):
     """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, oldest first.")
@@ -75,7 +76,6 @@ class ChatCompletionRequest(SamplingFields):
     modalities: Annotated[list[Literal["text"]] | None, Field(min_length=1, max_length=1), SUPPORTED_VALUES_ONLY] = (
         no_effect("Text is the only one.")
     )
-    parallel_tool_calls: bool | None = no_effect("There are no tools yet.")
     prompt_cache_key: str | None = no_effect("Prefixes are found without it.")
     safety_identifier: str | None = no_effect("Your own id of the end user.", max_length=64)
 
@@ -97,12 +97,8 @@ class ChatCompletionRequest(SamplingFields):
         "Which price is paid for which speed.", "There is one tier.", off=["auto", "default"]
     )
 
-    tool_choice: Annotated[Literal["none", "auto"] | None, SUPPORTED_ONLY] = refused("Tools come later.")
-    function_call: Annotated[Literal["none", "auto"] | None, SUPPORTED_ONLY] = refused("Tools come later.")
     audio: Refused = refused("Audio output.")
-    functions: Refused = refused("Tools come later.")
     moderation: Refused = refused("Moderation.")
-    tools: Refused = refused("Tools come later.")
     web_search_options: Refused = refused("Web search.")
     best_of: Annotated[Literal[1] | None, SUPPORTED_ONLY] = refused("Choosing the best of several outputs.")
     chat_template: Refused = refused("Templates of the request's own.")

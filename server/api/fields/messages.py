@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from server.api.fields.rules import EchoedModel, Refused, hint, problem, refused, shape
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
+from server.generation.tools import CUSTOM_INPUT
 from server.http.strict_json import parse_json
 
 
@@ -69,19 +70,34 @@ class FunctionCall(EchoedModel):
     )
 
 
+class CustomCall(EchoedModel):
+    """A call of a custom tool that the assistant made earlier."""
+
+    name: str = Field(description="The tool that was called.")
+    input: str = Field(description="The text that it was given.")
+
+
 class ToolCall(EchoedModel):
     """A tool call in the history of the conversation."""
 
     id: str | None = Field(None, description="What a tool's message answers.")
-    type: Literal["function"]
-    function: FunctionCall = Field(description="The call.")
+    type: Literal["function", "custom"] | None = Field(None, description="`function` by default.")
+    function: FunctionCall | None = Field(None, description="The call of a function.")
+    custom: CustomCall | None = Field(None, description="The call of a custom tool.")
+
+    @model_validator(mode="after")
+    def _has_call(self) -> "ToolCall":
+        kind = self.type or "function"
+        if getattr(self, kind) is None:
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", kind)
+        return self
 
 
 class Message(EchoedModel):
     """One message of the conversation. What is unknown in it is left out and reported."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(
-        description="`developer` counts as `system` unless the chat template knows it."
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"] = Field(
+        description="`developer` counts as `system` unless the chat template knows it, `function` as `tool`."
     )
     content: Content | None = Field(
         None, description="Required, unless the assistant's message has tool_calls or a refusal."
@@ -99,15 +115,15 @@ class Message(EchoedModel):
     )
     annotations: list[Any] | None = hint("Of the assistant: links in its text.", "Annotations are not read.")
     audio: Refused = refused("Audio of the assistant.")
-    function_call: Refused = refused("Deprecated; see tool_calls.")
+    function_call: FunctionCall | None = Field(None, description="Older form of tool_calls.")
 
     @model_validator(mode="after")
     def _fit_role(self) -> "Message":
         if self.role == "tool" and self.tool_call_id is None:
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "tool_call_id")
         self._only_for("tool", "tool_call_id")
-        self._only_for("assistant", "tool_calls", "refusal", "reasoning_content", "annotations")
-        if self.content is None and not (self.tool_calls or self.refusal):
+        self._only_for("assistant", "tool_calls", "function_call", "refusal", "reasoning_content", "annotations")
+        if self.content is None and not (self.tool_calls or self.function_call or self.refusal):
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "content")
         return self
 
@@ -127,11 +143,25 @@ class Message(EchoedModel):
         """The message as chat templates take it: text as one string, and only the keys that have a value."""
         kept = {"role", "name", "tool_call_id", "reasoning_content"}
         message: dict[str, Any] = self.model_dump(include=kept, exclude_none=True)
-        if self.tool_calls:
-            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        if self.role == "function":
+            message["role"] = "tool"
+        calls = [_call_for_template(call) for call in self.tool_calls or ()]
+        if self.function_call is not None:
+            calls.append({"type": "function", "function": _function_for_template(self.function_call)})
+        if calls:
+            message["tool_calls"] = calls
         return {**message, "content": text_of(self.content) or self.refusal or ""}
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
-    return {**({} if call.id is None else {"id": call.id}), "type": "function", "function": function}
+    of_id = {} if call.id is None else {"id": call.id}
+    if call.custom is not None and call.function is None:
+        function = {"name": call.custom.name, "arguments": {CUSTOM_INPUT: call.custom.input}}
+    else:
+        assert call.function is not None
+        function = _function_for_template(call.function)
+    return {**of_id, "type": "function", "function": function}
+
+
+def _function_for_template(call: FunctionCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": _arguments(call.arguments)}

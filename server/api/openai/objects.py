@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 _FINISH_REASON = (
     "`stop`: a stop string, a stop token or the model's own end; `length`: the most tokens, or the context's end."
 )
+_CHAT_FINISH_REASON = f"{_FINISH_REASON} `tool_calls` or `function_call`: the model's own end, with calls before it."
 _STOP_REASON = "Extension: the stop string or stop token; null after the model's own end and where the length ran out."
 _SCORE = "Extension, of beam search: what the choice was ranked by."
 _CUMULATIVE_LOGPROB = "Extension, of beam search, after bans and penalties."
@@ -56,7 +58,7 @@ class PromptTokensDetails(ResponseModel):
 class CompletionTokensDetails(ResponseModel):
     """Of the completion's tokens."""
 
-    reasoning_tokens: int = Field(0, description="Always 0.")
+    reasoning_tokens: int = Field(0, description="Up to the last of the reasoning.")
     audio_tokens: int = Field(0, description="Always 0.")
     accepted_prediction_tokens: int = Field(0, description="Draft tokens of any method that became output.")
     rejected_prediction_tokens: int = Field(0, description="Draft tokens that were verified in vain.")
@@ -115,13 +117,43 @@ class PromptLogprob(ResponseModel):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class CalledFunction(ResponseModel):
+    """A call of a function."""
+
+    name: str
+    arguments: str = Field(description="A JSON object, as text; cut off where the finish_reason is `length`.")
+
+
+class CalledCustom(ResponseModel):
+    """A call of a custom tool."""
+
+    name: str
+    input: str = Field(description="The text for it.")
+
+
+class CalledTool(ResponseModel):
+    """A call of a tool."""
+
+    id: str = Field(description="For the message with its result.")
+    type: Literal["function", "custom"]
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+
+
+_REASONING = "Extension: what the model thought before it answered."
+
+
 class ChatMessage(ResponseModel):
     """The assistant's answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str | None = Field(description="The text.")
+    content: str | None = Field(description="The text; null where there are calls and no text.")
     refusal: str | None = Field(description="Always null.")
     annotations: list[dict[str, Any]] = Field(description="Always empty.")
+    reasoning_content: str | None = Field(None, description=_REASONING)
+    reasoning: str | None = Field(None, description="Extension: the same by another name.")
+    tool_calls: list[CalledTool] | None = Field(None, description="Tools to be called, in their order.")
+    function_call: CalledFunction | None = Field(None, description="In answer to `functions`.")
 
 
 class ChatChoice(ResponseModel):
@@ -130,7 +162,7 @@ class ChatChoice(ResponseModel):
     index: int = Field(description="Number of the choice.")
     message: ChatMessage
     logprobs: ChatLogprobs | None = Field(description="Null unless the request asked for them.")
-    finish_reason: FinishReason = Field(description=_FINISH_REASON)
+    finish_reason: ChatFinishReason = Field(description=_CHAT_FINISH_REASON)
     stop_reason: str | int | None = Field(None, description=_STOP_REASON)
     score: float | None = Field(None, description=_SCORE)
     cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)
@@ -171,11 +203,39 @@ class ChatCompletion(Envelope):
     prompt_token_ids: list[int] | None = Field(None, description=_PROMPT_IDS)
 
 
+class FunctionDelta(ResponseModel):
+    """What is added to a function's call."""
+
+    name: str | None = Field(None, description="Once, at first.")
+    arguments: str = Field(description="The next piece of the JSON text.")
+
+
+class CustomDelta(ResponseModel):
+    """What is added to a custom tool's call."""
+
+    name: str | None = Field(None, description="Once, at first.")
+    input: str = Field(description="The next piece of the text.")
+
+
+class CallDelta(ResponseModel):
+    """What a chunk adds to a call."""
+
+    index: int = Field(description="Number of the call.")
+    id: str | None = Field(None, description="Once, at first.")
+    type: Literal["function", "custom"] | None = Field(None, description="Once, at first.")
+    function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
+
+
 class ChatDelta(ResponseModel):
     """What a chunk adds to the message."""
 
     role: Literal["assistant"] | None = Field(None, description="In a choice's first chunk.")
-    content: str | None = Field(None, description="In all chunks but a choice's last.")
+    content: str | None = Field(None, description="A piece of the text.")
+    reasoning_content: str | None = Field(None, description=_REASONING)
+    reasoning: str | None = Field(None, description="Extension: the same by another name.")
+    tool_calls: list[CallDelta] | None = Field(None, description="What is added to a call.")
+    function_call: FunctionDelta | None = Field(None, description="In answer to `functions`.")
 
 
 class ChatChunkChoice(ResponseModel):
@@ -184,7 +244,9 @@ class ChatChunkChoice(ResponseModel):
     index: int = Field(description="Number of the choice.")
     delta: ChatDelta
     logprobs: ChatLogprobs | None = Field(description="Of the tokens of this piece, where the request asked for them.")
-    finish_reason: FinishReason | None = Field(description=f"Null in all chunks but a choice's last. {_FINISH_REASON}")
+    finish_reason: ChatFinishReason | None = Field(
+        description=f"Null in all chunks but a choice's last. {_CHAT_FINISH_REASON}"
+    )
     stop_reason: str | int | None = Field(None, description=_STOP_REASON)
     score: float | None = Field(None, description=_SCORE)
     cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)

@@ -1,11 +1,27 @@
 """What becomes of a request: all that the engine and the answer need to know."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from model_runner.contract import Verification
 from scheduler.interface import EngineRequest
 from server.generation.notices import Notice
+from server.generation.parsing.output_parser import Expected
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How an output is told apart into reasoning, text and calls. Made of names, so that it can go to any process."""
+
+    tool_format: str | None = None
+    """None: nothing may be called."""
+    reasoning: str | None = None
+    """Name of the tags; None: the model has none."""
+    expected: Expected = field(default_factory=Expected)
+    controls: Mapping[int, str] = field(default_factory=dict)
+    """Tokens that are markers of these, with their texts."""
+    custom_tools: frozenset[str] = frozenset()
+    """Names of those that take free text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +36,8 @@ class OutputOptions:
     """Those that end the output by the model's own habit, not by `stop_token_ids` of the request."""
     reports_tokens: bool = False
     """Whether events bring the tokens beside the text."""
+    reading: Reading | None = None
+    """None: all of it is text."""
 
 
 @dataclass(frozen=True, slots=True)

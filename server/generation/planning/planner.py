@@ -3,7 +3,7 @@
 import secrets
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.info import RunnerInfo
@@ -13,13 +13,14 @@ from server.errors import InvalidRequestError
 from server.generation.constraints.constraint import grammar_of
 from server.generation.notices import Notice, to_report
 from server.generation.planning.beam_search import choose_beam_search
+from server.generation.planning.forms import Form, FormRules
 from server.generation.planning.limits import Limits
 from server.generation.planning.plan import OutputOptions, Plan
 from server.generation.planning.sampling import SamplingRules, check_tokens
 from server.generation.planning.scoring import ScoringRules
 from server.generation.planning.speculation import SpeculationRules
 from server.generation.prompt import encode, read_prompt
-from server.generation.request import GenerationRequest, Prompt, TokenPrompt
+from server.generation.request import Conversation, GenerationRequest, Prompt, TokenPrompt
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
 
@@ -27,6 +28,15 @@ NEGATIVE_PROMPT = "guidance.negative_prompt"
 """Path of that field."""
 _SEED_BITS = 53
 """Of a drawn seed: as many as every JSON reader keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A prompt."""
+
+    tokens: Sequence[int]
+    text: str = ""
+    """If it came as text."""
 
 
 class Planner:
@@ -59,18 +69,18 @@ class Planner:
         self._model.check_name(request.model)
         notices = list(request.notices)
         self._limits.check_queue(request)
-        prompts = [self._tokens(prompt, request, notices) for prompt in request.prompts]
+        encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
-        grammar = self._grammar(request)
-        options = self._options(request, notices)
-        of_all = self._of_all_prompts(request, options, grammar, client)
+        form = self._form(request, encoded[0].text, notices)
+        options = replace(self._options(request, notices), reading=form.reading)
+        of_all = self._of_all_prompts(request, options, form.grammar, client)
         seed_drawn = request.seed is None
         seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         requests = []
-        for index, tokens in enumerate(prompts):
+        for index, prompt in enumerate(encoded):
             sampling = replace(of_all.sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1))
             one = replace(of_all, request_id=f"{of_all.request_id}-{index}", sampling=sampling)
-            requests.append(self._with_prompt(one, tokens, negative_prompt, request, notices))
+            requests.append(self._with_prompt(one, prompt.tokens, negative_prompt, request, notices))
         self._limits.check_min_tokens(options.min_tokens, min(one.max_tokens for one in requests))
         return Plan(
             id=of_all.request_id,
@@ -107,14 +117,15 @@ class Planner:
             beam_search=beams,
         )
 
-    def _tokens(self, prompt: Prompt, request: GenerationRequest, notices: list[Notice]) -> Sequence[int]:
+    def _encoded(self, prompt: Prompt, request: GenerationRequest, notices: list[Notice]) -> "_Encoded":
         """The tokens of a prompt; adds what was left out of it to `notices`."""
         if isinstance(prompt, TokenPrompt):
             check_tokens(prompt.tokens, prompt.path, self._info.vocab_size)
-            return prompt.tokens
+            return _Encoded(prompt.tokens)
         text, left_out = read_prompt(self._tokenizer, prompt)
         notices += left_out
-        return self._encode(text, request.path("prompt"), prompt, is_cut=request.truncate_prompt is not None)
+        is_cut = request.truncate_prompt is not None
+        return _Encoded(self._encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
 
     def _negative_prompt(self, request: GenerationRequest) -> Sequence[int] | None:
         """The tokens of what guidance goes away from; None: the last one of each prompt."""
@@ -186,14 +197,16 @@ class Planner:
         of_model = self._model.defaults.max_tokens
         return request.default_max_tokens if of_model is None else of_model
 
-    def _grammar(self, request: GenerationRequest) -> str | None:
-        """What the output is held to."""
-        if request.constraint is None:
-            return None
-        if not self._rules.eos_token_ids(request.decoding):
+    def _form(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> Form:
+        """What the output is held to, and how it is read. `prompt` is the text of a conversation."""
+        if (request.constraint or request.tools) and not self._rules.eos_token_ids(request.decoding):
             message = "This model has no token that ends an output, so that it cannot be held to a form."
             raise InvalidRequestError(message, code="unsupported_value")
-        return grammar_of(request.constraint, request.path("constraint"))
+        if isinstance(request.prompts[0], Conversation):
+            return FormRules(self._tokenizer, self._model.formats).of_conversation(request, prompt, notices)
+        if request.constraint is None:
+            return Form()
+        return Form(grammar_of(request.constraint, request.path("constraint")))
 
     def _options(self, request: GenerationRequest, notices: list[Notice]) -> OutputOptions:
         decoding = request.decoding

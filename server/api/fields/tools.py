@@ -1,0 +1,199 @@
+"""Tools as OpenAI's chat completions have them, the deprecated functions included."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.api.fields.rules import RequestModel, problem, related
+from server.api.fields.structured import Schema
+from server.generation.tools import Tool, ToolUse
+
+MAX_TOOLS = 512
+ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-zA-Z0-9_.:-]+$")]
+
+
+class FunctionDefinition(RequestModel):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: str | None = Field(None, description="What it does, for the model.")
+    parameters: Schema | None = Field(None, description="A JSON schema of its arguments; none without one.")
+    strict: bool | None = Field(
+        None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
+    )
+
+    def tool(self, path: str) -> Tool:
+        """For the pipeline; `path` is where it stands."""
+        parameters = {"type": "object", "properties": {}} if self.parameters is None else self.parameters
+        return Tool(self.name, self.description, parameters, bool(self.strict), path=f"{path}.parameters")
+
+
+class FunctionTool(RequestModel):
+    """A function."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def tool(self, path: str) -> Tool:
+        """See FunctionDefinition."""
+        return self.function.tool(f"{path}.function")
+
+
+class CustomFormat(RequestModel):
+    """The form of a custom tool's input; any text is the only one."""
+
+    type: Literal["text"]
+
+
+class CustomDefinition(RequestModel):
+    """A tool that takes text."""
+
+    name: ToolName
+    description: str | None = Field(None, description="What it does, for the model.")
+    format: CustomFormat | None = Field(None, description="Any text.")
+
+
+class CustomTool(RequestModel):
+    """A tool that takes text in place of arguments."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    def tool(self, path: str) -> Tool:
+        """See FunctionDefinition."""
+        return Tool.custom(self.custom.name, self.custom.description)
+
+
+AnyTool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+
+
+class ToolRef(RequestModel):
+    """A tool by its name."""
+
+    name: str
+
+
+class FunctionChoice(RequestModel):
+    """The function to call."""
+
+    type: Literal["function"]
+    function: ToolRef
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The tools that may be called."""
+        return (self.function.name,)
+
+
+class CustomChoice(RequestModel):
+    """The custom tool to call."""
+
+    type: Literal["custom"]
+    custom: ToolRef
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The tools that may be called."""
+        return (self.custom.name,)
+
+
+ToolByName = Annotated[FunctionChoice | CustomChoice, Field(discriminator="type")]
+
+
+class AllowedTools(RequestModel):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolByName] = Field(min_length=1, max_length=MAX_TOOLS, description="Those that may be called.")
+
+
+class AllowedChoice(RequestModel):
+    """Tools that may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The tools that may be called."""
+        return [name for one in self.allowed_tools.tools for name in one.names]
+
+
+def _choice_shape(value: object) -> str | None:
+    return "<string>" if isinstance(value, str) else "<object>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<string>")]
+    | Annotated[Annotated[FunctionChoice | CustomChoice | AllowedChoice, Field(discriminator="type")], Tag("<object>")],
+    Discriminator(_choice_shape),
+]
+FunctionCallChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("<string>")] | Annotated[ToolRef, Tag("<object>")],
+    Discriminator(_choice_shape),
+]
+
+
+class ToolFields(RequestModel):
+    """Which tools there are, and which are to be called."""
+
+    tools: list[AnyTool] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="Tools that the model may call.",
+        json_schema_extra=related(excludes=["functions", "ignore_eos", "use_beam_search", "beam_search"]),
+    )  # fmt: skip
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="`auto`, the default with tools: text or calls. `none`: no calls; the model is not told of the "
+        "tools. `required`: calls only. A tool: a call of that one. `allowed_tools`: calls of these only.",
+        json_schema_extra=related(requires=["tools"], off=["none", "auto"]),
+    )
+    parallel_tool_calls: bool | None = Field(None, description="Whether there may be several calls; by default yes.")
+    functions: list[FunctionDefinition] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="Older form of tools, answered by a `function_call`.",
+        json_schema_extra=related(excludes=["ignore_eos", "use_beam_search", "beam_search"]),
+    )  # fmt: skip
+    function_call: FunctionCallChoice | None = Field(
+        None, description="Older form of tool_choice.",
+        json_schema_extra=related(requires=["functions"], off=["none", "auto"]),
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names: set[str] = set()
+        for path, tool in self._offered():
+            if tool.name in names:
+                raise problem("invalid_value", f"Invalid '{path}': there are two tools called '{tool.name}'.", path)
+            names.add(tool.name)
+        for name in self._chosen or ():
+            if name not in names:
+                field = "function_call" if self.functions else "tool_choice"
+                message = f"Invalid '{field}': there is no tool called '{name}'."
+                raise problem("invalid_value", message, field)
+        return self
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """What the answer may call; None: nothing."""
+        tools = [tool for _, tool in self._offered()]
+        if not tools or self.tool_choice == "none" or self.function_call == "none":
+            return None
+        is_parallel = self.parallel_tool_calls is not False and not self.functions
+        if isinstance(self.tool_choice, AllowedChoice):
+            return ToolUse(tools, self.tool_choice.allowed_tools.mode, self._chosen, is_parallel)
+        if self._chosen is not None:
+            return ToolUse(tools, "required", self._chosen, is_parallel=False)
+        return ToolUse(tools, "required" if self.tool_choice == "required" else "auto", None, is_parallel)
+
+    @property
+    def _chosen(self) -> Sequence[str] | None:
+        """The names of the tools that may be called, if not all."""
+        if isinstance(self.tool_choice, FunctionChoice | CustomChoice | AllowedChoice):
+            return self.tool_choice.names
+        return (self.function_call.name,) if isinstance(self.function_call, ToolRef) else None
+
+    def _offered(self) -> Iterator[tuple[str, Tool]]:
+        for index, tool in enumerate(self.tools or ()):
+            yield f"tools[{index}]", tool.tool(f"tools[{index}]")
+        for index, function in enumerate(self.functions or ()):
+            yield f"functions[{index}]", function.tool(f"functions[{index}]")

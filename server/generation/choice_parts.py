@@ -1,0 +1,184 @@
+"""One choice of an answer that may think and call tools: the engine's tokens become reasoning, text and calls."""
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import msgspec
+
+from scheduler.interface import FinishReason, RequestOutput
+from server.generation.events import (
+    ChoiceEnd,
+    Delta,
+    Event,
+    FinishedBy,
+    OutputToken,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+)
+from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
+from server.generation.parsing.output_parser import OutputParser
+from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
+from server.generation.planning.plan import OutputOptions, Reading
+from server.generation.tools import CUSTOM_INPUT
+from server.text.detokenizer import make_detokenizer
+from server.text.stop_strings import StopMatcher
+from server.text.tokenizer import Tokenizer
+
+
+class ChoiceParts:
+    """As ChoiceText, for an output that is told apart. Stop strings count in the text of the answer alone."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, reading: Reading, index: int = 0
+    ) -> None:
+        """`index` is the choice's number in the answer."""
+        self._index = index
+        self._options = options
+        self._controls = reading.controls
+        self._detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=options.skip_special_tokens)
+        self._parser = OutputParser(
+            None if reading.tool_format is None else TOOL_FORMATS[reading.tool_format],
+            None if reading.reasoning is None else REASONING_TAGS[reading.reasoning],
+            reading.expected,
+            frozenset(reading.controls.values()),
+        )
+        self._matcher = StopMatcher(options.stop, include_stop=options.include_stop)
+        self._calls = _Calls(index, reading.custom_tools)
+        self._tokens: list[OutputToken] = []
+        """To be told with the next event."""
+        self.num_tokens = 0
+        """Tokens that belong to the answer, the one that completed a stop string included."""
+        self.num_reasoning_tokens = 0
+        self.has_ended = False
+
+    def push(self, output: RequestOutput) -> Sequence[Event]:
+        """What the engine's output adds, if it shows anything. Not to be called after the choice has ended."""
+        deltas: list[Delta] = []
+        last = len(output.tokens) - 1
+        for place, token in enumerate(output.tokens):
+            self.num_tokens += 1
+            if self._options.reports_tokens:
+                self._tokens.append(OutputToken(token, 0, output.logprobs[place] if output.logprobs else None))
+            ends_here = output.stop_token_id is not None and place == last and not self._options.include_stop
+            stop = self._take(() if ends_here else self._parse(token), deltas)
+            if stop is not None:
+                return self._finish(deltas, "stop", stop, output)
+        if output.finish_reason is None:
+            return self._told(deltas)
+        return self._end(deltas, output)
+
+    def _parse(self, token: int) -> Sequence[Part]:
+        if token in self._controls:
+            before = self._parser.push(self._detokenizer.flush())
+            return (*before, *self._parser.push(self._controls[token], is_control=True))
+        return self._parser.push(self._detokenizer.push(token))
+
+    def _end(self, deltas: list[Delta], output: RequestOutput) -> Sequence[Event]:
+        """The engine ended the choice; what was held back is certain now."""
+        is_cut = output.finish_reason is FinishReason.LENGTH
+        stop = self._take(self._parser.push(self._detokenizer.flush()), deltas)
+        stop = stop or self._take(self._parser.finish(is_cut=is_cut), deltas)
+        if stop is not None:
+            return self._finish(deltas, "stop", stop, output)
+        self._show(self._matcher.flush(), deltas)
+        own_habit = output.stop_token_id in self._options.eos_token_ids
+        reason: FinishedBy = "length" if is_cut else "tool_calls" if self._calls.num_whole else "stop"
+        return self._finish(deltas, reason, None if own_habit else output.stop_token_id, output)
+
+    def _take(self, parts: Sequence[Part], deltas: list[Delta]) -> str | None:
+        """Add what parts bring to `deltas`; returns the stop string that ended the choice, if one did."""
+        for part in parts:
+            if isinstance(part, Content):
+                search = self._matcher.push(part.text, armed=self.num_tokens > self._options.min_tokens)
+                self._show(search.text, deltas)
+                if search.stop is not None:
+                    return search.stop
+                continue
+            self._show(self._matcher.flush(), deltas)
+            if isinstance(part, Reasoning):
+                self.num_reasoning_tokens = self.num_tokens
+                _add(deltas, ReasoningDelta(self._index, part.text))
+            else:
+                for delta in self._calls.take(part):
+                    _add(deltas, delta)
+        return None
+
+    def _show(self, text: str, deltas: list[Delta]) -> None:
+        if text:
+            _add(deltas, TextDelta(self._index, text))
+
+    def _told(self, deltas: Sequence[Delta]) -> Sequence[Event]:
+        """With the tokens that came since the last ones."""
+        if not deltas or not self._tokens:
+            return deltas
+        *before, last = deltas
+        tokens, self._tokens = tuple(self._tokens), []
+        return (*before, msgspec.structs.replace(last, tokens=tokens))
+
+    def _finish(
+        self, deltas: list[Delta], reason: FinishedBy, stop_reason: str | int | None, output: RequestOutput
+    ) -> Sequence[Event]:
+        self.has_ended = True
+        if self._tokens and not deltas:
+            deltas = [TextDelta(self._index, "")]
+        return (*self._told(deltas), ChoiceEnd(self._index, reason, stop_reason, output.beam))
+
+
+class _Calls:
+    """The calls of a choice: their numbers, their ids, and the text of custom ones."""
+
+    def __init__(self, choice: int, custom_tools: frozenset[str]) -> None:
+        self._choice = choice
+        self._custom_tools = custom_tools
+        self._numbers = count()
+        self._number = 0
+        self._custom: list[str] | None = None
+        """Arguments so far of a custom tool's call."""
+        self.num_whole = 0
+
+    def take(self, part: CallBegin | CallArguments | CallEnd) -> Iterator[Delta]:
+        """What the part brings."""
+        match part:
+            case CallBegin():
+                self._number = next(self._numbers)
+                is_custom = part.name in self._custom_tools
+                self._custom = [] if is_custom else None
+                yield ToolCallBegin(self._choice, self._number, part.id or new_call_id(), part.name, is_custom)
+            case CallArguments() if self._custom is not None:
+                self._custom.append(part.text)
+            case CallArguments():
+                yield ToolCallDelta(self._choice, self._number, part.text)
+            case CallEnd():
+                self.num_whole += 1
+                if self._custom is not None:
+                    text = _custom_text("".join(self._custom))
+                    yield ToolCallDelta(self._choice, self._number, text, is_custom=True)
+
+
+def new_call_id() -> str:
+    """That no other call has. Of nine letters and digits, since the templates of some models take no others."""
+    return uuid.uuid4().hex[:9]
+
+
+def _custom_text(arguments: str) -> str:
+    """The one argument of a custom tool; all of them where a model gave others."""
+    value = json.loads(arguments or "{}")
+    text = value.get(CUSTOM_INPUT)
+    return text if isinstance(text, str) and len(value) == 1 else arguments
+
+
+def _add(deltas: list[Delta], delta: Delta) -> None:
+    """Append, or prolong the last one if both are pieces of the same."""
+    match deltas[-1:], delta:
+        case [TextDelta() as last], TextDelta():
+            deltas[-1] = msgspec.structs.replace(last, text=last.text + delta.text)
+        case [ReasoningDelta() as last], ReasoningDelta():
+            deltas[-1] = msgspec.structs.replace(last, text=last.text + delta.text)
+        case [ToolCallDelta() as last], ToolCallDelta() if last.call == delta.call:
+            deltas[-1] = msgspec.structs.replace(last, text=last.text + delta.text)
+        case _:
+            deltas.append(delta)

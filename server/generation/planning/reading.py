@@ -1,0 +1,87 @@
+"""How a model's output is told apart: by the formats that its chat template speaks, or that the server was set to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from server.generation import generic_tools
+from server.generation.parsing.choose import (
+    READ_EVERYTHING,
+    REASONING_TAGS,
+    TOOL_FORMATS,
+    reasoning_tags,
+    tool_format,
+)
+from server.generation.parsing.output_parser import Expected
+from server.generation.planning.plan import Reading
+from server.generation.tools import ToolUse
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+
+NONE = "none"
+"""As a setting: the model has no reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormats:
+    """What a model writes, by the names of the formats."""
+
+    tool_format: str
+    """Of its calls."""
+    reasoning: str | None = None
+    """Tags of its reasoning, if it has any."""
+
+    @classmethod
+    def of(
+        cls, template: ChatTemplate | None, tools: str | None = None, reasoning: str | None = None
+    ) -> "ModelFormats":
+        """By the settings, or else by the template. Raises ValueError for a name that is not known."""
+        _check_name("tool_parser", tools, TOOL_FORMATS)
+        _check_name("reasoning_parser", reasoning, {**REASONING_TAGS, NONE: None})
+        source = "" if template is None else template.source
+        found = tool_format(source) if template is not None and template.knows_tools else None
+        tags = reasoning_tags(source)
+        by_template = None if tags is None else tags.name
+        return cls(
+            tool_format=tools or (generic_tools.FORMAT if found is None else found.name),
+            reasoning=by_template if reasoning is None else None if reasoning == NONE else reasoning,
+        )
+
+    def reading(
+        self, tokenizer: Tokenizer, prompt: str, tools: ToolUse | None, *, calls_are_whole: bool
+    ) -> Reading | None:
+        """How the answer to a prompt, given as text, is read; None if all of it is text."""
+        is_told_apart = tools is not None or self.tool_format in READ_EVERYTHING
+        if not is_told_apart and self.reasoning is None:
+            return None
+        offered = () if tools is None else tools.callable
+        return Reading(
+            tool_format=self.tool_format if is_told_apart else None,
+            reasoning=self.reasoning,
+            expected=Expected(
+                tools={tool.name: tool.parameters for tool in offered},
+                is_thinking=self.is_thinking(prompt),
+                calls_are_whole=calls_are_whole,
+            ),
+            controls=self.controls(tokenizer),
+            custom_tools=frozenset(tool.name for tool in offered if tool.is_custom),
+        )
+
+    def is_thinking(self, prompt: str) -> bool:
+        """Whether the prompt, given as text, has begun the reasoning."""
+        if self.reasoning is not None:
+            tags = REASONING_TAGS[self.reasoning]
+            return prompt.rfind(tags.begin) > prompt.rfind(tags.end)
+        return any(prompt.endswith(opening) for opening in READ_EVERYTHING.get(self.tool_format, ()))
+
+    def controls(self, tokenizer: Tokenizer) -> Mapping[int, str]:
+        """The markers that are special tokens, by their ids."""
+        markers = set(TOOL_FORMATS[self.tool_format].markers)
+        if self.reasoning is not None:
+            markers |= {REASONING_TAGS[self.reasoning].begin, REASONING_TAGS[self.reasoning].end}
+        ids = {marker: tokenizer.token_id(marker) for marker in markers}
+        return {token: marker for marker, token in ids.items() if token is not None and token in tokenizer.special_ids}
+
+
+def _check_name(setting: str, name: str | None, known: Mapping[str, object]) -> None:
+    if name is not None and name not in known:
+        raise ValueError(f"{setting}: there is no {name!r}; there is {', '.join(sorted(known))}")
