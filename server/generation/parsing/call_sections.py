@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from server.generation.constraints.fragment import Fragment, either, sequence
+from server.generation.parsing.call_grammar import Wanted, calls_in_text
 from server.generation.parsing.emit import Kept
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.reader import Reader, Steps
@@ -29,6 +31,13 @@ class CallSections:
             if before is None and not (yield from reader.need()):
                 return
             yield from self._section(reader, expected, before or "", read_call)
+
+    def grammar(self, wanted: Wanted, call: Fragment) -> Fragment:
+        """Of an answer with such calls, by what follows the marker of a call."""
+        marked = {begin: wanted.rule(sequence(wanted.text(begin), call)) for begin in self.calls}
+        calls = wanted.several(either(*marked.values()))
+        sections = {begin: sequence(calls, wanted.text(end)) for begin, end in zip(self.begins, self.ends, strict=True)}
+        return calls_in_text(wanted, {**sections, **dict.fromkeys(self.calls, call)}, None)
 
     def _section(
         self, reader: Reader, expected: Expected, before: str, read_call: Callable[[Reader], Steps[bool]]

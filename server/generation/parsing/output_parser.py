@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from server.generation.constraints.fragment import Fragment
+from server.generation.parsing.call_grammar import Wanted
 from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
 from server.generation.parsing.reader import Reader, Steps
 from server.generation.parsing.think_tags import ThinkTags
@@ -47,6 +49,13 @@ class ToolFormat(Protocol):
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         """All that comes after the reasoning."""
+        ...
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """What an answer is held to so that every call in it is whole; None where that is not known.
+
+        Raises ConstraintError for a schema that is to be refused.
+        """
         ...
 
 

@@ -31,7 +31,7 @@ class TypedArguments:
         """The next argument begins; False if it was given before."""
         if not (yield from self._members.begin(key)):
             return False
-        self._types = _types(self._properties.get(key))
+        self._types = allowed_types(self._properties.get(key))
         yield from arguments('"' if self._is_string else "")
         return True
 
@@ -66,7 +66,7 @@ def _typed(text: str, types: frozenset[str]) -> str:
     return f'"{escaped(text)}"'
 
 
-def _types(schema: Any) -> frozenset[str]:
+def allowed_types(schema: Any) -> frozenset[str]:
     """The types that a schema allows; all of them where it does not say, or says it in a way that is not known here."""
     match schema:
         case {"type": str(name)}:
@@ -74,7 +74,7 @@ def _types(schema: Any) -> frozenset[str]:
         case {"type": [*names]}:
             return frozenset(_TYPES_BY_NAME.get(name, name) for name in names if isinstance(name, str))
         case {"anyOf": [*options]} | {"oneOf": [*options]}:
-            return frozenset().union(*map(_types, options))
+            return frozenset().union(*map(allowed_types, options))
         case {"enum": [*values]} if all(isinstance(value, str) for value in values):
             return frozenset({"string"})
         case _:

@@ -1,31 +1,64 @@
 """DeepSeek V3.2, V4 and V4.1: calls as tags, with a tag for each argument. They differ in a space and a word."""
 
+from server.generation.constraints.fragment import Fragment, either, sequence, text
+from server.generation.parsing import property_grammar
 from server.generation.parsing.attributes import attributes
+from server.generation.parsing.call_grammar import Wanted, calls_in_text
 from server.generation.parsing.call_sections import CallSections
 from server.generation.parsing.json_text import json_value
 from server.generation.parsing.members import Members, in_quotes, quoted
 from server.generation.parsing.output_parser import Expected, arguments
 from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.property_grammar import PropertyTags
 from server.generation.parsing.reader import Reader, Steps
 
+_MARKER = "｜DSML｜"
 _BEGINS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
 _ENDS = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>", "</｜DSML｜ calls>")
 _CALLS, _CALL_ENDS = ("<｜DSML｜invoke", "<｜DSML｜ invoke"), ("</｜DSML｜invoke>", "</｜DSML｜ invoke>")
 _PARAMETERS = ("<｜DSML｜parameter", "<｜DSML｜ parameter")
 _PARAMETER_ENDS = ("</｜DSML｜parameter>", "</｜DSML｜ parameter>")
 _SECTIONS = CallSections(_BEGINS, _ENDS, _CALLS, trim="\n")
+_SPACE = Fragment('" "?')
+_SECTION_NAME = either(text("function_calls"), text("tool_calls"), text(" calls"))
 
 
 class DeepseekDsml:
     """Implements ToolFormat."""
 
     name = "deepseek_dsml"
-    markers = ("｜DSML｜",)
+    markers = (_MARKER,)
     ends_reasoning = _BEGINS
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         """See ToolFormat."""
         yield from _SECTIONS.read(reader, expected, _call)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat."""
+        tags = PropertyTags(
+            begin=lambda key, is_string: _open(wanted, "parameter", f'"{key}" string="{str(is_string).lower()}"'),
+            any_begin=sequence(
+                _open(wanted, "parameter", '"', end=""), Fragment(r"/[^<>\"\r\n]+/"), text('" string="true">')
+            ),
+            end=f"</{_MARKER}",
+            after=sequence(_SPACE, text("parameter>\n")),
+        )
+        calls = [
+            sequence(
+                _open(wanted, "invoke", f'"{tool.name}"', end=">\n"), property_grammar.arguments(wanted, tool, tags)
+            )
+            for tool in wanted.tools
+        ]
+        call = sequence(either(*calls), wanted.text(f"</{_MARKER}"), _SPACE, text("invoke>\n"))
+        several = wanted.several(wanted.rule(call))
+        rest = sequence(_SECTION_NAME, text(">\n"), several, wanted.text(f"</{_MARKER}"), _SECTION_NAME, text(">"))
+        return calls_in_text(wanted, {f"<{_MARKER}": rest}, None)
+
+
+def _open(wanted: Wanted, tag: str, name: str, *, end: str = ">") -> Fragment:
+    """A tag with a name, and all of it that comes behind the quote that begins the name."""
+    return sequence(wanted.text(f"<{_MARKER}"), _SPACE, text(f"{tag} name={name}{end}"))
 
 
 def _call(reader: Reader) -> Steps[bool]:

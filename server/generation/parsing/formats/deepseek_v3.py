@@ -2,6 +2,8 @@
 
 import re
 
+from server.generation.constraints.fragment import Fragment, either, sequence, text
+from server.generation.parsing.call_grammar import Wanted
 from server.generation.parsing.call_sections import CallSections
 from server.generation.parsing.json_text import json_object
 from server.generation.parsing.output_parser import Expected, arguments
@@ -25,6 +27,15 @@ class DeepseekV3:
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         """See ToolFormat."""
         yield from _SECTIONS.read(reader, expected, _call)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat."""
+        arguments = [(tool.name, wanted.rule(tool.arguments())) for tool in wanted.tools]
+        bare = [sequence(wanted.text(name + _SEPARATOR), given) for name, given in arguments]
+        fenced = [sequence(text(f"{name}\n{_FENCE}\n"), given, text(f"\n{_FENCE_END}")) for name, given in arguments]
+        typed = sequence(wanted.text(f"function{_SEPARATOR}"), either(*fenced))
+        call = sequence(either(*bare, typed), wanted.text(_CALL_END))
+        return _SECTIONS.grammar(wanted, call)
 
 
 def _call(reader: Reader) -> Steps[bool]:

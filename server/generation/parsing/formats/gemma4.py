@@ -2,6 +2,8 @@
 
 import re
 
+from server.generation.constraints.fragment import Fragment
+from server.generation.parsing.call_grammar import Wanted
 from server.generation.parsing.emit import Emit
 from server.generation.parsing.json_text import Notation, escaped, json_value
 from server.generation.parsing.output_parser import Expected, arguments, content
@@ -24,6 +26,10 @@ class Gemma4:
         """See ToolFormat."""
         while (before := (yield from reader.until(_BEGIN, emit=content))) is not None:
             yield from reader.attempt(before, _call(reader), emit=content, at_once=expected.calls_are_whole)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat. Not known yet."""
+        return None
 
 
 def _call(reader: Reader) -> Steps[bool]:

@@ -2,9 +2,13 @@
 
 import re
 
+from server.generation.constraints.fragment import Fragment, either, sequence, text
+from server.generation.parsing import property_grammar
+from server.generation.parsing.call_grammar import Wanted, calls_in_text
 from server.generation.parsing.names import IN_TAG, NAME
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.property_grammar import PropertyTags
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
 from server.generation.parsing.typed_arguments import TypedArguments
 
@@ -26,6 +30,23 @@ class Glm:
         while (before := (yield from reader.until(_BEGIN, emit=content, trim=WHITESPACE))) is not None:
             call = _call(reader, expected)
             yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat."""
+        lines = Fragment('"\\n"?')
+        tags = PropertyTags(
+            begin=lambda key, _: sequence(wanted.text(f"{_KEY}{key}{_KEY_END}"), lines, wanted.text(_VALUE)),
+            any_begin=sequence(
+                wanted.text(_KEY), Fragment(r"/[^<>\r\n]+/"), wanted.text(_KEY_END), lines, wanted.text(_VALUE)
+            ),
+            end=_VALUE_END,
+            after=lines,
+            barred=(_END,),
+        )
+        calls = [
+            sequence(text(tool.name), lines, property_grammar.arguments(wanted, tool, tags)) for tool in wanted.tools
+        ]
+        return calls_in_text(wanted, {_BEGIN: sequence(either(*calls), wanted.text(_END))}, "\n")
 
 
 def _call(reader: Reader, expected: Expected) -> Steps[bool]:

@@ -2,6 +2,8 @@
 
 import re
 
+from server.generation.constraints.fragment import Fragment, either, repeated, sequence
+from server.generation.parsing.call_grammar import FREE, Wanted
 from server.generation.parsing.emit import Emit, Kept
 from server.generation.parsing.json_text import json_object
 from server.generation.parsing.output_parser import Expected, arguments, content
@@ -38,6 +40,25 @@ class Harmony:
                 reading = _call(reader, name)
                 yield from reader.attempt(header, reading, emit=content, at_once=expected.calls_are_whole)
             yield from _text(reader, content if name else _emit(header))
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat."""
+        if not all(map(wanted.is_control, self.markers)):
+            return None
+        next_message = sequence(FREE, wanted.text(f"{_ENDS[0]}{_START}assistant"))
+        before = [
+            sequence(wanted.text(f"{_CHANNEL}{channel}{_MESSAGE}"), next_message)
+            for channel in ("analysis", "commentary")
+        ]
+        calls = [
+            sequence(
+                wanted.text(f"{_CHANNEL}commentary to={_FUNCTIONS}{tool.name} {_CONSTRAIN}json{_MESSAGE}"),
+                tool.arguments(),
+            )
+            for tool in wanted.tools
+        ]
+        final = sequence(wanted.text(f"{_CHANNEL}final{_MESSAGE}"), wanted.answer or FREE)
+        return sequence(repeated(either(*before)), either(*calls, *([] if wanted.needs_call else [final])))
 
 
 def _header(reader: Reader) -> Steps[str]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from server.generation.constraints.fragment import Fragment, sequence, text
+from server.generation.parsing.call_grammar import Wanted, calls_in_text, json_objects
 from server.generation.parsing.json_call import json_call, json_calls
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
@@ -23,6 +25,13 @@ class JsonList:
         """See ToolFormat."""
         while (before := (yield from reader.until(*self._begins, emit=content, trim=WHITESPACE))) is not None:
             yield from reader.attempt(before, self._calls(reader), emit=content, at_once=expected.calls_are_whole)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat."""
+        several = wanted.several(json_objects(wanted), ", ")
+        calls = wanted.rule(sequence(text("["), several, text("]")))
+        begins = sorted(self._begins, key=wanted.is_control, reverse=True)
+        return calls_in_text(wanted, dict.fromkeys(begins, calls), None)
 
     def _calls(self, reader: Reader) -> Steps[bool]:
         yield from reader.skip()

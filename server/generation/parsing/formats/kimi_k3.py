@@ -1,6 +1,8 @@
 """Kimi K3: the reasoning, the answer and the calls are elements, whose tags are control tokens around text."""
 
+from server.generation.constraints.fragment import Fragment
 from server.generation.parsing.attributes import attributes
+from server.generation.parsing.call_grammar import Wanted
 from server.generation.parsing.json_text import json_value
 from server.generation.parsing.members import Members, in_quotes, quoted
 from server.generation.parsing.output_parser import Expected, arguments, content
@@ -27,6 +29,10 @@ class KimiK3:
                 emit = reasoning if tag == _OPEN + "think" else content
             if tag == _OPEN + "tools":
                 yield from _calls(reader, expected)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat. Not known yet."""
+        return None
 
 
 def _tag(reader: Reader, marker: str) -> Steps[str]:

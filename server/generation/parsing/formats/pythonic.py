@@ -1,5 +1,7 @@
 """Llama 3.2 and 4, as their makers advise: a list of calls as Python writes them, with literals as arguments."""
 
+from server.generation.constraints.fragment import Fragment
+from server.generation.parsing.call_grammar import Wanted
 from server.generation.parsing.json_text import json_value
 from server.generation.parsing.members import Members
 from server.generation.parsing.names import NAME
@@ -24,6 +26,10 @@ class Pythonic:
         while before is not None:
             yield from reader.attempt(before, _calls(reader), emit=content, at_once=expected.calls_are_whole)
             before = yield from reader.until(_TAG, _BEGIN, emit=content)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat. Not known yet."""
+        return None
 
 
 def _calls(reader: Reader) -> Steps[bool]:

@@ -1,8 +1,12 @@
 """Qwen3-Coder, Qwen from 3.5 on, and Seed-OSS: a function and its parameters as tags, the values as plain text."""
 
+from server.generation.constraints.fragment import Fragment, either, sequence, text
+from server.generation.parsing import property_grammar
+from server.generation.parsing.call_grammar import OfferedTool, Wanted, calls_in_text
 from server.generation.parsing.names import IN_TAG, NAME
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.property_grammar import PropertyTags
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
 from server.generation.parsing.typed_arguments import TypedArguments
 
@@ -14,6 +18,14 @@ _LINE = "\n"
 _AFTER_VALUE = (_PARAMETER_END, _LINE + _PARAMETER, _FUNCTION_END)
 _AFTER_LINES = (*_AFTER_VALUE, _LINE + _PARAMETER_END, _LINE + _FUNCTION_END)
 """After a value that began on a line of its own, as Qwen's do: then the end of its last line does not belong to it."""
+
+_TAGS = PropertyTags(
+    begin=lambda key, _: text(f"{_PARAMETER}{key}>{_LINE}"),
+    any_begin=Fragment(rf'"{_PARAMETER}" /[^<>\r\n]+/ ">\n"'),
+    end=_LINE + _PARAMETER_END,
+    after=text(_LINE),
+    barred=(_PARAMETER, _PARAMETER_END, _FUNCTION_END),
+)
 
 
 class Qwen3Xml:
@@ -28,6 +40,20 @@ class Qwen3Xml:
         while (before := (yield from reader.until(*_BEGINS, _FUNCTION, emit=content, trim=WHITESPACE))) is not None:
             call = _call(reader, expected, is_bare=before.endswith(_FUNCTION))
             yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        """See ToolFormat."""
+        calls = wanted.rule(either(*(_function(wanted, tool) for tool in wanted.tools)))
+        begins = {}
+        tags = zip(_BEGINS, _ENDS, strict=True)
+        for begin, end in sorted(tags, key=lambda tag: wanted.is_control(tag[0]), reverse=True):
+            begins[begin] = sequence(text(f"\n{_FUNCTION}"), calls, wanted.text(f"\n{end}"))
+        return calls_in_text(wanted, {**begins, _FUNCTION: calls}, "\n")
+
+
+def _function(wanted: Wanted, tool: OfferedTool) -> Fragment:
+    given = property_grammar.arguments(wanted, tool, _TAGS)
+    return sequence(text(f"{tool.name}>\n"), given, text(_FUNCTION_END))
 
 
 def _call(reader: Reader, expected: Expected, *, is_bare: bool) -> Steps[bool]:

@@ -1,0 +1,148 @@
+"""Grammars of answers with calls, so that a call that a model begins cannot be but whole, and of an offered tool."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, repeated, sequence, text, tokens, until
+from server.generation.constraints.json_text import JsonSchema, LooseJson
+
+FREE = Fragment(FREE_TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that may be called."""
+
+    name: str
+    schema: Mapping[str, Any]
+    """The JSON schema of its arguments, as the client gave it."""
+    path: str
+    """Of the schema in the client's request."""
+    is_strict: bool = False
+    """Whether a schema of which something cannot be enforced is to be refused."""
+
+    def arguments(self) -> Fragment:
+        """Them all as one object of JSON. Raises ConstraintError for what is refused."""
+        return self.json({**self.schema, "type": "object"}, self.path)
+
+    def json(self, schema: Any, path: str) -> Fragment:
+        """JSON that fits a schema of this tool. Raises ConstraintError for what is refused."""
+        held = JsonSchema(schema, path) if self.is_strict else LooseJson.read(schema, path)
+        return held.fragment("")
+
+
+class Wanted:
+    """What an answer with tools is held to, and what its grammar is written with."""
+
+    def __init__(
+        self,
+        tools: Sequence[OfferedTool],
+        name: str,
+        controls: Mapping[str, int],
+        *,
+        needs_call: bool = False,
+        is_parallel: bool = True,
+        answer: Fragment | None = None,
+    ) -> None:
+        """What comes is not the reasoning of ThinkTags, which the caller puts before it.
+
+        Args:
+            tools: those that may be called; at least one.
+            name: with which all rules begin, a lower-case word.
+            controls: the ids of those of the format's markers that are special tokens. All others are plain text.
+            needs_call: whether the answer is a call and nothing else.
+            is_parallel: whether there may be more than one call.
+            answer: what an answer without calls is held to; then nothing stands beside calls. None for any text.
+        """
+        self.tools = tools
+        self.needs_call = needs_call
+        self.is_parallel = is_parallel
+        self.answer = answer
+        self._controls = controls
+        self._names: Iterator[str] = (f"{name}_{number}" for number in count())
+
+    def new_name(self) -> str:
+        """One that no rule has yet."""
+        return next(self._names)
+
+    def rule(self, fragment: Fragment) -> Fragment:
+        """The fragment as a rule, which can be used at several places; `unique` leaves it there once."""
+        name = self.new_name()
+        return Fragment(name, f"{name}: {fragment.start}\n{fragment.rules}")
+
+    def is_control(self, marker: str) -> bool:
+        """Whether a marker is a special token."""
+        return marker in self._controls
+
+    def text(self, exact: str) -> Fragment:
+        """A text of the format, with its markers as tokens if they are special."""
+        head, tail = self.split(exact)
+        return sequence(*([text(head)] if head or not tail.start else []), *([tail] if tail.start else []))
+
+    def split(self, exact: str) -> tuple[str, Fragment]:
+        """A text of the format up to its first special token, and from there on; that may be nothing."""
+        controls = "|".join(map(re.escape, self._controls)) or "(?!)"
+        head, *rest = re.split(f"({controls})", exact)
+        return head, sequence(*(self._part(part) for part in rest if part))
+
+    def _part(self, part: str) -> Fragment:
+        return tokens([self._controls[part]]) if part in self._controls else text(part)
+
+    def until(self, end: str, body: str = FREE_TEXT) -> Fragment:
+        """A terminal of text, and the text of the format that ends it, where that comes first."""
+        head, tail = self.split(end)
+        if not tail.start:
+            return until(body, head, self.new_name())
+        if not head:
+            return sequence(Fragment(body), tail)
+        terminal = self.new_name().upper()
+        return sequence(Fragment(terminal, f"{terminal}: {body} {text(head).start}\n"), tail)
+
+    def several(self, call: Fragment, separator: str = "") -> Fragment:
+        """A call, or more of them where that is allowed."""
+        if not self.is_parallel:
+            return call
+        if not separator:
+            return repeated(call, at_least=1)
+        return sequence(call, repeated(sequence(text(separator), call)))
+
+
+def calls_in_text(wanted: Wanted, begins: Mapping[str, Fragment], separator: str | None) -> Fragment:
+    """An answer where calls are known by their beginnings.
+
+    Args:
+        wanted: the answer.
+        begins: what follows each of the beginnings, of which the first is taken where there is no text before it.
+        separator: between calls, if each has a beginning of its own; None if several calls stand after one.
+    """
+    begin, rest = next(iter(begins.items()))
+    calls = wanted.rule(sequence(wanted.text(begin), rest))
+    if separator is not None:
+        calls = wanted.several(calls, separator)
+    if wanted.needs_call:
+        return unique(calls)
+    if wanted.answer is not None:
+        return unique(either(wanted.answer, calls))
+    found = either(*(sequence(wanted.until(begin), rest) for begin, rest in begins.items()))
+    return unique(sequence(repeated(found), FREE) if wanted.is_parallel else either(found, FREE))
+
+
+def json_objects(wanted: Wanted, key: str = "arguments") -> Fragment:
+    """A call as an object of JSON with a name and the arguments under this key."""
+    return wanted.rule(
+        either(
+            *(
+                sequence(text(f'{{"name": {json.dumps(tool.name)}, "{key}": '), tool.arguments(), text("}"))
+                for tool in wanted.tools
+            )
+        )
+    )
+
+
+def unique(fragment: Fragment) -> Fragment:
+    """The same with every rule only once."""
+    return Fragment(fragment.start, "".join(dict.fromkeys(fragment.rules.splitlines(keepends=True))))

@@ -1,0 +1,95 @@
+"""Grammars of arguments that are written one by one, with the text of strings as it is."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.generation.constraints.errors import under
+from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, literal, repeated, sequence, text
+from server.generation.parsing.call_grammar import OfferedTool, Wanted
+from server.generation.parsing.names import IN_TAG
+from server.generation.parsing.typed_arguments import allowed_types
+
+_PLAIN = frozenset({"type", "properties", "required", "additionalProperties", "title", "description", "$schema"})
+_DEFINITIONS = ("$defs", "definitions")
+_REFERENCE_ELSEWHERE = re.compile(r"'\$(?:dynamicRef|ref)': (?!'#/(?:\$defs|definitions)/)")
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyTags:
+    """What stands around an argument."""
+
+    begin: Callable[[str, bool], Fragment]
+    """By its key, and whether its value is a string that is written as it is."""
+    any_begin: Fragment
+    """The same for any key, with a string."""
+    end: str
+    after: Fragment
+    """After the end."""
+    barred: tuple[str, ...] = ()
+    """Texts that the text of a string cannot have, besides the end: they would be read as something else."""
+
+
+def arguments(wanted: Wanted, tool: OfferedTool, tags: PropertyTags) -> Fragment:
+    """The arguments of a call, in the schema's order; anything in these tags where it is no plain object.
+
+    Not held to the schema are strings, but for their constants, and what may be a string besides something else.
+    """
+    properties = _properties(tool.schema)
+    if properties is None:
+        return repeated(wanted.rule(sequence(tags.any_begin, _string(wanted, tags))))
+    required = tool.schema.get("required", ())
+    found = []
+    for key, schema in properties.items():
+        argument = _argument(wanted, tool, tags, key, schema)
+        found.append(argument if key in required else _optional(argument))
+    return sequence(*found) if found else text("")
+
+
+def _argument(wanted: Wanted, tool: OfferedTool, tags: PropertyTags, key: str, schema: Any) -> Fragment:
+    is_string = "string" in allowed_types(schema)
+    begin = tags.begin(key, is_string)
+    if not is_string:
+        definitions = {name: tool.schema[name] for name in _DEFINITIONS if name in tool.schema}
+        value = tool.json({**definitions, **schema}, under(under(tool.path, "properties"), key))
+        return sequence(begin, value, wanted.text(tags.end), tags.after)
+    constants = list(_constants(schema))
+    if not constants:
+        return sequence(begin, _string(wanted, tags))
+    head, tail = wanted.split(tags.end)
+    values = either(*(text(constant + head) for constant in constants))
+    return sequence(begin, values, *([tail] if tail.start else []), tags.after)
+
+
+def _string(wanted: Wanted, tags: PropertyTags) -> Fragment:
+    if not tags.barred:
+        return sequence(wanted.until(tags.end), tags.after)
+    barred = "|".join(map(literal, tags.barred))
+    terminal = wanted.new_name().upper()
+    body = f"{terminal}: {FREE_TEXT} & ~({FREE_TEXT} ({barred}) {FREE_TEXT})\n"
+    ended = wanted.until(tags.end, terminal)
+    return sequence(Fragment(ended.start, body + ended.rules), tags.after)
+
+
+def _optional(part: Fragment) -> Fragment:
+    return Fragment(f"({part.start})?", part.rules)
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The properties of an object of which all is known by them; None for any other."""
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping) or not schema.keys() <= _PLAIN.union(_DEFINITIONS):
+        return None
+    if not properties and schema.get("additionalProperties") is not False:
+        return None
+    are_known = all(isinstance(value, Mapping) and IN_TAG.fullmatch(key) for key, value in properties.items())
+    if not are_known or not properties.keys() >= set(schema.get("required", ())):
+        return None
+    return None if _REFERENCE_ELSEWHERE.search(repr(schema)) else properties
+
+
+def _constants(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The strings that it allows, if it says which."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return (value for value in values if isinstance(value, str))

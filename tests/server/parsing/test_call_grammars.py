@@ -1,0 +1,225 @@
+"""Answers that a grammar holds: whatever a model makes of them, its calls are whole and fit their schemas."""
+
+import json
+import re
+from random import Random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from server.generation.constraints.fragment import Fragment, text, whole
+from server.generation.parsing.call_grammar import OfferedTool, Wanted
+from server.generation.parsing.choose import TOOL_FORMATS
+from server.generation.parsing.output_parser import Expected
+from tests.server.parsing.harness import Message, parse
+from tests.server.parsing.writers import WRITERS, Writer
+
+# -- a tokenizer of bytes, and all markers -----------------------------------------------------------------------------
+
+MARKERS = sorted({marker for tools in TOOL_FORMATS.values() for marker in tools.markers})
+IDS = {marker: 256 + index for index, marker in enumerate(MARKERS)}
+END = 256 + len(MARKERS)
+VOCABULARY = END + 1
+CLOSING = [*b'"]}<\n/']
+MOST = 3000
+
+
+class Bytes:
+    """What llguidance asks of a tokenizer."""
+
+    eos_token_id = END
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), *(b"\xff" + m.encode() for m in MARKERS), b"\xff<|end|>")
+    special_token_ids = (*IDS.values(), END)
+
+    def __call__(self, data: str | bytes) -> list[int]:
+        return list(data.encode() if isinstance(data, str) else data)
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
+
+
+def matcher(grammar: Fragment) -> LLMatcher:
+    made = LLMatcher(TOKENIZER, whole(grammar), log_level=0)
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def allowed_tokens(state: LLMatcher) -> list[int]:
+    mask = allocate_token_bitmask(1, VOCABULARY)
+    fill_next_token_bitmask(state, mask, 0)
+    assert not state.is_error(), state.get_error()
+    return np.flatnonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little")[:VOCABULARY]).tolist()
+
+
+def pieces(tokens: list[int]) -> list[str]:
+    """Their text, with control tokens as pieces of their own."""
+    found = [b""]
+    for token in tokens:
+        if token < 256:
+            found[-1] += bytes([token])
+        else:
+            found += [MARKERS[token - 256].encode(), b""]
+    return [piece.decode() for piece in found]
+
+
+def walk(grammar: Fragment, seed: int) -> list[str] | None:
+    """A random output; None if it found no end."""
+    random = Random(seed)
+    state, tokens = matcher(grammar), list[int]()
+    while len(tokens) < MOST:
+        allowed = allowed_tokens(state)
+        is_long = len(tokens) > 300
+        if END in allowed and (is_long or len(allowed) == 1 or random.random() < 0.1):
+            return pieces(tokens)
+        choices = [token for token in allowed if token != END]
+        markers = [token for token in choices if token > 255]
+        closing = [token for token in choices if token in CLOSING]
+        if markers and (is_long or random.random() < 0.2):
+            choices = markers
+        elif closing and random.random() < (0.9 if is_long else 0.3):
+            choices = closing
+        elif printable := [token for token in choices if 32 <= token < 127]:
+            choices = printable
+        tokens.append(random.choice(choices))
+        assert state.try_consume_tokens(tokens[-1:]) == 1
+    return None
+
+
+def tokens_of(output: str, controls: dict[str, int]) -> list[int]:
+    cut = re.split(f"({'|'.join(map(re.escape, controls)) or '(?!)'})", output)
+    return [token for part in cut for token in ([controls[part]] if part in controls else part.encode())]
+
+
+def accepts(grammar: Fragment, output: str, controls: dict[str, int]) -> bool:
+    state, tokens = matcher(grammar), tokens_of(output, controls)
+    return state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting()
+
+
+# -- what is offered ---------------------------------------------------------------------------------------------------
+
+SCHEMAS = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "unit": {"enum": ["celsius", "fahrenheit"]},
+            "place": {"$ref": "#/$defs/place"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+        "$defs": {"place": {"type": "array", "items": {"type": "number"}, "maxItems": 2}},
+    },
+    "get": {"type": "object", "properties": {}, "additionalProperties": False},
+    "any_thing": {"type": "object"},
+}
+TOOLS = [OfferedTool(name, schema, "tools", is_strict=True) for name, schema in SCHEMAS.items()]
+CALLS = [
+    [("get_weather", {"city": "Zürich", "unit": "celsius"})],
+    [("get_weather", {"city": "a\nb", "days": 3, "unit": "fahrenheit", "place": [1.5, -2], "note": ""})],
+    [("get", {})],
+    [("any_thing", {"x": "1"})],
+    [("get", {}), ("get_weather", {"city": "<a>", "unit": "celsius", "note": "[1]"}), ("get", {})],
+]
+NOT_HELD = {"gemma4", "kimi_k3", "pythonic"}
+HELD = sorted(set(TOOL_FORMATS) - NOT_HELD)
+ANSWER = text('{"final": 1}')
+
+
+def controls_of(name: str, *, are_special: bool) -> dict[str, int]:
+    return {marker: IDS[marker] for marker in TOOL_FORMATS[name].markers} if are_special else {}
+
+
+def grammar(name: str, controls: dict[str, int], **how: Any) -> Fragment:
+    found = TOOL_FORMATS[name].grammar(Wanted(TOOLS, "calls", controls, **how))
+    assert found is not None
+    return found
+
+
+def cases(names: list[str]) -> list[Any]:
+    """Formats with markers as special tokens and as text; harmony has them as tokens only."""
+    return [
+        pytest.param(
+            name, controls_of(name, are_special=are_special), id=f"{name} {'tokens' if are_special else 'text'}"
+        )
+        for name in names
+        for are_special in (True, False)
+        if are_special or name != "harmony"
+    ]
+
+
+def read(name: str, output: list[str], controls: dict[str, int]) -> Message:
+    """What the parser finds, which must not depend on whether it is told that calls are whole."""
+    messages = [
+        parse(output, TOOL_FORMATS[name], None, Expected(SCHEMAS, calls_are_whole=are_whole), controls)
+        for are_whole in (True, False)
+    ]
+    assert messages[0] == messages[1], output
+    for call in messages[0].calls:
+        assert call.is_whole, output
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    return messages[0]
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "controls"), cases(HELD))
+@pytest.mark.parametrize("is_parallel", [False, True], ids=["one", "several"])
+def test_an_answer_that_needs_a_call_is_calls_and_nothing_else(name: str, controls: dict[str, int], is_parallel: bool):
+    held = grammar(name, controls, needs_call=True, is_parallel=is_parallel)
+    for seed in range(8):
+        output = walk(held, seed)
+        assert output is not None
+        message = read(name, output, controls)
+        assert message.calls, output
+        assert is_parallel or len(message.calls) == 1
+        assert not message.content.strip()
+    assert not accepts(held, "Well.", controls)
+    assert not accepts(held, "", controls)
+
+
+@pytest.mark.parametrize(("name", "controls"), cases(HELD))
+def test_any_answer_is_text_and_whole_calls(name: str, controls: dict[str, int]):
+    held = grammar(name, controls)
+    for seed in range(8):
+        output = walk(held, seed)
+        if output is not None:
+            read(name, output, controls)
+    final = "<|channel|>final<|message|>" if name == "harmony" else ""
+    assert accepts(held, f"{final}Well, <b>not</b> now.\n[1] <", controls)
+
+
+@pytest.mark.parametrize(("name", "controls"), cases(HELD))
+def test_a_final_answer_of_a_form_or_calls(name: str, controls: dict[str, int]):
+    held = grammar(name, controls, answer=ANSWER)
+    final = "<|channel|>final<|message|>" if name == "harmony" else ""
+    assert accepts(held, final + '{"final": 1}', controls)
+    assert not accepts(held, final + "Well.", controls)
+    outputs = [walk(held, seed) for seed in range(6)]
+    assert all(
+        output is not None and (read(name, output, controls).calls or '{"final": 1}' in output[-1])
+        for output in outputs
+    )
+
+
+@pytest.mark.parametrize("writer", [w for w in WRITERS.values() if w.format in HELD], ids=lambda w: w.format)
+def test_what_models_write_is_allowed(writer: Writer):
+    for are_special in (True, False):
+        controls = controls_of(writer.format, are_special=are_special)
+        if writer.format == "harmony" and not are_special:
+            continue
+        held = grammar(writer.format, controls)
+        for calls in CALLS:
+            assert accepts(held, writer.write(calls), controls), writer.write(calls)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_HELD))
+def test_some_formats_are_not_held_yet(name: str):
+    assert TOOL_FORMATS[name].grammar(Wanted(TOOLS, "calls", {})) is None
