@@ -39,6 +39,7 @@ class ChoiceParts:
         self._index = index
         self._options = options
         self._controls = reading.controls
+        self._only_calls = reading.only_calls
         self._detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=options.skip_special_tokens)
         self._parser = OutputParser(
             None if reading.tool_format is None else TOOL_FORMATS[reading.tool_format],
@@ -92,6 +93,8 @@ class ChoiceParts:
     def _take(self, parts: Sequence[Part], deltas: list[Delta]) -> str | None:
         """Add what parts bring to `deltas`; returns the stop string that ended the choice, if one did."""
         for part in parts:
+            if isinstance(part, Content) and self._only_calls:
+                continue
             if isinstance(part, Content):
                 search = self._matcher.push(part.text, armed=self.num_tokens > self._options.min_tokens)
                 self._show(search.text, deltas)

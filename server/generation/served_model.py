@@ -28,7 +28,12 @@ class ServedModel:
 
     @classmethod
     def from_folder(
-        cls, folder: Path, tokenizer: Tokenizer, *names: str, formats: ModelFormats | None = None, aux_model: str | None = None
+        cls,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *names: str,
+        formats: ModelFormats | None = None,
+        aux_model: str | None = None,
     ) -> "ServedModel":
         """Raises OSError or ValueError if a file is not what it should be."""
         name, *aliases = names

@@ -37,9 +37,7 @@ _ALL_FORMATS: Sequence[ToolFormat] = (
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({tools.name: tools for tools in _ALL_FORMATS})
 REASONING_TAGS: Mapping[str, ThinkTags] = MappingProxyType({tags.name: tags for tags in THINK_TAGS})
-READ_EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType(
-    {"harmony": (), "kimi_k3": ("<|open|>think<|sep|>",)}
-)
+READ_EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({"harmony": (), "kimi_k3": ("<|open|>think<|sep|>",)})
 """Formats that hold reasoning and text as well; with what a prompt ends that has begun the reasoning."""
 
 _FORMATS_BY_TEXT = (

@@ -197,7 +197,10 @@ class Reader:
             elif at_once:
                 self._kept = None
                 yield part
-                return (yield from reading)
+                outcome = yield from reading
+                if not outcome and self.is_cut:
+                    self.take(self._num_known)
+                return outcome
             else:
                 parts.append(part)
         text, self._kept = "".join(self._kept), None

@@ -22,6 +22,8 @@ class Reading:
     """Tokens that are markers of these, with their texts."""
     custom_tools: frozenset[str] = frozenset()
     """Names of those that take free text."""
+    only_calls: bool = False
+    """Whether what stands beside calls belongs to their format, and to no text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class ModelFormats:
             ),
             controls=self.controls(tokenizer),
             custom_tools=frozenset(tool.name for tool in offered if tool.is_custom),
+            only_calls=tools is not None and tools.mode == "required",
         )
 
     def is_thinking(self, prompt: str) -> bool:
