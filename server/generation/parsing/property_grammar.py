@@ -36,7 +36,8 @@ class PropertyTags:
 def arguments(wanted: Wanted, tool: OfferedTool, tags: PropertyTags) -> Fragment:
     """The arguments of a call, in the schema's order; anything in these tags where it is no plain object.
 
-    Not held to the schema are strings, but for their constants, and what may be a string besides something else.
+    Not held to the schema are strings, but for their constants, and what may be a string besides something else. Where
+    any arguments are taken, nothing keeps a model from giving one twice, which makes the call none.
     """
     properties = _properties(tool.schema)
     if properties is None:

@@ -27,7 +27,7 @@ class Mistral:
     def grammar(self, wanted: Wanted) -> Fragment | None:
         """See ToolFormat."""
         if not wanted.is_control(_ARGUMENTS):
-            calls = sequence(text("["), wanted.several(json_objects(wanted), ", "), text("]"))
+            calls = sequence(optional(text(" ")), text("["), wanted.several(json_objects(wanted), ", "), text("]"))
             return calls_in_text(wanted, {_BEGIN: calls}, None)
         own_id = Fragment("")
         if wanted.is_control(_ID):
