@@ -143,6 +143,11 @@ def json_objects(wanted: Wanted, key: str = "arguments") -> Fragment:
     )
 
 
+def optional(part: Fragment) -> Fragment:
+    """It, or nothing."""
+    return Fragment(f"({part.start})?", part.rules)
+
+
 def unique(fragment: Fragment) -> Fragment:
     """The same with every rule only once."""
     return Fragment(fragment.start, "".join(dict.fromkeys(fragment.rules.splitlines(keepends=True))))

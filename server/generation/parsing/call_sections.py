@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.generation.constraints.fragment import Fragment, either, sequence
-from server.generation.parsing.call_grammar import Wanted, calls_in_text
+from server.generation.constraints.fragment import Fragment, either, sequence, text
+from server.generation.parsing.call_grammar import Wanted, calls_in_text, optional
 from server.generation.parsing.emit import Kept
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.reader import Reader, Steps
@@ -35,7 +35,7 @@ class CallSections:
     def grammar(self, wanted: Wanted, call: Fragment) -> Fragment:
         """Of an answer with such calls, by what follows the marker of a call."""
         marked = {begin: wanted.rule(sequence(wanted.text(begin), call)) for begin in self.calls}
-        calls = wanted.several(either(*marked.values()))
+        calls = wanted.several(sequence(either(*marked.values()), optional(text("\n"))))
         sections = {begin: sequence(calls, wanted.text(end)) for begin, end in zip(self.begins, self.ends, strict=True)}
         return calls_in_text(wanted, {**sections, **dict.fromkeys(self.calls, call)}, None)
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from server.generation.constraints.fragment import Fragment
 from server.generation.parsing.call_grammar import Wanted
-from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
+from server.generation.parsing.parts import CallArguments, Content, Part, Reasoning
 from server.generation.parsing.reader import Reader, Steps
 from server.generation.parsing.think_tags import ThinkTags
 
@@ -108,11 +108,6 @@ def content(text: str) -> Sequence[Part]:
 def arguments(text: str) -> Sequence[Part]:
     """Arguments of a call, as a reader emits them."""
     return (CallArguments(text),)
-
-
-def whole_call(name: str, text: str) -> Sequence[Part]:
-    """A call whose arguments, one JSON object, are known."""
-    return (CallBegin(name), CallArguments(text), CallEnd())
 
 
 def _join(parts: list[Part], part: Part) -> None:

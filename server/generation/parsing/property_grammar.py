@@ -1,15 +1,15 @@
 """Grammars of arguments that are written one by one, with the text of strings as it is."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from server.generation.constraints.errors import under
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, literal, repeated, sequence, text
-from server.generation.parsing.call_grammar import OfferedTool, Wanted
+from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional
 from server.generation.parsing.names import IN_TAG
-from server.generation.parsing.typed_arguments import allowed_types
+from server.generation.parsing.typed_arguments import allowed_types, resolved
 
 _PLAIN = frozenset({"type", "properties", "required", "additionalProperties", "title", "description", "$schema"})
 _DEFINITIONS = ("$defs", "definitions")
@@ -27,6 +27,8 @@ class PropertyTags:
     end: str
     after: Fragment
     """After the end."""
+    tells_strings: bool = False
+    """Whether what is written shows that a value is a string, so that JSON may stand there as well."""
     barred: tuple[str, ...] = ()
     """Texts that the text of a string cannot have, besides the end: they would be read as something else."""
 
@@ -34,7 +36,8 @@ class PropertyTags:
 def arguments(wanted: Wanted, tool: OfferedTool, tags: PropertyTags) -> Fragment:
     """The arguments of a call, in the schema's order; anything in these tags where it is no plain object.
 
-    Not held to the schema are strings, but for their constants, and what may be a string besides something else.
+    Not held to the schema are strings, but for their constants, and what may be a string besides something else. Where
+    any arguments are taken, nothing keeps a model from giving one twice, which makes the call none.
     """
     properties = _properties(tool.schema)
     if properties is None:
@@ -43,23 +46,30 @@ def arguments(wanted: Wanted, tool: OfferedTool, tags: PropertyTags) -> Fragment
     found = []
     for key, schema in properties.items():
         argument = _argument(wanted, tool, tags, key, schema)
-        found.append(argument if key in required else _optional(argument))
+        found.append(argument if key in required else optional(argument))
     return sequence(*found) if found else text("")
 
 
 def _argument(wanted: Wanted, tool: OfferedTool, tags: PropertyTags, key: str, schema: Any) -> Fragment:
-    is_string = "string" in allowed_types(schema)
-    begin = tags.begin(key, is_string)
-    if not is_string:
+    schema = resolved(schema, tool.schema)
+    types = allowed_types(schema)
+    written = []
+    if "string" in types:
+        constants = list(_constants(schema))
+        value = _constant(wanted, tags, constants) if constants else _string(wanted, tags)
+        written.append(sequence(tags.begin(key, True), value))
+    if "string" not in types or (tags.tells_strings and types != {"string"}):
         definitions = {name: tool.schema[name] for name in _DEFINITIONS if name in tool.schema}
         value = tool.json({**definitions, **schema}, under(under(tool.path, "properties"), key))
-        return sequence(begin, value, wanted.text(tags.end), tags.after)
-    constants = list(_constants(schema))
-    if not constants:
-        return sequence(begin, _string(wanted, tags))
+        written.append(sequence(tags.begin(key, False), value, wanted.text(tags.end), tags.after))
+    return either(*written)
+
+
+def _constant(wanted: Wanted, tags: PropertyTags, constants: Iterable[str]) -> Fragment:
+    """One of them, and the end of it."""
     head, tail = wanted.split(tags.end)
-    values = either(*(text(constant + head) for constant in constants))
-    return sequence(begin, values, *([tail] if tail.start else []), tags.after)
+    ended = either(*(text(constant + head) for constant in constants))
+    return sequence(ended, *([tail] if tail.start else []), tags.after)
 
 
 def _string(wanted: Wanted, tags: PropertyTags) -> Fragment:
@@ -70,10 +80,6 @@ def _string(wanted: Wanted, tags: PropertyTags) -> Fragment:
     body = f"{terminal}: {FREE_TEXT} & ~({FREE_TEXT} ({barred}) {FREE_TEXT})\n"
     ended = wanted.until(tags.end, terminal)
     return sequence(Fragment(ended.start, body + ended.rules), tags.after)
-
-
-def _optional(part: Fragment) -> Fragment:
-    return Fragment(f"({part.start})?", part.rules)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -251,7 +251,9 @@ class Reader:
         return self._text.startswith(marker, at) and self._counts(marker, at)
 
     def _counts(self, marker: str, at: int) -> bool:
-        return marker not in self._controls or self._num_gone + at in self._control_at
+        """Whether all control tokens in the marker that was found there were written as such."""
+        start = self._num_gone + at
+        return all(start + marker.find(control) in self._control_at for control in self._controls if control in marker)
 
     def _may_begin(self, marker: str, at: int) -> bool:
         """Whether the marker may come there, of which no more is known; a control token comes as a whole."""

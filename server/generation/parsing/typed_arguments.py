@@ -1,5 +1,6 @@
 """Arguments whose values were written as plain text: their types are those of the tool's schema."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from server.generation.parsing.python_text import PYTHON
 from server.generation.parsing.reader import Steps
 
 _ANY = frozenset({"null", "boolean", "number", "string", "array", "object"})
+_REFERENCE = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
 _TYPES_BY_NAME = {"integer": "number"}
 _TYPES_BY_BEGINNING = {"{": "object", "[": "array", '"': "string", "n": "null", "t": "boolean", "f": "boolean"}
 
@@ -21,6 +23,7 @@ class TypedArguments:
 
     def __init__(self, schema: Any) -> None:
         """`schema` is that of the object."""
+        self._schema = schema
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         self._properties = properties if isinstance(properties, Mapping) else {}
         self._members = Members()
@@ -31,7 +34,7 @@ class TypedArguments:
         """The next argument begins; False if it was given before."""
         if not (yield from self._members.begin(key)):
             return False
-        self._types = allowed_types(self._properties.get(key))
+        self._types = allowed_types(resolved(self._properties.get(key), self._schema))
         yield from arguments('"' if self._is_string else "")
         return True
 
@@ -64,6 +67,14 @@ def _typed(text: str, types: frozenset[str]) -> str:
         if kind != "string" and (kind in types or "string" not in types):
             return value
     return f'"{escaped(text)}"'
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """What a schema refers to, if that is one of the definitions at the root; otherwise itself."""
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    found = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
+    definitions = root.get(found[1]) if found and isinstance(root, Mapping) else None
+    return definitions.get(found[2], schema) if found and isinstance(definitions, Mapping) else schema
 
 
 def allowed_types(schema: Any) -> frozenset[str]:

@@ -43,6 +43,7 @@ class DeepseekDsml:
             ),
             end=f"</{_MARKER}",
             after=sequence(_SPACE, text("parameter>\n")),
+            tells_strings=True,
         )
         calls = [
             sequence(

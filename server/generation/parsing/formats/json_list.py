@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from server.generation.constraints.fragment import Fragment, sequence, text
-from server.generation.parsing.call_grammar import Wanted, calls_in_text, json_objects
+from server.generation.parsing.call_grammar import Wanted, calls_in_text, json_objects, optional
 from server.generation.parsing.json_call import json_call, json_calls
 from server.generation.parsing.output_parser import Expected, content
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
@@ -29,7 +29,7 @@ class JsonList:
     def grammar(self, wanted: Wanted) -> Fragment | None:
         """See ToolFormat."""
         several = wanted.several(json_objects(wanted), ", ")
-        calls = wanted.rule(sequence(text("["), several, text("]")))
+        calls = wanted.rule(sequence(text("["), several, text("]"), optional(wanted.text(self._ends[0]))))
         begins = sorted(self._begins, key=wanted.is_control, reverse=True)
         return calls_in_text(wanted, dict.fromkeys(begins, calls), None)
 

@@ -1,7 +1,7 @@
 """Mistral: a list of calls as JSON up to tokenizer v7, then a name and its arguments after a marker for each call."""
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
-from server.generation.parsing.call_grammar import Wanted, calls_in_text, json_objects
+from server.generation.parsing.call_grammar import Wanted, calls_in_text, json_objects, optional
 from server.generation.parsing.json_call import json_calls
 from server.generation.parsing.json_text import json_value
 from server.generation.parsing.names import NAME
@@ -27,9 +27,14 @@ class Mistral:
     def grammar(self, wanted: Wanted) -> Fragment | None:
         """See ToolFormat."""
         if not wanted.is_control(_ARGUMENTS):
-            calls = sequence(text("["), wanted.several(json_objects(wanted), ", "), text("]"))
+            calls = sequence(optional(text(" ")), text("["), wanted.several(json_objects(wanted), ", "), text("]"))
             return calls_in_text(wanted, {_BEGIN: calls}, None)
-        calls = either(*(sequence(wanted.text(tool.name + _ARGUMENTS), tool.arguments()) for tool in wanted.tools))
+        own_id = Fragment("")
+        if wanted.is_control(_ID):
+            own_id = optional(sequence(wanted.text(_ID), Fragment("/[a-zA-Z0-9]{9}/")))
+        calls = either(
+            *(sequence(text(tool.name), own_id, wanted.text(_ARGUMENTS), tool.arguments()) for tool in wanted.tools)
+        )
         return calls_in_text(wanted, {_BEGIN: wanted.rule(calls)}, "")
 
 

@@ -10,7 +10,8 @@ from server.generation.parsing.property_grammar import PropertyTags
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
 from server.generation.parsing.typed_arguments import TypedArguments
 
-_BEGINS = ("<tool_call>", "<seed:tool_call>")
+_SEED_BEGIN = "<seed:tool_call>"
+_BEGINS = ("<tool_call>", _SEED_BEGIN)
 _ENDS = ("</tool_call>", "</seed:tool_call>")
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -18,14 +19,6 @@ _LINE = "\n"
 _AFTER_VALUE = (_PARAMETER_END, _LINE + _PARAMETER, _FUNCTION_END)
 _AFTER_LINES = (*_AFTER_VALUE, _LINE + _PARAMETER_END, _LINE + _FUNCTION_END)
 """After a value that began on a line of its own, as Qwen's do: then the end of its last line does not belong to it."""
-
-_TAGS = PropertyTags(
-    begin=lambda key, _: text(f"{_PARAMETER}{key}>{_LINE}"),
-    any_begin=Fragment(rf'"{_PARAMETER}" /[^<>\r\n]+/ ">\n"'),
-    end=_LINE + _PARAMETER_END,
-    after=text(_LINE),
-    barred=(_PARAMETER, _PARAMETER_END, _FUNCTION_END),
-)
 
 
 class Qwen3Xml:
@@ -52,7 +45,16 @@ class Qwen3Xml:
 
 
 def _function(wanted: Wanted, tool: OfferedTool) -> Fragment:
-    given = property_grammar.arguments(wanted, tool, _TAGS)
+    """The rest of a function. Qwen writes its values on lines of their own, Seed does not."""
+    line = "" if wanted.is_control(_SEED_BEGIN) else _LINE
+    tags = PropertyTags(
+        begin=lambda key, _: text(f"{_PARAMETER}{key}>{line}"),
+        any_begin=sequence(text(_PARAMETER), Fragment(r"/[^<>\r\n]+/"), text(f">{line}")),
+        end=line + _PARAMETER_END,
+        after=text(_LINE),
+        barred=(_PARAMETER, _PARAMETER_END, _FUNCTION_END),
+    )
+    given = property_grammar.arguments(wanted, tool, tags)
     return sequence(text(f"{tool.name}>\n"), given, text(_FUNCTION_END))
 
 
