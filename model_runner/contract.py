@@ -71,6 +71,20 @@ class Mirostat:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """A bound on the reasoning between two tags, with which an output may begin."""
+
+    max_tokens: int
+    """After so many tokens of reasoning its end is forced; the end's own tokens count if they come before that."""
+    begin: tuple[int, ...]
+    """The tag that begins it."""
+    end: tuple[int, ...]
+    """The tag that ends it."""
+    is_begun: bool = False
+    """Whether the prompt has begun it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Contrastive:
     """Contrastive decoding: what the model says, less what the auxiliary model, the amateur, says as well.
 
@@ -120,6 +134,8 @@ class SamplingParams:
     """(token id, value added to its logit) pairs."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these tokens may be chosen; None allows all."""
+    thinking: Thinking | None = None
+    """Where the end of the reasoning is forced, no other token may be chosen, whatever `allowed_token_ids` says."""
     grammar: str | None = None
     """The output is one that this grammar allows, in llguidance's dialect of Lark. Tokens of `stop_token_ids` stand
     where it may end and nowhere else, and there must be some; where nothing else can follow, no ban holds for them."""

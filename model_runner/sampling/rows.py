@@ -186,7 +186,7 @@ class SamplingState:
         shares = [(row, {"least_share": share}) for row, share in least]
         constrained = [(row, state) for row, state in enumerate(states) if state.constrains]
         held = [(row, state.matcher) for row, state in constrained if state.matcher is not None]
-        restricted = [row for row, state in constrained if state.sampling.allowed_token_ids is not None]
+        allowed = [(row, some) for row, state in constrained if (some := state.allowed()) is not None]
         return SamplingRows(
             sampling=tuple(state.sampling for state in states),
             positions=tuple(state.num_output for state in states),
@@ -196,8 +196,8 @@ class SamplingState:
             truncated=tuple(row for row, state in drawn if state.truncates),
             listed=tuple(row for row, state in enumerate(states) if state.is_listed),
             logit_bias=self._entries([(row, state.logit_bias) for row, state in constrained]),
-            allowed_rows=self._row_numbers(restricted),
-            allowed=self._entries([(row, state.allowed) for row, state in constrained]),
+            allowed_rows=self._row_numbers([row for row, _ in allowed]),
+            allowed=self._entries(allowed),
             held_rows=self._row_numbers([row for row, _ in held]),
             masks=self._masks([matcher for _, matcher in held]),
             failures={row: failure for row, matcher in held if (failure := matcher.failure) is not None},

@@ -180,6 +180,7 @@ def _blame(sampling: SamplingParams) -> Failure:
     used = {
         "logit_bias": sampling.logit_bias,
         "allowed_token_ids": sampling.allowed_token_ids is not None,
+        "thinking_token_budget": sampling.thinking,
         "grammar": sampling.grammar,
         "bad_words": sampling.bad_words,
         "min_tokens": sampling.min_tokens,

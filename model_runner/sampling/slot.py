@@ -9,6 +9,7 @@ from model_runner.contract import SamplingParams
 from model_runner.sampling.grammar import Matcher
 from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
+from model_runner.sampling.thinking import ThinkingBudget
 
 TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Token ids, and a value for each."""
@@ -34,6 +35,7 @@ class Slot:
         self.truncates = bool(
             sampling.allowed_token_ids is not None
             or sampling.grammar is not None
+            or sampling.thinking is not None
             or self.settings.keys() - {"temperature"}
             or sampling.least_share
         )
@@ -48,7 +50,8 @@ class Slot:
         self.noise = noise_state(sampling.seed, sampling.choice, Stream.TARGET)
         """From which the keys of its positions are made."""
         self.logit_bias = _summed(sampling.logit_bias)
-        self.allowed = _constant(sampling.allowed_token_ids or (), 0.0)
+        self._allowed = None if sampling.allowed_token_ids is None else _values(sampling.allowed_token_ids, 0.0)
+        self._thinking = ThinkingBudget(sampling.thinking, output) if sampling.thinking is not None else None
         self.num_output = len(output)
         self._history = [*prompt, *output]
         self._bad_words = BadWords(sampling.bad_words)
@@ -65,7 +68,7 @@ class Slot:
         self.num_output += 1
         if self.matcher is not None:
             self.matcher.advance(token)
-        for table in (self._seen, self._output, self._ngrams, self._repetitions):
+        for table in (self._thinking, self._seen, self._output, self._ngrams, self._repetitions):
             if table is not None:
                 table.add(token)
         mirostat = self.sampling.mirostat
@@ -85,6 +88,11 @@ class Slot:
         if self.mu is not None:
             settings["mirostat"] = self.mu
         return settings
+
+    def allowed(self) -> TokenValues | None:
+        """The only tokens that may come next; None: all may. The values mean nothing."""
+        forced = None if self._thinking is None else self._thinking.forced
+        return self._allowed if forced is None else _values((forced,), 0.0)
 
     def banned(self) -> TokenValues | None:
         """What must not come next, with -inf; a token may repeat."""
@@ -154,6 +162,7 @@ def _constrains(sampling: SamplingParams) -> bool:
         sampling.logit_bias
         or sampling.allowed_token_ids is not None
         or sampling.grammar is not None
+        or sampling.thinking is not None
         or sampling.bad_words
         or (sampling.min_tokens and sampling.stop_token_ids)
         or sampling.no_repeat_ngram_size
@@ -176,7 +185,11 @@ def _power(base: float, exponents: NDArray[np.int64] | int) -> NDArray[np.float6
 
 
 def _constant(tokens: Sequence[int], value: float) -> TokenValues | None:
-    return (np.array(tokens, dtype=np.int64), np.full(len(tokens), value)) if tokens else None
+    return _values(tokens, value) if tokens else None
+
+
+def _values(tokens: Sequence[int], value: float) -> TokenValues:
+    return np.array(tokens, dtype=np.int64), np.full(len(tokens), value)
 
 
 def _summed(pairs: Iterable[tuple[int, float]]) -> TokenValues | None:

@@ -12,6 +12,7 @@ from server.api.fields.rules import RequestModel, relations_of
 from server.api.openapi import documented_errors
 from server.api.services import ServicesDep
 from server.generation.field_table import facts_of
+from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.settings import DecodingSettings
 
 _API_DEFAULTS: Mapping[str, object] = {
@@ -58,6 +59,10 @@ class Capabilities(BaseModel):
     dtype: str = Field(description="Type of the weights in products.")
     chat: bool = Field(description="Whether the model has a chat template.")
     chat_template_variables: list[str] = Field(description="What `chat_template_kwargs` may set.")
+    tool_format: str = Field(description="How the model writes calls of tools.")
+    tool_formats: list[str] = Field(description="What the setting `tool_parser` may be.")
+    reasoning: str | None = Field(description="The tags of the model's reasoning; null: it has none.")
+    reasoning_tags: list[str] = Field(description="What the setting `reasoning_parser` may be, beside `none`.")
     logprobs: Literal["raw", "processed"] = Field(description="The setting of this name.")
     policy: str = Field(description="The setting of this name: `priority` makes the field of that name count.")
     speculation: SpeculationCapability
@@ -84,6 +89,10 @@ async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
         dtype=info.dtype,
         chat=template is not None,
         chat_template_variables=sorted(template.variables) if template is not None else [],
+        tool_format=services.model.formats.tool_format,
+        tool_formats=sorted(TOOL_FORMATS),
+        reasoning=services.model.formats.reasoning,
+        reasoning_tags=sorted(REASONING_TAGS),
         logprobs=services.settings.logprobs,
         policy=services.settings.policy,
         speculation=SpeculationCapability(

@@ -14,6 +14,11 @@ from server.text.tokenizer import Tokenizer
 MAY_SHOW = ("name", "reasoning_content")
 """Parts that clients send along: those that the template does not show are left out and reported."""
 
+_NO_VARIABLE = "The model's chat template has no such variable."
+_EFFORT = "reasoning_effort"
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables of templates that turn the reasoning on or off."""
+
 
 def read_prompt(tokenizer: Tokenizer, prompt: TextPrompt | Conversation) -> tuple[str, list[Notice]]:
     """The prompt's text with all special tokens that it writes itself, and what was left out of it.
@@ -43,9 +48,7 @@ def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[s
     if conversation.continue_last and not conversation.messages[-1]["content"]:
         message = "'continue_final_message' needs a final message with content."
         raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
-    wished = {name: value for name, value in conversation.wishes.items() if name in template.variables}
-    variables = {**wished, **conversation.variables}
-    notices = list(_unmet(conversation.wishes, variables))
+    variables, notices = _set_variables(template, conversation)
     try:
         conversation = _with_tools(template, conversation, variables)
         conversation, text = _shown(template, conversation, variables, notices)
@@ -123,13 +126,23 @@ def _check_variables(template: ChatTemplate, variables: Mapping[str, Any]) -> No
             raise InvalidRequestError(message, param=path, code="unknown_parameter")
 
 
-def _unmet(wishes: Mapping[str, Any], variables: Mapping[str, Any]) -> Iterator[Notice]:
-    """The wishes that the template, given these variables, does not follow."""
-    for name, wish in wishes.items():
-        if name not in variables:
-            yield Notice(name, "The model's chat template has no such variable.")
-        elif variables[name] != wish:
-            yield Notice(name, f"'chat_template_kwargs.{name}' says otherwise.")
+def _set_variables(template: ChatTemplate, conversation: Conversation) -> tuple[Mapping[str, Any], list[Notice]]:
+    """The variables of the template, and the wishes that it does not follow."""
+    own = conversation.variables
+    wished = {name: value for name, value in conversation.wishes.items() if name in template.variables}
+    switch = next((name for name in _THINKING_SWITCHES if name in template.variables), None)
+    unmet = {name: wish for name, wish in conversation.wishes.items() if {**wished, **own}.get(name) != wish}
+    if conversation.thinks is not None:
+        if switch is not None:
+            wished[switch] = conversation.thinks
+            unmet.pop(_EFFORT, None)  # it is what turned the switch
+        elif _EFFORT not in conversation.wishes:
+            unmet["thinking"] = conversation.thinks
+    notices = [
+        Notice(name, f"'chat_template_kwargs.{name}' says otherwise." if name in own else _NO_VARIABLE)
+        for name in unmet
+    ]
+    return {**wished, **own}, notices
 
 
 def _not_shown(

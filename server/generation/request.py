@@ -45,6 +45,9 @@ class Conversation:
     """Of the template. One that it does not have is refused."""
     wishes: Mapping[str, Any] = field(default_factory=dict)
     """Variables that are set where the template has them, and else are reported as left out."""
+    thinks: bool | None = None
+    """Whether the model is to think before it answers, where the template has a switch for that; else it is reported
+    as `thinking`."""
     open_turn: bool = True
     """Whether the prompt ends with the beginning of the assistant's turn."""
     continue_last: bool = False
@@ -93,6 +96,8 @@ class GenerationRequest:
     """What the answer's text is held to; not its reasoning, and not its calls."""
     tools: ToolUse | None = None
     """What the answer may call."""
+    thinking_budget: int | None = None
+    """Tokens of reasoning after which its end is forced."""
     prediction: str | None = None
     """What the answer will probably be."""
     priority: int = 0

@@ -35,6 +35,7 @@ def text(content: str, **fields: Any) -> dict[str, Any]:
 
 HINTS = [
     ({"reasoning_effort": "low"}, {}, "reasoning_effort"),
+    ({"thinking": {"type": "disabled"}}, {}, "thinking"),
     ({"verbosity": "low"}, {}, "verbosity"),
     ({"prompt_cache_retention": "24h"}, {}, "prompt_cache_retention"),
     ({"prompt_cache_options": {"ttl": "1h"}}, {}, "prompt_cache_options"),

@@ -22,6 +22,12 @@ from server.api.fields.tools import ToolFields
 from server.generation.constraints.constraint import Constraint
 
 
+class ThinkingSwitch(RequestModel):
+    """Whether to think, as DeepSeek's and GLM's APIs have it."""
+
+    type: Literal["enabled", "disabled"]
+
+
 class Prediction(RequestModel):
     """OpenAI's predicted output."""
 
@@ -81,6 +87,12 @@ class ChatCompletionRequest(ToolFields, SamplingFields):
 
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = hint(
         "How much to think first. Given to a chat template that has a variable of this name.", ""
+    )
+    thinking: ThinkingSwitch | None = hint(
+        "Whether to think first, where the chat template has a switch for it; else reported.", ""
+    )
+    thinking_token_budget: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="Tokens of reasoning after which its end is forced."
     )
     verbosity: Literal["low", "medium", "high"] | None = hint(
         "How long an answer should be.", "The length is not controlled."

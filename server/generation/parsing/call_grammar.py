@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, repeated, sequence, text, tokens, until
 from server.generation.constraints.json_text import JsonSchema, LooseJson
+from server.generation.notices import Notice
 
 FREE = Fragment(FREE_TEXT)
 
@@ -24,6 +25,8 @@ class OfferedTool:
     """Of the schema in the client's request."""
     is_strict: bool = False
     """Whether a schema of which something cannot be enforced is to be refused."""
+    left_out: list[Notice] = field(default_factory=list, compare=False)
+    """What of the schema is not enforced, as far as its grammar has been made."""
 
     def arguments(self) -> Fragment:
         """Them all as one object of JSON. Raises ConstraintError for what is refused."""
@@ -31,8 +34,11 @@ class OfferedTool:
 
     def json(self, schema: Any, path: str) -> Fragment:
         """JSON that fits a schema of this tool. Raises ConstraintError for what is refused."""
-        held = JsonSchema(schema, path) if self.is_strict else LooseJson.read(schema, path)
-        return held.fragment("")
+        if self.is_strict:
+            return JsonSchema(schema, path).fragment("")
+        loose = LooseJson.read(schema, path)
+        self.left_out.extend(loose.notices)
+        return loose.fragment("")
 
 
 class Wanted:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from model_runner.contract import Thinking
 from server.errors import InvalidRequestError
 from server.generation.constraints.check import check_grammar
 from server.generation.constraints.errors import ConstraintError
 from server.generation.constraints.fragment import Fragment, sequence, text, whole
-from server.generation.constraints.json_text import LooseJson
 from server.generation.notices import Notice
 from server.generation.parsing.call_grammar import OfferedTool, Wanted
 from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
@@ -29,6 +29,8 @@ class Form:
     """None: the model is free."""
     reading: Reading | None = None
     """None: all of it is text."""
+    thinking: Thinking | None = None
+    """A bound on the reasoning."""
 
 
 class FormRules:
@@ -51,7 +53,19 @@ class FormRules:
             grammar = self._checked(grammar, request, notices)
         calls_are_whole = grammar is not None
         reading = self._formats.reading(self._tokenizer, prompt, request.tools, calls_are_whole=calls_are_whole)
-        return Form(grammar, reading)
+        return Form(grammar, reading, self._thinking(request, prompt))
+
+    def _thinking(self, request: GenerationRequest, prompt: str) -> Thinking | None:
+        """A model without reasoning keeps to any bound."""
+        if request.thinking_budget is None:
+            return None
+        if self._formats.reasoning is None:
+            if self._formats.tool_format in READ_EVERYTHING:
+                self._refuse(request.path("thinking_budget"))
+            return None
+        tags = REASONING_TAGS[self._formats.reasoning]
+        begin, end = (tuple(self._tokenizer.encode(tag, add_special_tokens=False)) for tag in (tags.begin, tags.end))
+        return Thinking(request.thinking_budget, begin, end, self._formats.is_thinking(prompt))
 
     def _held(self, request: GenerationRequest, notices: list[Notice]) -> Fragment | None:
         """What comes after the reasoning."""
@@ -78,9 +92,7 @@ class FormRules:
         if held is None:
             self._leave_free(request, tools, notices)
             return None
-        for tool in offered:
-            if not tool.is_strict:
-                notices += LooseJson.read(tool.schema, tool.path).notices
+        notices += (notice for tool in offered for notice in tool.left_out)
         return held
 
     def _leave_free(self, request: GenerationRequest, tools: ToolUse, notices: list[Notice]) -> None:

@@ -73,7 +73,7 @@ class Planner:
         negative_prompt = self._negative_prompt(request)
         form = self._form(request, encoded[0].text, notices)
         options = replace(self._options(request, notices), reading=form.reading)
-        of_all = self._of_all_prompts(request, options, form.grammar, client)
+        of_all = self._of_all_prompts(request, options, form, client)
         seed_drawn = request.seed is None
         seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         requests = []
@@ -95,12 +95,12 @@ class Planner:
         )
 
     def _of_all_prompts(
-        self, request: GenerationRequest, options: OutputOptions, grammar: str | None, client: str
+        self, request: GenerationRequest, options: OutputOptions, form: Form, client: str
     ) -> EngineRequest:
         """What is the same for each prompt: all but the prompt, what follows from its length, and its seed."""
         prediction = self._prediction(request)
         beams = choose_beam_search(request.decoding, options.stop)
-        sampling = replace(self._sampling(request), grammar=grammar)
+        sampling = replace(self._sampling(request), grammar=form.grammar, thinking=form.thinking)
         self._check_priority(request.priority)
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)
