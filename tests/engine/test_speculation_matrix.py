@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench.speculation_matrix import FEATURES, Feature, Matrix
-from model_runner.contract import Contrastive, DoLa, SamplingParams
+from model_runner.contract import Contrastive, DoLa, SamplingParams, Thinking
 from tests.engine.conftest import Harness
 from tests.engine.tiny_heads import write_eagle, write_eagle3
 
@@ -15,6 +15,11 @@ METHODS = [
 ]  # fmt: skip
 _ITEMS = '%llguidance {"no_forcing": true}\nstart: ("{\\"" /[ab]{1,3}/ "\\":" /[0-3]{2}/ "}" )+'
 """What it forces comes again and again, and in between there is something to choose."""
+_CALLS = (
+    '%llguidance {"no_forcing": true}\nstart: (begin "\\"a\\":" /[0-3]{2}/ "}" )* /(.|\\n)*/\n'
+    'begin[lazy]: /(.|\\n)*/ "{"\n'
+)
+"""As tools are called: any text, but what begins with a brace is held to a form."""
 _HELD = SamplingParams(temperature=0.8, logprobs=1, seed=5, grammar=_ITEMS, stop_token_ids=(2,), min_tokens=20)
 _DOLA = SamplingParams(temperature=0.8, logprobs=1, seed=5, dola=DoLa((0, 1, 2)))
 _CONTRASTIVE = SamplingParams(temperature=0.8, logprobs=1, seed=5, contrastive=Contrastive())
@@ -28,12 +33,15 @@ ALL_FEATURES = FEATURES | {
 }
 """The amateur is the draft model."""
 HELD = {
-    "grammar, greedy": Feature(replace(_HELD, temperature=0.0)),
-    "grammar": Feature(_HELD),
     "grammar, top-p, penalties": Feature(replace(_HELD, top_p=0.9, frequency_penalty=0.3, presence_penalty=0.2)),
     "grammar, n = 3, prefix hit": Feature(_HELD, num_choices=3, is_warm=True, chunk=32),
     "grammar, preemption": Feature(_HELD, chunk=64, is_short_of_blocks=True),
     "grammar, mixed batch": Feature(_HELD, is_mixed=True),
+    "calls in free text": Feature(replace(_HELD, grammar=_CALLS)),
+    "calls in free text, greedy, preemption": Feature(
+        replace(_HELD, grammar=_CALLS, temperature=0.0), chunk=64, is_short_of_blocks=True
+    ),
+    "thinking budget": Feature(replace(_HELD, grammar=None, thinking=Thinking(6, (5,), (6, 7), is_begun=True))),
 }
 
 
@@ -67,7 +75,7 @@ def test_equal_to_no_speculation(matrix: Matrix, method: str, feature: str) -> N
 def test_held_to_a_grammar_too(matrix: Matrix, method: str, feature: str) -> None:
     cell = matrix.cell(method, feature)
     assert cell.is_equal
-    assert cell.num_accepted > 0 or method != "grammar"
+    assert cell.num_accepted > 0 or method != "grammar" or not feature.startswith("grammar")
     assert cell.num_preempted > 0 or not HELD[feature].is_short_of_blocks
 
 
