@@ -245,7 +245,15 @@ def test_all_that_beam_search_finds_is_in_the_language(
 def test_beams_for_which_no_token_is_left_end(load: Callable[..., Harness]) -> None:
     harness = load("llama")
     pair = Pair({**GREEDY, "allowed_token_ids": ids("ab0")}, {"beam_search": BeamSearch(3)}, num_choices=2)
-    harness.run(harness.engine(), [paired("beams", WORDS, 1, pair), request("beside")], may_fail=True)
+    answers = harness.run(harness.engine(), [paired("beams", WORDS, 1, pair), request("beside")], may_fail=True)
+    for choice in range(2):
+        error = answers["beams", choice].error
+        assert error is not None
+        assert (error.message, error.by_request) == (
+            "beam search found only 0 of 2 sequences with these settings",
+            True,
+        )
+    assert is_right(answers["beside", 0])
 
 
 @pytest.fixture(scope="module")
