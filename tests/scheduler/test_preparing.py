@@ -10,7 +10,7 @@ from scheduler import preparing
 from scheduler.engine import Engine
 from scheduler.interface import BeamSearch, FinishReason
 from scheduler.scheduler import Scheduler
-from tests.scheduler.driving import CONFIG, RecordingRunner, make_request, run, shares, tokens_of
+from tests.scheduler.driving import CONFIG, RecordingRunner, make_request, shares, tokens_of
 from tests.scheduler.simulated_beams import expected_sequences
 from tests.scheduler.simulated_world import expected_output
 
