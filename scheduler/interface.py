@@ -107,6 +107,11 @@ class EngineRequest:
             return self.beam_search.width
         return 1 if self.sampling.guidance is None else 2
 
+    @property
+    def num_sequences(self) -> int:
+        """How many run at a time for all choices, which a search finds together."""
+        return self.width if self.beam_search is not None else self.width * len(self.choices)
+
 
 @dataclass(slots=True)
 class RequestOutput:

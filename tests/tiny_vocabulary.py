@@ -46,3 +46,11 @@ def tokenizer(vocab_size: int) -> Tokenizer:
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
     return made
+
+
+def spelled(vocab_size: int) -> list[bytes]:
+    """The bytes of each token, by the alphabet of GPT-2; nothing for those that stand for no text."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return [b"" if text in SPECIALS else bytes(letters[one] for one in text) for text in tokens(vocab_size)]

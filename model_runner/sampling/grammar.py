@@ -235,25 +235,18 @@ class Grammars:
 
     def prepare(self, grammar: str, count: int) -> None:
         """Compile a grammar for so many choices. Raises GrammarError if that is not possible."""
-        with self._lock:
-            count -= len(self._ready.get(grammar, ()))
         made = [self._compile(grammar) for _ in range(min(count, _MOST_KEPT))]
         with self._lock:
             self._ready.setdefault(grammar, []).extend(made)
             self._ready.move_to_end(grammar)
             self._num_ready += len(made)
             while self._num_ready > _MOST_KEPT:
-                _, dropped = self._ready.popitem(last=False)
-                self._num_ready -= len(dropped)
+                self._take(next(iter(self._ready)))
 
     def matcher(self, grammar: str, stop_token_ids: Collection[int], output: Sequence[int]) -> Matcher:
         """A matcher that has seen this output. Raises GrammarError if the grammar does not compile."""
         with self._lock:
-            ready = self._ready.get(grammar)
-            inner = ready.pop() if ready else None
-            self._num_ready -= inner is not None
-            if not ready:
-                self._ready.pop(grammar, None)
+            inner = self._take(grammar) if grammar in self._ready else None
         matcher = Matcher(inner or self._compile(grammar), self.vocabulary, stop_token_ids)
         for token in output:
             matcher.advance(token)
@@ -273,6 +266,15 @@ class Grammars:
         work = self._filler.submit(llguidance.numpy.fill_next_token_bitmask_par, self._executor, rows, masks)
         for matcher, _ in wanted:
             matcher.filled_by(work)
+
+    def _take(self, grammar: str) -> llguidance.LLMatcher:
+        """One of those that are ready. Only for who holds the lock."""
+        ready = self._ready[grammar]
+        self._num_ready -= 1
+        inner = ready.pop()
+        if not ready:
+            del self._ready[grammar]
+        return inner
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(self.vocabulary.tokenizer, grammar, log_level=0, limits=_LIMITS)

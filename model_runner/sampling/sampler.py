@@ -182,6 +182,7 @@ def _blame(sampling: SamplingParams) -> Failure:
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "thinking_token_budget": sampling.thinking,
         "grammar": sampling.grammar,
+        "stop_token_ids": sampling.grammar and len(sampling.stop_token_ids) > 1,  # they are no text then
         "bad_words": sampling.bad_words,
         "min_tokens": sampling.min_tokens,
         "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
