@@ -1,12 +1,11 @@
 """Tools as OpenAI's chat completions have them, the deprecated functions included."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import RequestModel, problem, related
-from server.api.fields.structured import Schema
 from server.generation.tools import Tool, ToolUse
 
 MAX_TOOLS = 512
@@ -18,7 +17,9 @@ class FunctionDefinition(RequestModel):
 
     name: ToolName
     description: str | None = Field(None, description="What it does, for the model.")
-    parameters: Schema | None = Field(None, description="A JSON schema of its arguments; none without one.")
+    parameters: dict[str, Any] | None = Field(
+        None, description="A JSON schema of the object of its arguments; it takes none without one."
+    )
     strict: bool | None = Field(
         None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
     )
