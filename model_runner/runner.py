@@ -78,7 +78,10 @@ class ModelRunner:
         start = time.perf_counter()
         runner.warm_up()
         first_step_s = time.perf_counter() - start
-        runner.info = replace(info, started_in=(*info.started_in, ("first step", first_step_s)))
+        parts.grammars.load()
+        grammars_s = time.perf_counter() - start - first_step_s
+        phases = ("first step", first_step_s), ("vocabulary for grammars", grammars_s)
+        runner.info = replace(info, started_in=(*info.started_in, *phases))
         return runner
 
     @property

@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
 from typing import Final
 
@@ -210,7 +211,7 @@ class Grammars:
     """
 
     def __init__(self, read_tokenizer: Callable[[], str], vocab_size: int) -> None:
-        """`read_tokenizer` returns the text of tokenizer.json; it is called when the first grammar comes."""
+        """`read_tokenizer` returns the text of tokenizer.json."""
         self._read_tokenizer = read_tokenizer
         self._vocab_size = vocab_size
         self._vocabulary: Vocabulary | None = None
@@ -221,9 +222,14 @@ class Grammars:
         self._filler = ThreadPoolExecutor(1, "masks")
         self._executor = llguidance.LLExecutor(max(1, (os.cpu_count() or 1) // 2))
 
+    def load(self) -> None:
+        """Make the vocabulary: for a large one that takes seconds, in which no other thread of Python gets a turn."""
+        with suppress(GrammarError):  # the first grammar will tell
+            self.vocabulary  # noqa: B018 - made now
+
     @property
     def vocabulary(self) -> Vocabulary:
-        """Made at first use, which takes seconds if it is large. Raises GrammarError if the model has none."""
+        """Made at first use, if not before. Raises GrammarError if the model has none."""
         with self._loading:
             if self._vocabulary is None:
                 try:
