@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from server.generation.constraints.errors import ConstraintError
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, repeated, sequence, text, tokens, until
 from server.generation.constraints.json_text import JsonSchema, LooseJson
 from server.generation.notices import Notice
@@ -27,6 +28,12 @@ class OfferedTool:
     """Whether a schema of which something cannot be enforced is to be refused."""
     left_out: list[Notice] = field(default_factory=list, compare=False)
     """What of the schema is not enforced, as far as its grammar has been made."""
+
+    def leave_out(self, path: str, reason: str) -> None:
+        """Something of the schema is not enforced. Raises ConstraintError where that is refused."""
+        if self.is_strict:
+            raise ConstraintError(path, reason)
+        self.left_out.append(Notice(path, reason))
 
     def arguments(self) -> Fragment:
         """Them all as one object of JSON. Raises ConstraintError for what is refused."""

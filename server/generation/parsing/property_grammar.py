@@ -12,6 +12,11 @@ from server.generation.parsing.names import IN_TAG
 from server.generation.parsing.typed_arguments import allowed_types, resolved
 
 _PLAIN = frozenset({"type", "properties", "required", "additionalProperties", "title", "description", "$schema"})
+_SAYS_NOTHING = frozenset({"type", "title", "description", "$schema"})
+"""Of an object, these allow any arguments."""
+_OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
+_NOT_OF_STRINGS = "Not enforced: this model's format writes strings as they are."
+_NOT_PLAIN = "Not enforced: this model writes arguments one by one, and these are no object of known properties."
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE_ELSEWHERE = re.compile(r"'\$(?:dynamicRef|ref)': (?!'#/(?:\$defs|definitions)/)")
 
@@ -41,6 +46,8 @@ def arguments(wanted: Wanted, tool: OfferedTool, tags: PropertyTags) -> Fragment
     """
     properties = _properties(tool.schema)
     if properties is None:
+        if not tool.schema.keys() <= _SAYS_NOTHING:
+            tool.leave_out(tool.path, _NOT_PLAIN)
         return repeated(wanted.rule(sequence(tags.any_begin, _string(wanted, tags))))
     required = tool.schema.get("required", ())
     found = []
@@ -54,13 +61,16 @@ def _argument(wanted: Wanted, tool: OfferedTool, tags: PropertyTags, key: str, s
     schema = resolved(schema, tool.schema)
     types = allowed_types(schema)
     written = []
+    path = under(under(tool.path, "properties"), key)
     if "string" in types:
         constants = list(_constants(schema))
         value = _constant(wanted, tags, constants) if constants else _string(wanted, tags)
+        for keyword in () if constants else (keyword for keyword in _OF_STRINGS if keyword in schema):
+            tool.leave_out(under(path, keyword), _NOT_OF_STRINGS)
         written.append(sequence(tags.begin(key, True), value))
     if "string" not in types or (tags.tells_strings and types != {"string"}):
         definitions = {name: tool.schema[name] for name in _DEFINITIONS if name in tool.schema}
-        value = tool.json({**definitions, **schema}, under(under(tool.path, "properties"), key))
+        value = tool.json({**definitions, **schema}, path)
         written.append(sequence(tags.begin(key, False), value, wanted.text(tags.end), tags.after))
     return either(*written)
 
