@@ -40,25 +40,33 @@ STEP_GOAL = 1.05
 SCHEMA_LINES = 2_000
 NUM_DECODING, NUM_COMPILING = 8, 4
 """Requests that run while others' grammars are compiled, and those."""
-_ITEM: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "kind": {"enum": ["book", "article", "website", "manual"]},
-        "title": {"type": "string", "maxLength": 40},
-        "year": {"type": "integer", "minimum": 1900, "maximum": 2030},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
-        "is_read": {"type": "boolean"},
-    },
-    "required": ["kind", "title", "year", "tags", "is_read"],
-    "additionalProperties": False,
-}
-_ENDLESS = {"type": "array", "items": _ITEM, "minItems": 1_000}
+
+
+def _item(**limits: int) -> dict[str, Any]:
+    """One whose strings have these limits."""
+    return {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["book", "article", "website", "manual"]},
+            "title": {"type": "string", **limits},
+            "year": {"type": "integer", "minimum": 1900, "maximum": 2030},
+            "tags": {"type": "array", "items": {"type": "string", **limits}, "maxItems": 3},
+            "is_read": {"type": "boolean"},
+        },
+        "required": ["kind", "title", "year", "tags", "is_read"],
+        "additionalProperties": False,
+    }
+
+
+SCHEMAS = {"any strings": _item(), "maxLength 16": _item(maxLength=16)}
+"""Of the items of an array that has no end. Where a string is nearly full, most tokens have to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Held answers next to free ones, at one number of clients. Medians of the rounds."""
 
+    schema: str
     clients: int
     free_step_ms: float
     held_step_ms: float
@@ -78,9 +86,11 @@ class Cost:
 class MaskTime:
     """Microseconds for each mask."""
 
+    schema: str
     count: int
     p50_us: float
     p99_us: float
+    mean_us: float
     longest_us: float
 
 
@@ -105,6 +115,11 @@ def grammar_for(schema: object) -> str:
     return grammar_of(JsonSchema(schema, "schema"), "schema")
 
 
+def endless(name: str) -> dict[str, Any]:
+    """A list of the items of one of the schemas."""
+    return {"type": "array", "items": SCHEMAS[name], "minItems": 1_000}
+
+
 def large_schema(num_lines: int, variant: int = 0) -> dict[str, Any]:
     """One that has so many lines, or a few more, when it is indented."""
     parts: dict[str, Any] = {}
@@ -112,7 +127,7 @@ def large_schema(num_lines: int, variant: int = 0) -> dict[str, Any]:
         schema = {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
         if len(json.dumps(schema, indent=2).splitlines()) >= num_lines:
             return schema
-        parts[f"part_{variant}_{len(parts)}"] = _ITEM
+        parts[f"part_{variant}_{len(parts)}"] = _item()
 
 
 class Bench:
@@ -129,20 +144,24 @@ class Bench:
         self._rounds = rounds
         self._stop_ids = tuple(self._grammars.vocabulary.tokenizer.eos_tokens)
         self._free = SamplingParams(temperature=0.8)
-        self._held = replace(self._free, grammar=grammar_for(_ENDLESS), stop_token_ids=self._stop_ids)
         self._num_runs = 0
-        self._answers: list[tuple[int, ...]] = []
+        self._answers: dict[str, list[tuple[int, ...]]] = {name: [] for name in SCHEMAS}
 
-    def cost(self, clients: int) -> Cost:
-        """After a run of both sides that does not count."""
-        for sampling in (self._free, self._held):
-            self._run(sampling, clients)
-        rounds = [self._round(clients) for _ in range(self._rounds)]
+    def _held(self, grammar: str) -> SamplingParams:
+        return replace(self._free, grammar=grammar, stop_token_ids=self._stop_ids)
+
+    def cost(self, name: str, clients: int) -> Cost:
+        """Of one of the schemas, after a run of both sides that does not count."""
+        sampling = self._held(grammar_for(endless(name)))
+        for warming in (self._free, sampling):
+            self._run(warming, clients)
+        rounds = [self._round(sampling, clients) for _ in range(self._rounds)]
         free, again, held, drafted = zip(*rounds, strict=True)
-        self._answers += held[0].tokens
+        self._answers[name] += held[0].tokens
         pairs = zip(free, held, again, strict=True)
         ratios = [(_step_ms(one) / _step_ms(other), _step_ms(third) / _step_ms(other)) for other, one, third in pairs]
         return Cost(
+            schema=name,
             clients=clients,
             free_step_ms=statistics.median(map(_step_ms, free)),
             held_step_ms=statistics.median(map(_step_ms, held)),
@@ -154,26 +173,26 @@ class Bench:
             accepted=statistics.median(map(_accepted, drafted)),
         )
 
-    def _round(self, clients: int) -> tuple[EngineRun, EngineRun, EngineRun, EngineRun]:
+    def _round(self, held: SamplingParams, clients: int) -> tuple[EngineRun, EngineRun, EngineRun, EngineRun]:
         return (
             self._run(self._free, clients),
             self._run(self._free, clients),
-            self._run(self._held, clients),
-            self._run(self._held, clients, Speculation("auto")),
+            self._run(held, clients),
+            self._run(held, clients, Speculation("auto")),
         )
 
-    def masks(self) -> MaskTime:
-        """Along the held answers so far."""
-        times = []
-        for answer in self._answers:
-            matcher = self._grammars.matcher(self._held.grammar or "", self._stop_ids, ())
+    def masks(self, name: str) -> MaskTime:
+        """Along the answers so far that one of the schemas held."""
+        grammar, times = grammar_for(endless(name)), []
+        for answer in self._answers[name]:
+            matcher = self._grammars.matcher(grammar, self._stop_ids, ())
             for token in answer:
                 start = time.perf_counter()
                 matcher.mask()
                 times.append(1e6 * (time.perf_counter() - start))
                 matcher.advance(token)
         p50, p99 = np.percentile(times, [50, 99]).tolist()
-        return MaskTime(len(times), p50, p99, max(times))
+        return MaskTime(name, len(times), p50, p99, statistics.mean(times), max(times))
 
     def compiling(self) -> CompileCost:
         """Of schemas that differ only in the names of their properties, so that each is compiled."""
@@ -201,8 +220,7 @@ class Bench:
         engine.step()
         alone = [_seconds(engine.step) for _ in range(self._num_tokens)]
         for index, grammar in enumerate(grammars):
-            sampling = replace(self._held, grammar=grammar)
-            engine.add(EngineRequest(f"compiled-{index}", self._prompts[0][:1], sampling, 1))
+            engine.add(EngineRequest(f"compiled-{index}", self._prompts[0][:1], self._held(grammar), 1))
         meanwhile = []
         while engine.stats().num_waiting:  # the step after the last one computes their prompts
             meanwhile.append(_seconds(engine.step))
@@ -252,11 +270,12 @@ def _median_ms(actions: Sequence[Callable[[], object]]) -> float:
 def table(costs: Sequence[Cost]) -> Table:
     """One line for each number of clients."""
     names = "free ms", "held ms", "held/free", "free/free", "free/s", "held/s", "drafted/s", "accepted"
-    lines = Table("clients", *names)
-    for column in lines.columns:
+    lines = Table("schema", "clients", *names)
+    for column in lines.columns[1:]:
         column.justify = "right"
     for cost in costs:
         lines.add_row(
+            cost.schema,
             str(cost.clients),
             f"{cost.free_step_ms:.2f}",
             f"{cost.held_step_ms:.2f}",
@@ -281,17 +300,20 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     bench = Bench(resolve_model(arguments.model, console).path, arguments.tokens, arguments.rounds)
-    costs = [bench.cost(clients) for clients in track(CONCURRENCY, "Measuring", console=console)]
-    masks, compiling = bench.masks(), bench.compiling()
+    cells = [(name, clients) for name in SCHEMAS for clients in CONCURRENCY]
+    costs = [bench.cost(*cell) for cell in track(cells, "Measuring", console=console)]
+    masks, compiling = [bench.masks(name) for name in SCHEMAS], bench.compiling()
     console.print(table(costs))
     console.print(
         f"Steps, and tokens a second. Medians of {arguments.rounds} rounds in turns; {PROMPT} tokens in, "
         f"{arguments.tokens} out. "
         f"The goal for steps is at most {STEP_GOAL} x free ones."
     )
-    console.print(
-        f"{masks.count} masks: p50 {masks.p50_us:.0f} us, p99 {masks.p99_us:.0f} us, longest {masks.longest_us:.0f} us."
-    )
+    for of_schema in masks:
+        console.print(
+            f"{of_schema.schema}: {of_schema.count} masks, p50 {of_schema.p50_us:.0f} us, p99 {of_schema.p99_us:.0f} us, "
+            f"mean {of_schema.mean_us:.0f} us, longest {of_schema.longest_us:.0f} us."
+        )
     console.print(
         f"A schema of {compiling.lines} lines is read in {compiling.read_ms:.1f} ms and compiled in "
         f"{compiling.compile_ms:.1f} ms. Steps of {NUM_DECODING} others took {compiling.step_ms:.1f} ms, at most "
@@ -303,7 +325,7 @@ def main() -> None:
             "rounds": arguments.rounds,
             "goal": STEP_GOAL,
             "costs": [asdict(cost) for cost in costs],
-            "masks": asdict(masks),
+            "masks": [asdict(of_schema) for of_schema in masks],
             "compiling": asdict(compiling),
         }
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
