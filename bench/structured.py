@@ -311,8 +311,8 @@ def main() -> None:
     )
     for of_schema in masks:
         console.print(
-            f"{of_schema.schema}: {of_schema.count} masks, p50 {of_schema.p50_us:.0f} us, p99 {of_schema.p99_us:.0f} us, "
-            f"mean {of_schema.mean_us:.0f} us, longest {of_schema.longest_us:.0f} us."
+            f"{of_schema.schema}: {of_schema.count} masks, p50 {of_schema.p50_us:.0f} us, "
+            f"p99 {of_schema.p99_us:.0f} us, mean {of_schema.mean_us:.0f} us, longest {of_schema.longest_us:.0f} us."
         )
     console.print(
         f"A schema of {compiling.lines} lines is read in {compiling.read_ms:.1f} ms and compiled in "
