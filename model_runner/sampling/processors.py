@@ -58,6 +58,8 @@ class Grammar:
         return len(rows.held_rows) > 0
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        if len(rows.held_rows) == len(logits):
+            return logits.masked_fill_(~rows.masks, -math.inf)
         kept = logits.index_select(0, rows.held_rows).masked_fill_(~rows.masks, -math.inf)
         return logits.index_copy_(0, rows.held_rows, kept)
 

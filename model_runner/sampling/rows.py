@@ -70,7 +70,7 @@ class SamplingRows:
     greedy: tuple[int, ...]
     """Rows at temperature 0."""
     whole: tuple[int, ...]
-    """Rows that sample from the whole vocabulary, or nearly so."""
+    """Rows that sample from the whole vocabulary, or what grammars and bans leave of it."""
     truncated: tuple[int, ...]
     """Rows that sample from what a truncation or a list of allowed tokens leaves."""
     listed: tuple[int, ...]

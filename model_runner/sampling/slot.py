@@ -34,7 +34,6 @@ class Slot:
         self.settings = _settings_in_use(sampling, vocab_size)
         self.truncates = bool(
             sampling.allowed_token_ids is not None
-            or sampling.grammar is not None
             or sampling.thinking is not None
             or self.settings.keys() - {"temperature"}
             or sampling.least_share
