@@ -172,18 +172,10 @@ async def test_messages_say_what_is_expected(client: httpx.AsyncClient):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("functions", [{"name": "f"}]),
-        ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("web_search_options", {}),
         ("moderation", {"model": "x"}),
         ("best_of", 2),
-        ("structured_outputs", {"regex": "a"}),
         ("logits_processors", ["x"]),
         ("chat_template", "{{ messages }}"),
         ("documents", [{"text": "x"}]),
