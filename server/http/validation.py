@@ -45,8 +45,18 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     if kind in _UNSUPPORTED_MESSAGES:
         message = _UNSUPPORTED_MESSAGES[kind].format(path=path, value=_describe(error["input"]))
         return InvalidRequestError(message, param=path or None, code=kind)
+    if kind == "union_tag_invalid":
+        return _unknown_type(_join(path, "type"), error["input"].get("type"), context["expected_tags"])
     message, code = _explain(kind, path, context, error["input"], error["msg"])
     return InvalidRequestError(message, param=path or None, code=code)
+
+
+def _unknown_type(path: str, value: object, tags: str) -> InvalidRequestError:
+    """The error for an object whose `type`, by which it is told from others, is none of theirs."""
+    expected = {"expected": tags.replace("<", "").replace(">", "")}
+    kind = "missing" if value is None else "literal_error" if isinstance(value, str) else "string_type"
+    message, code = _explain(kind, path, expected, value, "")
+    return InvalidRequestError(message, param=path, code=code)
 
 
 def json_path(location: Sequence[str | int]) -> str:
