@@ -22,7 +22,7 @@ To call one, write nothing but this, with its name and a JSON object of its argu
 The results come in the next message. If no function is needed, answer without a call."""
 
 
-def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
+def with_description(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
     """The messages with the tools described in the first system message, or in one of their own."""
     if not tools:
         return messages

@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from server.errors import InvalidRequestError, shorten
-from server.generation.generic_tools import spelled_out, with_tools
+from server.generation.generic_tools import spelled_out, with_description
+from server.generation.merged_messages import one_system_message, one_turn_each
 from server.generation.notices import Notice
 from server.generation.request import Conversation, Prompt, TextPrompt
 from server.text.chat_template import ChatTemplate, ChatTemplateError
 from server.text.tokenizer import Tokenizer
 
+Messages = Sequence[Mapping[str, Any]]
 MAY_SHOW = ("name", "reasoning_content")
 """Parts that clients send along: those that the template does not show are left out and reported."""
 
@@ -50,9 +52,9 @@ def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[s
         raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
     variables, notices = _set_variables(template, conversation)
     try:
-        conversation = _with_tools(template, conversation, variables)
-        conversation, text = _shown(template, conversation, variables, notices)
-        notices += _not_shown(template, conversation.messages, variables)
+        with_tools = _with_tools(template, conversation, variables)
+        taken, text = _shown(template, with_tools, variables, notices)
+        notices += _not_shown(template, conversation.messages, taken.messages, variables)
     except ChatTemplateError as error:
         reason = shorten(str(error), 200)
         message = f"The model's chat template does not accept these messages: {reason}"
@@ -67,13 +69,14 @@ def _with_tools(template: ChatTemplate, conversation: Conversation, variables: M
         messages = spelled_out(messages)
     if not conversation.tools or template.knows_tools:
         return replace(conversation, messages=messages)
-    return replace(conversation, messages=with_tools(messages, conversation.tools), tools=())
+    return replace(conversation, messages=with_description(messages, conversation.tools), tools=())
 
 
-def _shows_calls(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:
+def _shows_calls(template: ChatTemplate, messages: Messages, variables: Mapping[str, Any]) -> bool:
     """Whether it shows the calls and results that are there."""
     if any(message.get("tool_calls") for message in messages):
-        return not template.ignores("tool_calls", "assistant", messages, variables=variables)
+        ignores = template.ignores("tool_calls", "assistant", messages, variables=variables)
+        return "tool_calls" in template.source and not ignores
     return "tool" in template.source or not any(message["role"] == "tool" for message in messages)
 
 
@@ -82,20 +85,39 @@ def _shown(
 ) -> tuple[Conversation, str]:
     """The text, and the conversation as the template took it.
 
-    A call's arguments may be text that is no object. Not all templates take that: the others get an object around it.
+    Not all templates take what clients send: the others get it in a form that they do take. The first error counts.
     """
     try:
         return conversation, _text(template, conversation, variables)
-    except ChatTemplateError:
-        wrapped = [_with_objects(message) for message in conversation.messages]
-        if wrapped == list(conversation.messages):
-            raise
-    conversation = replace(conversation, messages=wrapped)
-    notices.append(Notice("messages[].tool_calls[].function.arguments", "What is no object was put into one."))
-    return conversation, _text(template, conversation, variables)
+    except ChatTemplateError as error:
+        refusal = error
+    for messages, told in _simpler(conversation.messages):
+        simpler = replace(conversation, messages=messages)
+        try:
+            text = _text(template, simpler, variables)
+        except ChatTemplateError:
+            continue
+        notices += told
+        return simpler, text
+    raise refusal
 
 
-def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _simpler(messages: Messages) -> Iterator[tuple[Messages, Sequence[Notice]]]:
+    """Forms of the messages that more and more templates take, and what is to be told of each."""
+    told: Sequence[Notice] = ()
+    for simplified, notice in _SIMPLIFICATIONS:
+        simpler = simplified(messages)
+        if simpler != list(messages):
+            messages, told = simpler, (*told, notice)
+            yield messages, told
+
+
+def _with_objects(messages: Messages) -> Messages:
+    """The messages with an object for the arguments of each call."""
+    return [_with_object(message) for message in messages]
+
+
+def _with_object(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """The message with an object for the arguments of each of its calls."""
     if "tool_calls" not in message:
         return message
@@ -105,6 +127,13 @@ def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
         as_object = {"arguments": arguments} if isinstance(arguments, str) else arguments
         calls.append({**call, "function": {**call["function"], "arguments": as_object}})
     return {**message, "tool_calls": calls}
+
+
+_SIMPLIFICATIONS = (
+    (_with_objects, Notice("messages[].tool_calls[].function.arguments", "What is no object was put into one.")),
+    (one_system_message, Notice("messages[].role", "The system messages were merged into the first.")),
+    (one_turn_each, Notice("messages[].role", "Messages of one role that follow each other were merged.")),
+)
 
 
 def _text(template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any]) -> str:
@@ -146,14 +175,17 @@ def _set_variables(template: ChatTemplate, conversation: Conversation) -> tuple[
 
 
 def _not_shown(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    template: ChatTemplate, messages: Messages, taken: Messages, variables: Mapping[str, Any]
 ) -> Iterator[Notice]:
-    """What may be left out and is. Looks at each role by itself, since templates treat roles differently."""
+    """What may be left out of the messages and is, in the form in which they were taken.
+
+    Looks at each role by itself, since templates treat roles differently.
+    """
     first: dict[tuple[str, str], int] = {}
     for index, message in enumerate(messages):
         for key in MAY_SHOW:
             if message.get(key):
                 first.setdefault((key, message["role"]), index)
     for (key, role), index in first.items():
-        if template.ignores(key, role, messages, variables=variables):
+        if template.ignores(key, role, taken, variables=variables):
             yield Notice(f"messages[{index}].{key}", "The model's chat template does not show it.")

@@ -86,16 +86,16 @@ class ChatTemplate:
         return head
 
     def ignores(self, key: str, role: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
-        """Whether the prompt would be the same without this key of the role's messages."""
+        """Whether the prompt would be the same without this key of the role's messages; no, where it is refused."""
         without = [
             {name: value for name, value in message.items() if name != key or message["role"] != role}
             for message in messages
         ]
         try:
             bare = self.render(without, add_generation_prompt=False, variables=variables)
+            return bare == self.render(messages, add_generation_prompt=False, variables=variables)
         except ChatTemplateError:
             return False
-        return bare == self.render(messages, add_generation_prompt=False, variables=variables)
 
     def _known_role(self, message: Message) -> Message:
         if message["role"] == "developer" and not self._knows_developer:

@@ -12,7 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from scheduler.interface import EngineRequest
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, Script, scripted
+from tests.server.tiny_model import END
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -87,3 +88,54 @@ async def refused(client: httpx.AsyncClient, path: str, body: object, param: str
     error = error_of(await client.post(path, json=body))
     assert (error["param"], error["code"]) == (param, code), error
     return error["message"]
+
+
+def says(*texts: str) -> Script:
+    """A model that writes these texts, one for each choice, and ends."""
+    return scripted(*([*text.encode(), END] for text in texts))
+
+
+def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The choices that the chunks of a stream make, with messages as in whole answers."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            building = choices.setdefault(choice["index"], {"message": {}})
+            assert "finish_reason" not in building, "nothing comes after the end"
+            _add_delta(building["message"], choice["delta"])
+            if choice["finish_reason"] is not None:
+                building["finish_reason"] = choice["finish_reason"]
+    return [choices[index] for index in sorted(choices)]
+
+
+def _add_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for call in value:
+                _add_call(message.setdefault("tool_calls", []), call)
+        elif key == "function_call":
+            _add_delta(message.setdefault("function_call", {}), value)
+        else:
+            message[key] = message.get(key, "") + value
+
+
+def _add_call(calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
+    """As strict clients do: id, type and name come once, with the number of the call after the last one."""
+    kind = "custom" if "custom" in delta else "function"
+    if delta["index"] == len(calls):
+        assert set(delta) == {"index", "id", "type", kind}
+        assert delta["type"] == kind
+        calls.append({"id": delta["id"], "type": kind, kind: dict(delta[kind])})
+        return
+    assert delta["index"] == len(calls) - 1
+    assert set(delta) == {"index", kind}
+    assert "name" not in delta[kind]
+    _add_delta(calls[-1][kind], delta[kind])
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """The message of a whole or a joined answer, with all that two runs of a request have in common."""
+    kept = {key: value for key, value in message.items() if value not in (None, "", [])}
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [{**call, "id": None} for call in kept["tool_calls"]]
+    return kept

@@ -172,11 +172,6 @@ async def test_messages_say_what_is_expected(client: httpx.AsyncClient):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("functions", [{"name": "f"}]),
-        ("function_call", {"name": "f"}),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("web_search_options", {}),
         ("moderation", {"model": "x"}),

@@ -118,7 +118,9 @@ async def test_capabilities_name_every_field(client: httpx.AsyncClient):
     number, null = fields["temperature"]["values"]["anyOf"]
     assert (number["minimum"], number["maximum"], null) == (0, 2, {"type": "null"})
     assert fields["messages"]["required"]
-    assert fields["tools"]["support"] == "refused"
+    assert fields["tools"]["support"] == "honoured"
+    assert fields["tool_choice"]["requires"] == ["tools"]
+    assert fields["audio"]["support"] == "refused"
     assert fields["user"]["support"] == "no_effect"
     assert fields["prompt_logprobs"]["excludes"] == ["stream"]
     assert fields["top_logprobs"]["requires"] == ["logprobs"]
@@ -136,7 +138,7 @@ async def test_refused_fields_say_so(client: httpx.AsyncClient):
     """The capabilities are true: what is called refused is refused, what has no effect is not."""
     fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
     refused = [name for name, field in fields.items() if field["support"] == "refused"]
-    assert len(refused) == 12
+    assert len(refused) == 8
     of_the_models: dict[str, Any] = {"contrastive": {}, "dola": {"layers": "low"}}
     for name in refused:
         error = (await client.post(CHAT, json=chat(**{name: of_the_models.get(name, {"x": 1})}))).json()["error"]

@@ -104,7 +104,10 @@ class Message(EchoedModel):
     )
     name: str | None = Field(None, description="Left out and reported if the chat template does not show it.")
     tool_calls: list[ToolCall] | None = Field(
-        None, min_length=1, fail_fast=True, description="Of the assistant; refused if the template does not show them."
+        None,
+        min_length=1,
+        fail_fast=True,
+        description="Of the assistant; written out as text if the template does not show them.",
     )
     tool_call_id: str | None = Field(
         None, description="Of a tool's message, and required there: the call that it answers."

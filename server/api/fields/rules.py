@@ -8,7 +8,7 @@ one of the two. `x-off` lists values, besides null, false and what is empty, tha
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self
@@ -199,3 +199,16 @@ def at_most(limit: int) -> WrapValidator:
 def shape(value: object) -> str | None:
     """Tag of a union of string and array, for pydantic's Discriminator."""
     return "<string>" if isinstance(value, str) else "<array>" if isinstance(value, list) else None
+
+
+def tag_by_type(otherwise: str) -> Callable[[object], str]:
+    """Tags of a union of objects that differ in their `type`, for pydantic's Discriminator.
+
+    What is no object gets the tag of the type `otherwise`, and is refused as that.
+    """
+
+    def tag(value: object) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", otherwise)
+        return f"<{kind}>"
+
+    return tag

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, problem, refused, related
+from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, problem, refused, related, tag_by_type
 from server.generation.constraints.constraint import Constraint
 from server.generation.constraints.errors import ConstraintError, under
 from server.generation.constraints.json_text import (
@@ -77,18 +77,12 @@ class StructuralTagFormat(RequestModel):
     triggers: list[str] | None = Field(None, description="Texts at which a structure begins.")
 
 
-def _type_of(value: object) -> str:
-    """Tag of a format, for pydantic's Discriminator. What is no object is refused by any of them."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "text")
-    return f"<{kind}>"
-
-
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectFormat, Tag("<json_object>")]
     | Annotated[JsonSchemaFormat, Tag("<json_schema>")]
     | Annotated[StructuralTagFormat, Tag("<structural_tag>")],
-    Discriminator(_type_of),
+    Discriminator(tag_by_type("text")),
 ]
 
 

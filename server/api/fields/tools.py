@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import RequestModel, problem, related
+from server.api.fields.rules import RequestModel, problem, related, tag_by_type
 from server.generation.tools import Tool, ToolUse
 
 MAX_TOOLS = 512
@@ -66,7 +66,10 @@ class CustomTool(RequestModel):
         return Tool.custom(self.custom.name, self.custom.description)
 
 
-AnyTool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    Discriminator(tag_by_type("function")),
+]
 
 
 class ToolRef(RequestModel):
@@ -99,7 +102,10 @@ class CustomChoice(RequestModel):
         return (self.custom.name,)
 
 
-ToolByName = Annotated[FunctionChoice | CustomChoice, Field(discriminator="type")]
+ToolByName = Annotated[
+    Annotated[FunctionChoice, Tag("<function>")] | Annotated[CustomChoice, Tag("<custom>")],
+    Discriminator(tag_by_type("function")),
+]
 
 
 class AllowedTools(RequestModel):
@@ -121,13 +127,19 @@ class AllowedChoice(RequestModel):
         return [name for one in self.allowed_tools.tools for name in one.names]
 
 
-def _choice_shape(value: object) -> str | None:
+def _choice_shape(value: object) -> str:
     return "<string>" if isinstance(value, str) else "<object>"
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<string>")]
-    | Annotated[Annotated[FunctionChoice | CustomChoice | AllowedChoice, Field(discriminator="type")], Tag("<object>")],
+    | Annotated[
+        Annotated[FunctionChoice, Tag("<function>")]
+        | Annotated[CustomChoice, Tag("<custom>")]
+        | Annotated[AllowedChoice, Tag("<allowed_tools>")],
+        Tag("<object>"),
+        Discriminator(tag_by_type("function")),
+    ],
     Discriminator(_choice_shape),
 ]
 FunctionCallChoice = Annotated[
