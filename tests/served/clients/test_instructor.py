@@ -11,7 +11,7 @@ instructor = pytest.importorskip("instructor")
 pytestmark = pytest.mark.embedded
 
 
-class Weather(BaseModel):
+class Weather(BaseModel, extra="forbid"):
     """Tells the weather of a city."""
 
     city: Literal["Rome", "Oslo"]

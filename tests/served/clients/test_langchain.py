@@ -1,8 +1,10 @@
 """LangChain's chat model on the embedded model."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import openai
 import pytest
 from pydantic import BaseModel, Field
 
@@ -36,9 +38,12 @@ def test_structured_output(model: Any, method: str) -> None:
 
 
 def test_any_json(model: Any) -> None:
-    """Held to JSON, and to no schema."""
-    found = model.with_structured_output(None, method="json_mode", include_raw=True).invoke(ASKED)
-    assert isinstance(found["parsed"], dict) or found["raw"].response_metadata["finish_reason"] == "length"
+    """Held to JSON, and to no schema, so that a small model may not come to its end."""
+    try:
+        found = json.dumps(model.with_structured_output(None, method="json_mode").invoke(ASKED))
+    except openai.LengthFinishReasonError as error:
+        found = error.completion.choices[0].message.content or ""
+    assert found.lstrip().startswith("{")
 
 
 @pytest.mark.parametrize("choice", ["any", "Weather"])
@@ -58,6 +63,5 @@ def test_calls_whole_and_streamed(model: Any, choice: str) -> None:
 def test_the_result_of_a_call(model: Any) -> None:
     history: list[Any] = [messages.SystemMessage("Be brief."), messages.HumanMessage(ASKED)]
     history.append(model.bind_tools([Weather], tool_choice="any").invoke(history))
-    for call in history[-1].tool_calls:
-        history.append(messages.ToolMessage("4 degrees", tool_call_id=call["id"]))
+    history += [messages.ToolMessage("4 degrees", tool_call_id=call["id"]) for call in history[-1].tool_calls]
     assert model.bind_tools([Weather], tool_choice="none").invoke(history).content

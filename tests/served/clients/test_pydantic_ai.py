@@ -1,5 +1,6 @@
 """An agent of pydantic-ai on the embedded model."""
 
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import pytest
@@ -19,9 +20,10 @@ class Weather(BaseModel):
 
 
 @pytest.fixture
-def model(server: Server) -> Any:
-    provider = providers.OpenAIProvider(base_url=f"{server.address}/v1", api_key="none")
-    return models.OpenAIChatModel("SmolLM2-135M-Instruct", provider=provider)
+async def model(server: Server) -> AsyncIterator[Any]:
+    async with server.async_client() as client:
+        provider = providers.OpenAIProvider(openai_client=client)
+        yield models.OpenAIChatModel("SmolLM2-135M-Instruct", provider=provider)
 
 
 def agent_of(model: Any, output: Any) -> Any:
