@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.types import chat as chat_types
 
+from server.api.openai.objects import ChatCompletion, ChatCompletionChunk
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import (
@@ -129,6 +131,27 @@ async def test_whole_and_streamed_answers(
     assert ("tool_calls" in message) == bool(calls)
     assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
     assert choice["stop_reason"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (f"I look. {ROME}{OSLO}", {"logprobs": True, "n": 2}),
+        (written("shell", input="ls"), {"tools": [SHELL]}),
+        (ROME, {"tools": None, "functions": [WEATHER["function"]]}),
+    ],
+)
+async def test_answers_are_of_the_official_types_and_of_ours(
+    client: httpx.AsyncClient, engine: FakeEngine, text: str, fields: dict[str, Any]
+):
+    engine.script = says(text)
+    body = (await client.post(CHAT, json=asking(**fields))).json()
+    for kind in (chat_types.ChatCompletion, ChatCompletion):
+        kind.model_validate_json(json.dumps(body), strict=True)
+    for chunk in events_of((await client.post(CHAT, json=asking(stream=True, **fields))).text):
+        ChatCompletionChunk.model_validate_json(json.dumps(chunk), strict=True)
+        if SHELL not in (fields.get("tools") or ()):  # the official type of chunks knows no custom tools
+            chat_types.ChatCompletionChunk.model_validate_json(json.dumps(chunk), strict=True)
 
 
 async def test_ids_are_unlike_each_other(client: httpx.AsyncClient, engine: FakeEngine):

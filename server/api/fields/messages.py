@@ -116,6 +116,7 @@ class Message(EchoedModel):
     reasoning_content: str | None = Field(
         None, description="Of the assistant; left out and reported if the chat template does not show it."
     )
+    reasoning: str | None = Field(None, description="The same by another name, read where the first is missing.")
     annotations: list[Any] | None = hint("Of the assistant: links in its text.", "Annotations are not read.")
     audio: Refused = refused("Audio of the assistant.")
     function_call: FunctionCall | None = Field(None, description="Older form of tool_calls.")
@@ -125,7 +126,9 @@ class Message(EchoedModel):
         if self.role == "tool" and self.tool_call_id is None:
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "tool_call_id")
         self._only_for("tool", "tool_call_id")
-        self._only_for("assistant", "tool_calls", "function_call", "refusal", "reasoning_content", "annotations")
+        self._only_for(
+            "assistant", "tool_calls", "function_call", "refusal", "reasoning_content", "reasoning", "annotations"
+        )
         if self.content is None and not (self.tool_calls or self.function_call or self.refusal):
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "content")
         return self
@@ -144,8 +147,11 @@ class Message(EchoedModel):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it: text as one string, and only the keys that have a value."""
-        kept = {"role", "name", "tool_call_id", "reasoning_content"}
+        kept = {"role", "name", "tool_call_id"}
         message: dict[str, Any] = self.model_dump(include=kept, exclude_none=True)
+        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
         if self.role == "function":
             message["role"] = "tool"
         calls = [_call_for_template(call) for call in self.tool_calls or ()]
