@@ -13,6 +13,8 @@ from server.generation.constraints.json_text import JsonSchema, LooseJson
 from server.generation.notices import Notice
 
 FREE = Fragment(FREE_TEXT)
+_OPEN = frozenset({"patternProperties", "propertyNames", "minProperties", "allOf", "anyOf", "oneOf", "$ref"})
+"""Keywords of an object whose `properties` may not be all that is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,14 @@ class OfferedTool:
         self.left_out.append(Notice(path, reason))
 
     def arguments(self) -> Fragment:
-        """Them all as one object of JSON. Raises ConstraintError for what is refused."""
-        return self.json({**self.schema, "type": "object"}, self.path)
+        """Them all as one object of JSON. Raises ConstraintError for what is refused.
+
+        Where the schema names arguments and does not say whether there may be others, there are none: a small model
+        would go on inventing them.
+        """
+        is_list = bool(self.schema.get("properties")) and not self.schema.keys() & _OPEN
+        closed = {"additionalProperties": False} if is_list else {}
+        return self.json({**closed, **self.schema, "type": "object"}, self.path)
 
     def json(self, schema: Any, path: str) -> Fragment:
         """JSON that fits a schema of this tool. Raises ConstraintError for what is refused."""
