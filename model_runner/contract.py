@@ -72,14 +72,12 @@ class Mirostat:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """A bound on the reasoning between two tags, with which an output may begin."""
+    """A bound on the reasoning between two tags, `begin` and `end`, with which an output may begin."""
 
     max_tokens: int
     """After so many tokens of reasoning its end is forced; the end's own tokens count if they come before that."""
     begin: tuple[int, ...]
-    """The tag that begins it."""
     end: tuple[int, ...]
-    """The tag that ends it."""
     is_begun: bool = False
     """Whether the prompt has begun it."""
 
@@ -118,10 +116,9 @@ class DoLa:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one choice turns logits into tokens. The defaults change nothing: they sample the model's own distribution.
+    """How one choice turns logits into tokens, by fields that act in the order in which they stand here.
 
-    Every field is honoured; ranges are checked where the request comes in. The order in which the fields act is the
-    order in which they stand here.
+    The defaults change nothing: they sample the model's own distribution. Ranges are checked where a request comes in.
     """
 
     contrastive: Contrastive | None = None
@@ -134,8 +131,7 @@ class SamplingParams:
     """(token id, value added to its logit) pairs."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these tokens may be chosen; None allows all."""
-    thinking: Thinking | None = None
-    """Where the end of the reasoning is forced, no other token may be chosen, whatever `allowed_token_ids` says."""
+    thinking: Thinking | None = None  # what it forces is chosen, listed or not
     grammar: str | None = None
     """The output is one that this grammar allows, in llguidance's dialect of Lark. Tokens of `stop_token_ids` stand
     where it may end and nowhere else, and there must be some; where nothing else can follow, no ban holds for them."""
@@ -189,9 +185,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
     beam_candidates: int = 0
-    """For beam search: draw nothing, but offer so many of the most probable next tokens, in the result's field of the
-    same name. What stands before `temperature` acts on log-probabilities then, as in transformers, and the rest does
-    not."""
+    """For beam search: draw nothing, but offer so many of the most probable next tokens, in the result's field of this
+    name. What stands before `temperature` acts on log-probabilities then, as in transformers; the rest does not."""
 
     @property
     def num_candidates(self) -> int:
@@ -382,9 +377,9 @@ class Runner(Protocol):
         ...
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
-        """Begin what has to be done before such choices can be admitted without anybody waiting for it.
+        """Begin what such choices need, so that nobody waits for it when they are admitted; None: they need nothing.
 
-        Its result raises ValueError, in words for the client, if they can never run. None: nothing is to be done.
+        The result raises ValueError, in words for the client, if they can never run.
         """
         ...
 
@@ -395,8 +390,8 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
         """Begin to execute a plan; a device that works beside the host goes on by itself.
 
-        `is_ahead` says that the result of the step before, which `can_follow`, is not taken yet: every scheduled choice
-        was scheduled there as well, and computes the one token that this brings.
+        `is_ahead`: the result of the step before, which `can_follow`, is not taken yet. Every scheduled choice was
+        scheduled there as well, and computes the one token that it brings.
         """
         ...
 

@@ -94,6 +94,10 @@ class Matcher:
         if self.inner.is_accepting():
             self._stops.set(mask)
 
+    def allows(self, token: int) -> bool:
+        """Whether it may come next."""
+        return bool(self.mask()[token // 32] >> (token % 32) & 1)
+
     def fill_later(self, mask: Mask) -> bool:
         """Have the mask written to this place; False if it is known, or being written, already."""
         if self._mask is not None or self._being_filled is not None:

@@ -91,7 +91,9 @@ class Slot:
     def allowed(self) -> TokenValues | None:
         """The only tokens that may come next; None: all may. The values mean nothing."""
         forced = None if self._thinking is None else self._thinking.forced
-        return self._allowed if forced is None else _values((forced,), 0.0)
+        if forced is None or (self.matcher is not None and not self.matcher.allows(forced)):
+            return self._allowed  # a grammar bars the tag within a character: it is forced after that
+        return _values((forced,), 0.0)
 
     def banned(self) -> TokenValues | None:
         """What must not come next, with -inf; a token may repeat."""

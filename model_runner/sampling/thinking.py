@@ -4,6 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from model_runner.contract import Thinking
 
+_MOST_BEFORE = 1
+"""Tokens, of whitespace, before the tag that begins the reasoning: what comes later is the answer."""
+
 
 class ThinkingBudget:
     """Follows the reasoning of one output, and forces its end when it has taken its tokens."""
@@ -12,6 +15,8 @@ class ThinkingBudget:
         self._thinking = thinking
         self._is_open = thinking.is_begun
         self._is_over = False
+        self._num_before = 0
+        """Tokens that came while there was no reasoning."""
         self._num_tokens = 0
         """Of the reasoning so far."""
         self._tail: tuple[int, ...] = ()
@@ -29,7 +34,9 @@ class ThinkingBudget:
             self._num_tokens += 1
             self._is_over = _ends_with(self._tail, self._thinking.end)
         else:
+            self._num_before += 1
             self._is_open = _ends_with(self._tail, self._thinking.begin)
+            self._is_over = not self._is_open and self._num_before >= len(self._thinking.begin) + _MOST_BEFORE
 
     @property
     def forced(self) -> int | None:

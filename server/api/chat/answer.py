@@ -78,7 +78,7 @@ class ChatAnswer(OpenAIAnswer):
             return message
         if self._options.calls_functions:
             (call,) = choice.calls[:1]
-            return {**message, "function_call": {"name": call.name, "arguments": call.text or "{}"}}
+            return {**message, "function_call": {"name": call.name, "arguments": call.text}}
         return {**message, "tool_calls": [_whole_call(call) for call in choice.calls]}
 
     def _delta(self, event: Delta) -> bytes:
@@ -137,8 +137,7 @@ class ChatAnswer(OpenAIAnswer):
 
 
 def _whole_call(call: WholeCall) -> dict[str, Any]:
-    text = call.text if call.is_custom else call.text or "{}"
-    return {"id": call.id, **_call_body(call.is_custom, text, name=call.name)}
+    return {"id": call.id, **_call_body(call.is_custom, call.text, name=call.name)}
 
 
 def _call_body(is_custom: bool, text: str, **name: str) -> dict[str, Any]:

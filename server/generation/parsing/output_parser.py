@@ -19,6 +19,8 @@ class Expected:
     """The JSON schema of the arguments of each tool that was offered, by its name."""
     is_thinking: bool = False
     """Whether the prompt has begun the reasoning already."""
+    reasons_to_its_end: bool = False
+    """Whether the reasoning goes on to its own end, whatever stands in it: a grammar takes it so."""
     calls_are_whole: bool = False
     """Whether a call that has begun can end in no other way than whole, or cut off by the end of the output: a grammar
     holds the model to it. Then its arguments are passed on as they come. Otherwise a call is passed on when it is
@@ -85,7 +87,7 @@ class OutputParser:
 
     def _read(self, tools: ToolFormat | None, reasoning: ThinkTags | None, expected: Expected) -> Steps[None]:
         if reasoning is not None:
-            ends = () if tools is None else tools.ends_reasoning
+            ends = () if tools is None or expected.reasons_to_its_end else tools.ends_reasoning
             yield from reasoning.read(self._reader, is_begun=expected.is_thinking, ends=ends)
         if tools is not None:
             yield from tools.read(self._reader, expected)

@@ -1,13 +1,12 @@
 """What an answer is held to, and how it is read: its constraint, its tools and the model's own formats put together."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_runner.contract import Thinking
 from server.errors import InvalidRequestError
 from server.generation.constraints.check import check_grammar
 from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.fragment import Fragment, sequence, text, whole
+from server.generation.constraints.fragment import Fragment, text, whole
 from server.generation.notices import Notice
 from server.generation.parsing.call_grammar import OfferedTool, Wanted
 from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
@@ -51,8 +50,8 @@ class FormRules:
         if held is not None:
             grammar = whole(self._after_reasoning(held, prompt, is_free=_is_free(request)))
             grammar = self._checked(grammar, request, notices)
-        calls_are_whole = grammar is not None
-        reading = self._formats.reading(self._tokenizer, prompt, request.tools, calls_are_whole=calls_are_whole)
+        is_held, is_free = grammar is not None, _is_free(request)
+        reading = self._formats.reading(self._tokenizer, prompt, request.tools, is_held=is_held, is_free=is_free)
         return Form(grammar, reading, self._thinking(request, prompt))
 
     def _thinking(self, request: GenerationRequest, prompt: str) -> Thinking | None:
@@ -113,19 +112,22 @@ class FormRules:
         raise InvalidRequestError(message + name, param=path, code="unsupported_parameter")
 
     def _after_reasoning(self, held: Fragment, prompt: str, *, is_free: bool) -> Fragment:
-        """With the reasoning before it, which nothing holds."""
+        """With the reasoning before it. Where any text is an answer, a call ends the reasoning, and is held there, too."""
         if self._formats.reasoning is None:
             return held
         tags = REASONING_TAGS[self._formats.reasoning]
         writer = Wanted((), "thought", self._controls)
+        begin = None if self._formats.is_thinking(prompt) else writer.text(tags.begin)
+        body = Fragment("body", f"body: {held.start}\n{held.rules}")
+        if is_free:
+            if not writer.is_control(tags.end):
+                return held  # free text has both tags
+            opened = "" if begin is None else f"({begin.start})?"
+            return Fragment(f"({opened} body {writer.text(tags.end).start})? body", body.rules)
         thought = writer.until(tags.end)
-        answer = held if is_free else sequence(Fragment("(" + " | ".join(_literals()) + ")?"), held)
-        if self._formats.is_thinking(prompt):
-            return sequence(thought, answer)
-        if is_free and not writer.is_control(tags.begin):
-            return held  # free text may be reasoning, too
-        body = Fragment("body", f"body: {answer.start}\n{answer.rules}")
-        return Fragment(f"({sequence(writer.text(tags.begin), thought).start})? body", thought.rules + body.rules)
+        separated = f"{thought.start} ({' | '.join(text(separator).start for separator in _SEPARATORS)})?"
+        before = separated if begin is None else f"({begin.start} {separated})?"
+        return Fragment(f"{before} body", thought.rules + body.rules)
 
     def _checked(self, grammar: str, request: GenerationRequest, notices: list[Notice]) -> str | None:
         """The grammar, or none where it is too large and nothing relies on it."""
@@ -142,7 +144,3 @@ class FormRules:
 def _is_free(request: GenerationRequest) -> bool:
     """Whether any text is an answer."""
     return request.constraint is None and (request.tools is None or request.tools.mode == "auto")
-
-
-def _literals() -> Sequence[str]:
-    return [text(separator).start for separator in _SEPARATORS]

@@ -211,7 +211,7 @@ class Planner:
     def _options(self, request: GenerationRequest, notices: list[Notice]) -> OutputOptions:
         decoding = request.decoding
         stop = self._model.defaults.stop if decoding.stop is None else decoding.stop
-        if request.constraint is not None:
+        if request.constraint is not None or (request.tools is not None and request.tools.mode == "required"):
             if decoding.stop:
                 notices.append(Notice("stop", "Not looked for in an answer that is held to a form."))
             stop = ()

@@ -47,9 +47,12 @@ class ModelFormats:
         )
 
     def reading(
-        self, tokenizer: Tokenizer, prompt: str, tools: ToolUse | None, *, calls_are_whole: bool
+        self, tokenizer: Tokenizer, prompt: str, tools: ToolUse | None, *, is_held: bool, is_free: bool
     ) -> Reading | None:
-        """How the answer to a prompt, given as text, is read; None if all of it is text."""
+        """How the answer to a prompt, given as text, is read; None if all of it is text.
+
+        `is_held` says that a grammar holds the calls, and `is_free` that any text is an answer beside them.
+        """
         is_told_apart = tools is not None or self.tool_format in READ_EVERYTHING
         if not is_told_apart and self.reasoning is None:
             return None
@@ -60,7 +63,8 @@ class ModelFormats:
             expected=Expected(
                 tools={tool.name: tool.parameters for tool in offered},
                 is_thinking=self.is_thinking(prompt),
-                calls_are_whole=calls_are_whole,
+                reasons_to_its_end=is_held and not is_free,
+                calls_are_whole=is_held,
             ),
             controls=self.controls(tokenizer),
             custom_tools=frozenset(tool.name for tool in offered if tool.is_custom),
@@ -70,8 +74,7 @@ class ModelFormats:
     def is_thinking(self, prompt: str) -> bool:
         """Whether the prompt, given as text, has begun the reasoning."""
         if self.reasoning is not None:
-            tags = REASONING_TAGS[self.reasoning]
-            return prompt.rfind(tags.begin) > prompt.rfind(tags.end)
+            return prompt.rstrip().endswith(REASONING_TAGS[self.reasoning].begin)
         return any(prompt.endswith(opening) for opening in READ_EVERYTHING.get(self.tool_format, ()))
 
     def controls(self, tokenizer: Tokenizer) -> Mapping[int, str]:

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def forced_by_hand(thinking: Thinking, output: list[int]) -> int | None:
     """The definition, with a look at the whole output."""
-    begins = [0] if thinking.is_begun else [at + 1 for at, token in enumerate(output) if token == BEGIN[0]]
+    begins = [0] if thinking.is_begun else [at + 1 for at, token in enumerate(output[:2]) if token == BEGIN[0]]
     if not begins:
         return None
     thought = output[begins[0] :]

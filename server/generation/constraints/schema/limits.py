@@ -46,9 +46,14 @@ class Limits:
 
     def check(self) -> None:
         """Raises ConstraintError for the first schema that is too much or has no end."""
+        multiples = 0
         for schema in self._definitions.values():
             for part in _all_parts(schema):
                 self._size(part)
+                if isinstance(part, Mapping) and "multipleOf" in part:
+                    multiples += multiple_size(part["multipleOf"])
+                    if multiples > MAX_MULTIPLE:
+                        raise ConstraintError(self._path_of(part), "The sum of all 'multipleOf' is too large.")
         self._check_ends()
 
     def _size(self, schema: Schema) -> _Size:
