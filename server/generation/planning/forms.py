@@ -112,7 +112,7 @@ class FormRules:
         raise InvalidRequestError(message + name, param=path, code="unsupported_parameter")
 
     def _after_reasoning(self, held: Fragment, prompt: str, *, is_free: bool) -> Fragment:
-        """With the reasoning before it. Where any text is an answer, a call ends the reasoning, and is held there, too."""
+        """With the reasoning before it, which a call ends where any text is an answer, and is held there, too."""
         if self._formats.reasoning is None:
             return held
         tags = REASONING_TAGS[self._formats.reasoning]
