@@ -82,6 +82,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "draft_model": ("some/draft", "some/draft"),
     "heads": ("some/heads", ("some/heads",)),
     "aux_model": ("some/amateur", "some/amateur"),
+    "tool_parser": ("hermes", "hermes"),
+    "reasoning_parser": ("think", "think"),
     "strict": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "cors_origins": ("https://a.example", ("https://a.example",)),

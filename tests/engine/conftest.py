@@ -127,7 +127,7 @@ def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[...
                 quantization=quantization,
                 kv_cache_gib=0.9 if family == "embedded" else 0.02,
                 max_num_seqs=34,
-                aux_model=None if family == "embedded" else tiny_model("qwen3"),
+                aux_model=None if family == "embedded" else tiny_model("qwen3", vocab_size),
             )
             made[key] = Harness(ModelRunner.load(config), has_aux_model=config.aux_model is not None)
         return made[key]
