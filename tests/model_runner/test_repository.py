@@ -93,7 +93,8 @@ def test_a_folder_without_tokenizer_json_gets_one(
     folder = tmp_path / "slow"
     folder.mkdir()
     for file in tiny_model("llama").iterdir():
-        (folder / file.name).symlink_to(file)
+        if file.name != "tokenizer.json":
+            (folder / file.name).symlink_to(file)
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))).save_pretrained(folder)
     target = tmp_path / "target"
     convert_tokenizer(folder, target)
