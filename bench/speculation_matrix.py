@@ -26,7 +26,7 @@ class Feature:
     is_warm: bool = False
     """Whether the prompts are in the prefix cache."""
     is_short_of_blocks: bool = False
-    """Whether requests are preempted."""
+    """Whether requests are preempted. They are given twice the tokens then, to outgrow the blocks at any speed."""
     is_mixed: bool = False
     """Whether only every other request speculates."""
 
@@ -118,12 +118,13 @@ class Matrix:
     def _run(
         self, feature: Feature, speculation: Speculation | None
     ) -> tuple[dict[tuple[str, int], Answer], Engine, tuple[int, int]]:
+        num_tokens = NUM_TOKENS * (2 if feature.is_short_of_blocks else 1)
         requests = [
             EngineRequest(
                 request_id=f"r{index}",
                 prompt=prompt,
                 sampling=feature.sampling,
-                max_tokens=NUM_TOKENS,
+                max_tokens=num_tokens,
                 choices=tuple(ChoiceState(choice) for choice in range(feature.num_choices)),
                 speculation=None if feature.is_mixed and index % 2 else speculation,
             )
@@ -131,7 +132,7 @@ class Matrix:
         ]
         num_blocks = self._num_blocks
         if feature.is_short_of_blocks:
-            longest = max(map(len, self._prompts)) + NUM_TOKENS
+            longest = max(map(len, self._prompts)) + num_tokens
             num_blocks = longest // self._block_size + 2
         engine = self._make_engine(feature.chunk, num_blocks)
         if feature.is_warm:
