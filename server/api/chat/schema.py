@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from server.api.fields.generation import ConversationFields
 from server.api.fields.messages import Content, Message, text_of
 from server.api.fields.openai import SamplingFields
 from server.api.fields.rules import (
@@ -40,7 +41,7 @@ class Prediction(RequestModel):
         return text_of(self.content)
 
 
-class ChatCompletionRequest(ToolFields, SamplingFields):
+class ChatCompletionRequest(ToolFields, ConversationFields, SamplingFields):
     """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, oldest first.")
@@ -61,7 +62,6 @@ class ChatCompletionRequest(ToolFields, SamplingFields):
         None, description="Continue the last message instead of answering it.",
         json_schema_extra=related(excludes=["add_generation_prompt"]),
     )  # fmt: skip
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables that the chat template knows.")
 
     response_format: ResponseFormat | None = Field(
         None, description="Hold the answer to a form; any text by default.",
@@ -90,9 +90,6 @@ class ChatCompletionRequest(ToolFields, SamplingFields):
     )
     thinking: ThinkingSwitch | None = hint(
         "Whether to think first, where the chat template has a switch for it; else reported.", ""
-    )
-    thinking_token_budget: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="Tokens of reasoning after which its end is forced."
     )
     verbosity: Literal["low", "medium", "high"] | None = hint(
         "How long an answer should be.", "The length is not controlled."

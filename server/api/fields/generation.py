@@ -1,0 +1,97 @@
+"""The fields that every API that generates has, OpenAI's or not: which model, how its tokens are chosen, in what form."""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from server.api.fields.decoding import DecodingFields
+from server.api.fields.rules import Refused, RequestModel, problem, refused
+from server.api.fields.structured import StructuredFields
+from server.api.fields.wire import settings_of
+from server.generation.constraints.constraint import Constraint
+from server.generation.constraints.json_text import LooseJson
+from server.generation.settings import MAX_CANDIDATES, BeamSearchSettings, DecodingSettings
+
+
+class GenerationFields(StructuredFields, DecodingFields):
+    """These, with the extensions under vLLM's names."""
+
+    model: str = Field(description="Name of the served model.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=2**63 - 1, description="Drawn if not given, and returned either way as `seed`."
+    )
+    stream: bool | None = Field(None, description="Answer with server-sent events.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="Keep only so many tokens at the end of the prompt; -1: what fits."
+    )
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="Lower runs first. Needs the server's policy to be `priority`."
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
+    )
+
+    logits_processors: Refused = refused("Code that changes logits.")
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
+            raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
+        if self.asks("penalty_alpha") and self.top_k is not None:
+            _check_candidates(self.top_k)
+        return self
+
+    @property
+    def beams(self) -> BeamSearchSettings | None:
+        """The beam search that is asked for."""
+        return None if self.beam_search is None else self.beam_search.settings()
+
+
+class ConversationFields(RequestModel):
+    """Extensions of the APIs that answer conversations."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables that the chat template knows.")
+    thinking_token_budget: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="Tokens of reasoning after which its end is forced."
+    )
+
+
+class OneAnswerFields(GenerationFields):
+    """Those of an API whose answers have one choice."""
+
+    @model_validator(mode="after")
+    def _check_beams(self) -> Self:
+        beams = self.beams
+        if beams is not None and (beams.num_return or 1) > 1:
+            expected = f"Expected 1, the answers of this API, but got {beams.num_return} instead."
+            message = f"Invalid '{{path}}': integer above maximum value. {expected}"
+            raise problem("integer_above_max_value", message, "beam_search.num_return")
+        return self
+
+
+def generation_fields(body: GenerationFields, paths: dict[str, str], constraint: Constraint | None) -> dict[str, Any]:
+    """What of a GenerationRequest these say; `paths` and `constraint` are those of the API."""
+    return {
+        "model": body.model,
+        "decoding": settings_of(DecodingSettings, body, stop=body.stop_strings, beam_search=body.beams),
+        "seed": body.seed,
+        "truncate_prompt": body.truncate_prompt_tokens,
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt or "",
+        "stream": bool(body.stream),
+        "constraint": constraint,
+        "paths": {"constraint": body.constrained_by or "", **paths},
+        "notices": (*body.left_out(), *(constraint.notices if isinstance(constraint, LooseJson) else ())),
+    }
+
+
+def _check_candidates(top_k: int) -> None:
+    if not 1 <= top_k <= MAX_CANDIDATES:
+        side, sign, limit = ("below", ">=", 1) if top_k < 1 else ("above", "<=", MAX_CANDIDATES)
+        bound = "minimum" if top_k < 1 else "maximum"
+        message = (
+            f"Invalid '{{path}}': integer {side} {bound} value. "
+            f"Expected a value {sign} {limit} beside 'penalty_alpha', but got {top_k} instead."
+        )
+        raise problem(f"integer_{side}_{bound[:3]}_value", message, "top_k")
