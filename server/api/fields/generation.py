@@ -1,4 +1,4 @@
-"""The fields that every API that generates has, OpenAI's or not: which model, how its tokens are chosen, in what form."""
+"""The fields of every API that generates: which model, how its tokens are chosen, in what form."""
 
 from typing import Any, Self
 
