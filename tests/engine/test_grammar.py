@@ -186,8 +186,8 @@ def test_beside_every_other_setting(name: str, load: Callable[..., Harness]) -> 
     """Alone, in a crowd, preempted and resumed."""
     harness, pair = load("llama"), PAIRS[name]
     held = [paired(f"held{seed}", (WORDS, OBJECT)[seed % 2], seed, pair) for seed in range(4)]
-    crowd = [replace(SAMPLED, seed=seed, logprobs=None) for seed in range(3)]
-    others = [EngineRequest(f"free{one.seed}", (7, 8), one, 40) for one in crowd]
+    crowd = [replace(SAMPLED, seed=seed, logprobs=None, stop_token_ids=()) for seed in range(3)]
+    others = [EngineRequest(f"free{one.seed}", (7, 8), one, 80) for one in crowd]  # which outgrow few blocks
     expected = harness.run(harness.engine(), [*held, *others], may_fail=True)
     for one in held:
         for choice in one.choices:
