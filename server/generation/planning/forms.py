@@ -6,9 +6,9 @@ from model_runner.contract import Thinking
 from server.errors import InvalidRequestError
 from server.generation.constraints.check import check_grammar
 from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.fragment import Fragment, text, whole
+from server.generation.constraints.fragment import Fragment, sequence, whole
 from server.generation.notices import Notice
-from server.generation.parsing.call_grammar import OfferedTool, Wanted
+from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional
 from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
 from server.generation.planning.plan import Reading
 from server.generation.planning.reading import ModelFormats
@@ -16,8 +16,10 @@ from server.generation.request import GenerationRequest
 from server.generation.tools import ToolUse
 from server.text.tokenizer import Tokenizer
 
-_SEPARATORS = ("\n\n", "\n")
-"""What models write between their reasoning and the answer, if anything."""
+_SPACE = Fragment("SPACE?")
+_SPACE_RULE = "SPACE: /[ \\t\\r\\n]{1,16}/\n"
+"""What models write before their reasoning, and between it and the answer: belongs to neither. Bounded, since a model
+that may write any number goes on for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +119,19 @@ class FormRules:
             return held
         tags = REASONING_TAGS[self._formats.reasoning]
         writer = Wanted((), "thought", self._controls)
-        begin = None if self._formats.is_thinking(prompt) else writer.text(tags.begin)
-        body = Fragment("body", f"body: {held.start}\n{held.rules}")
+        is_begun = self._formats.is_thinking(prompt)
+        begin = sequence(_SPACE, writer.text(tags.begin))
+        body = Fragment("body")
         if is_free:
             if not writer.is_control(tags.end):
                 return held  # free text has both tags
-            opened = "" if begin is None else f"({begin.start})?"
-            return Fragment(f"({opened} body {writer.text(tags.end).start})? body", body.rules)
-        thought = writer.until(tags.end)
-        separated = f"{thought.start} ({' | '.join(text(separator).start for separator in _SEPARATORS)})?"
-        before = separated if begin is None else f"({begin.start} {separated})?"
-        return Fragment(f"{before} body", thought.rules + body.rules)
+            thought = sequence(body, writer.text(tags.end))
+            whole_thought = thought if is_begun else sequence(optional(begin), thought)
+            answer = sequence(optional(whole_thought), body)
+        else:
+            thought = sequence(writer.until(tags.end), _SPACE)
+            answer = sequence(thought if is_begun else optional(sequence(begin, thought)), body)
+        return Fragment(answer.start, f"{answer.rules}{_SPACE_RULE}body: {held.start}\n{held.rules}")
 
     def _checked(self, grammar: str, request: GenerationRequest, notices: list[Notice]) -> str | None:
         """The grammar, or none where it is too large and nothing relies on it."""
