@@ -5,10 +5,15 @@ from functools import cache
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken
 
+from scheduler.interface import FinishReason, RequestOutput
+from server.generation.choice_parts import ChoiceParts
 from server.generation.constraints.json_text import JsonObject
+from server.generation.events import ReasoningDelta, TextDelta
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.planning.forms import Form, FormRules
+from server.generation.planning.plan import OutputOptions
 from server.generation.planning.reading import ModelFormats
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import Tool, ToolUse
@@ -16,19 +21,23 @@ from server.text.tokenizer import Tokenizer
 from tests.server.parsing.harness import Message, parse
 from tests.server.tiny_model import END, byte_level_tokenizer
 
-TAGS = ["<think>", "</think>"]
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 BLANKS = ["", "\n", "\n\n", " ", "\n \n\t\r\n", " " * 16]
 ANSWER = '{"c": 1}'
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 FUNCTION = Tool("f", None, {"type": "object", "properties": {}, "additionalProperties": False})
 
 
+KINDS = pytest.mark.parametrize("kind", ["special", "added", "spelled"])
+"""Tags are special tokens, or tokens that are not, as Qwen's, or no tokens at all."""
+
+
 @cache
-def tokenizers(*, are_special: bool) -> tuple[Tokenizer, LLTokenizer]:
-    """Two views of one: the tags are special tokens, or spelled in bytes."""
+def tokenizers(kind: str) -> tuple[Tokenizer, LLTokenizer]:
+    """Two views of one."""
     model = byte_level_tokenizer()
-    if are_special:
-        model.add_special_tokens(TAGS)
+    if kind != "spelled":
+        model.add_tokens([AddedToken(tag, special=kind == "special", normalized=False) for tag in TAGS])
     return Tokenizer(model, {}, None), LLTokenizer(model.to_str(), eos_token=[END])
 
 
@@ -38,9 +47,9 @@ def form_of(tokenizer: Tokenizer, prompt: str, tools: ToolUse | None = None) -> 
     return FormRules(tokenizer, ModelFormats("hermes", "think")).of_conversation(request, prompt, [])
 
 
-def read(output: str, form: Form, *, are_special: bool) -> Message | None:
+def read(output: str, form: Form, kind: str) -> Message | None:
     """What the parser makes of an output; None if the grammar does not accept it."""
-    tokenizer, for_grammars = tokenizers(are_special=are_special)
+    tokenizer, for_grammars = tokenizers(kind)
     assert form.grammar is not None
     assert form.reading is not None
     matcher = LLMatcher(for_grammars, form.grammar, log_level=0)
@@ -53,17 +62,17 @@ def read(output: str, form: Form, *, are_special: bool) -> Message | None:
     return parse(pieces, tools, REASONING_TAGS["think"], form.reading.expected, form.reading.controls.values())
 
 
-@pytest.mark.parametrize("are_special", [True, False], ids=["tokens", "text"])
+@KINDS
 @pytest.mark.parametrize("prompt", ["", "<think>\n"], ids=["model", "prompt"])
 @pytest.mark.parametrize("mode", ["form", "required", "auto"])
-def test_whitespace_around_the_reasoning_belongs_to_neither(mode: str, prompt: str, are_special: bool):
+def test_whitespace_around_the_reasoning_belongs_to_neither(mode: str, prompt: str, kind: str):
     tools = None if mode == "form" else ToolUse((FUNCTION,), mode)
-    form = form_of(tokenizers(are_special=are_special)[0], prompt, tools)
+    form = form_of(tokenizers(kind)[0], prompt, tools)
     for before in BLANKS if not prompt else [""]:
         for after in BLANKS:
             begin = "" if prompt else f"{before}<think>\n"
             answer = ANSWER if mode == "form" else CALL
-            message = read(f"{begin}Is it?{after}</think>{after}{answer}", form, are_special=are_special)
+            message = read(f"{begin}Is it?{after}</think>{after}{answer}", form, kind)
             assert message is not None, (before, after)
             assert message.reasoning == "Is it?"
             if mode == "form":
@@ -74,10 +83,35 @@ def test_whitespace_around_the_reasoning_belongs_to_neither(mode: str, prompt: s
                 assert message.content == ""
 
 
-@pytest.mark.parametrize("are_special", [True, False], ids=["tokens", "text"])
-def test_whitespace_goes_on_for_no_longer_than_models_write_it(are_special: bool):
-    form = form_of(tokenizers(are_special=are_special)[0], "<think>\n")
-    assert read(f"x</think>{' ' * 17}{ANSWER}", form, are_special=are_special) is None
-    assert read(f"x</think>{ANSWER}\n", form, are_special=are_special) is None
-    unthinking = form_of(tokenizers(are_special=are_special)[0], "")
-    assert read(f"\n{ANSWER}", unthinking, are_special=are_special) is None
+@KINDS
+def test_whitespace_goes_on_for_no_longer_than_models_write_it(kind: str):
+    form = form_of(tokenizers(kind)[0], "<think>\n")
+    assert read(f"x</think>{' ' * 17}{ANSWER}", form, kind) is None
+    assert read(f"x</think>{ANSWER}\n", form, kind) is None
+    unthinking = form_of(tokenizers(kind)[0], "")
+    assert read(f"\n{ANSWER}", unthinking, kind) is None
+
+
+@pytest.mark.parametrize("are_special", [True, False])
+def test_control_tokens_are_those_that_no_grammar_s_text_is_spelled_with(are_special: bool):
+    model = byte_level_tokenizer()
+    texts = ["</think>", "<｜tool▁calls▁begin｜>", "[THINK]", "a word", "<b", "c>", "<|d|>"]
+    model.add_tokens([AddedToken(text, special=are_special, normalized=False) for text in texts])
+    for_grammars = LLTokenizer(model.to_str(), eos_token=[END])
+    special = {token for token in range(256, model.get_vocab_size()) if for_grammars.is_special_token(token)}
+    assert Tokenizer(model, {}, None).control_ids == special
+
+
+def test_a_tag_may_begin_with_a_control_token():
+    """As Gemma's: the rest of it is text."""
+    model = byte_level_tokenizer()
+    model.add_special_tokens(["<|channel>", "<channel|>"])
+    tokenizer = Tokenizer(model, {}, None)
+    formats = ModelFormats("gemma4", "gemma4")
+    reading = formats.reading(tokenizer, "", None, is_held=False, is_free=True)
+    assert reading is not None
+    tokens = tokenizer.encode("<|channel>thought\nhm<channel|>Red.", add_special_tokens=False)
+    parts = ChoiceParts(tokenizer, (), OutputOptions(eos_token_ids=(END,)), reading)
+    told = parts.push(RequestOutput("r", 0, tuple(tokens), finish_reason=FinishReason.LENGTH))
+    assert [delta.text for delta in told if isinstance(delta, ReasoningDelta)] == ["hm"]
+    assert [delta.text for delta in told if isinstance(delta, TextDelta)] == ["Red."]
