@@ -76,8 +76,8 @@ class Thinking:
 
     max_tokens: int
     """After so many tokens of reasoning its end is forced; the end's own tokens count if they come before that."""
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
+    begin: bytes  # as the output has it, with 0xFF, which is in no text, before each control token
+    end: bytes
     is_begun: bool = False
     """Whether the prompt has begun it."""
 

@@ -65,8 +65,15 @@ class FormRules:
                 self._refuse(request.path("thinking_budget"))
             return None
         tags = REASONING_TAGS[self._formats.reasoning]
-        begin, end = (tuple(self._tokenizer.encode(tag, add_special_tokens=False)) for tag in (tags.begin, tags.end))
+        begin, end = (self._spelled(tag) for tag in (tags.begin, tags.end))
         return Thinking(request.thinking_budget, begin, end, self._formats.is_thinking(prompt))
+
+    def _spelled(self, tag: str) -> bytes:
+        """A tag as Thinking has it."""
+        spelled = tag.encode()
+        for marker in self._controls:
+            spelled = spelled.replace(marker.encode(), b"\xff" + marker.encode())
+        return spelled
 
     def _held(self, request: GenerationRequest, notices: list[Notice]) -> Fragment | None:
         """What comes after the reasoning."""

@@ -7,6 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
+from model_runner.contract import Thinking
 from scheduler.interface import FinishReason, RequestOutput
 from server.generation.choice_parts import ChoiceParts
 from server.generation.constraints.json_text import JsonObject
@@ -90,6 +91,14 @@ def test_whitespace_goes_on_for_no_longer_than_models_write_it(kind: str):
     assert read(f"x</think>{ANSWER}\n", form, kind) is None
     unthinking = form_of(tokenizers(kind)[0], "")
     assert read(f"\n{ANSWER}", unthinking, kind) is None
+
+
+@pytest.mark.parametrize(("kind", "end"), [("added", b"\xff</think>"), ("spelled", b"</think>")])
+def test_a_bound_on_the_reasoning_knows_how_its_tags_are_written(kind: str, end: bytes):
+    request = GenerationRequest(model="m", prompts=(Conversation(messages=()),), thinking_budget=3)
+    rules = FormRules(tokenizers(kind)[0], ModelFormats("hermes", "think"))
+    found = rules.of_conversation(request, "<think>\n", []).thinking
+    assert found == Thinking(3, end.replace(b"/", b""), end, is_begun=True)
 
 
 @pytest.mark.parametrize("are_special", [True, False])
