@@ -272,12 +272,17 @@ class Grammars:
             while self._num_ready > _MOST_KEPT:
                 self._take(next(iter(self._ready)))
 
-    def matcher(self, grammar: str, stop_token_ids: Collection[int], output: Sequence[int]) -> Matcher:
-        """A matcher that has seen this output. Raises GrammarError if the grammar does not compile."""
+    def matcher(
+        self, grammar: str, stop_token_ids: Collection[int], output: Sequence[int], prefix: str = ""
+    ) -> Matcher:
+        """A matcher that has seen this output, after a text that the grammar allows.
+
+        Raises GrammarError if the grammar does not compile.
+        """
         with self._lock:
             inner = self._take(grammar) if grammar in self._ready else None
         matcher = Matcher(inner or self._compile(grammar), self.vocabulary, stop_token_ids)
-        for token in output:
+        for token in (*self.vocabulary.tokenizer.greedy_tokenize(prefix), *output):
             matcher.advance(token)
         return matcher
 

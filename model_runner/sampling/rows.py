@@ -167,7 +167,7 @@ class SamplingState:
             return None
         if self._grammars is None:
             raise ValueError("grammar: there is no tokenizer to hold to one")
-        return self._grammars.matcher(sampling.grammar, sampling.stop_token_ids, output)
+        return self._grammars.matcher(sampling.grammar, sampling.stop_token_ids, output, sampling.grammar_prefix)
 
     def _thinking(self, sampling: SamplingParams, output: Sequence[int]) -> ThinkingBudget | None:
         if sampling.thinking is None:

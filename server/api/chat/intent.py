@@ -38,7 +38,12 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
     return GenerationRequest(
         **shared_fields(
             body,
-            {"prompt": "messages", "max_tokens": max_tokens, "thinking_budget": "thinking_token_budget"},
+            {
+                "prompt": "messages",
+                "max_tokens": max_tokens,
+                "thinking_budget": "thinking_token_budget",
+                "continue_last": "continue_final_message",
+            },
             body.constraint,
         ),
         id_prefix="chatcmpl",

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from model_runner.contract import Thinking
 from server.errors import InvalidRequestError
-from server.generation.constraints.check import check_grammar
+from server.generation.constraints.check import begins, check_grammar
+from server.generation.constraints.constraint import grammar_of
 from server.generation.constraints.errors import ConstraintError
 from server.generation.constraints.fragment import Fragment, sequence, whole
 from server.generation.notices import Notice
@@ -12,7 +13,7 @@ from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional
 from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
 from server.generation.planning.plan import Reading
 from server.generation.planning.reading import ModelFormats
-from server.generation.request import GenerationRequest
+from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import ToolUse
 from server.text.tokenizer import Tokenizer
 
@@ -28,6 +29,8 @@ class Form:
 
     grammar: str | None = None
     """None: the model is free."""
+    prefix: str = ""
+    """Of what the grammar allows: the prompt ends with it."""
     reading: Reading | None = None
     """None: all of it is text."""
     thinking: Thinking | None = None
@@ -47,6 +50,9 @@ class FormRules:
 
         Raises ConstraintError, or InvalidRequestError for what this model's format does not allow for.
         """
+        continued = _continued(request)
+        if continued is not None:
+            return _continuation(request, continued)
         held = self._held(request, notices)
         grammar = None
         if held is not None:
@@ -54,7 +60,7 @@ class FormRules:
             grammar = self._checked(grammar, request, notices)
         is_held, is_free = grammar is not None, _is_free(request)
         reading = self._formats.reading(self._tokenizer, prompt, request.tools, is_held=is_held, is_free=is_free)
-        return Form(grammar, reading, self._thinking(request, prompt))
+        return Form(grammar, reading=reading, thinking=self._thinking(request, prompt))
 
     def _thinking(self, request: GenerationRequest, prompt: str) -> Thinking | None:
         """A model without reasoning keeps to any bound."""
@@ -150,6 +156,30 @@ class FormRules:
             notices.append(Notice("tools", f"Calls are not held to their schemas: {error.reason}"))
             return None
         return grammar
+
+
+def _continued(request: GenerationRequest) -> str | None:
+    """The text that the answer of a form goes on with; None if it begins anew, or has no form."""
+    prompt = request.prompts[0]
+    if _is_free(request) or not isinstance(prompt, Conversation) or not prompt.continue_last:
+        return None
+    return str(prompt.messages[-1]["content"])
+
+
+def _continuation(request: GenerationRequest, begun: str) -> Form:
+    """The rest of an answer of a form, which is no reasoning and no call."""
+    path = request.path("continue_last")
+    if request.constraint is None or request.tools is not None:
+        message = (
+            f"Setting '{path}' and 'tools' at the same time is not supported for an answer that is held to a form."
+        )
+        raise InvalidRequestError(message, param=path, code="invalid_parameter_combination")
+    form = request.path("constraint")
+    grammar = grammar_of(request.constraint, form)
+    if not begins(grammar, begun):
+        message = f"Invalid '{path}': the content of the final message does not begin an answer that fits '{form}'."
+        raise InvalidRequestError(message, param=path, code="invalid_value")
+    return Form(grammar, begun)
 
 
 def _is_free(request: GenerationRequest) -> bool:
