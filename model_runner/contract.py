@@ -76,10 +76,9 @@ class Thinking:
 
     max_tokens: int
     """After so many tokens of reasoning its end is forced; the end's own tokens count if they come before that."""
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
-    is_begun: bool = False
-    """Whether the prompt has begun it."""
+    begin: bytes  # as the output has it, with 0xFF, which is in no text, before each control token
+    end: bytes
+    is_begun: bool = False  # by the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,7 @@ class SamplingParams:
     grammar: str | None = None
     """The output is one that this grammar allows, in llguidance's dialect of Lark. Tokens of `stop_token_ids` stand
     where it may end and nowhere else, and there must be some; where nothing else can follow, no ban holds for them."""
+    grammar_prefix: str = ""  # with which what the grammar allows begins: it is in the prompt already
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not appear in the output: the last token is blocked where the ones before it match."""
     min_tokens: int = 0

@@ -90,8 +90,8 @@ class ModelRunner:
         return self.info.num_blocks
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
-        """Compile the grammar, if there is one."""
-        if sampling.grammar is None:
+        """Compile the grammar, if there is one; a bound on the reasoning needs the vocabulary."""
+        if sampling.grammar is None and sampling.thinking is None:
             return None
         return self._preparing.submit(self._grammars.prepare, sampling.grammar, num_choices)
 

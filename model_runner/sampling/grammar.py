@@ -26,6 +26,7 @@ Mask = NDArray[np.int32]
 _MOST_KEPT: Final = 256
 """Matchers that wait to be used."""
 _PRINTABLE: Final = range(0x20, 0x7F)
+_CONTROL: Final = b"\xff"
 _BYTES_PER_TOKEN: Final = 4
 """How far to look ahead for each token that is wanted."""
 _LIMITS: Final = llguidance.LLParserLimits(
@@ -186,6 +187,16 @@ class Vocabulary:
         self._characters = np.array(list(single), dtype=np.uint8)
         self._tokens = np.array(list(single.values()), dtype=np.int32)
 
+    def spelled(self, token: int) -> bytes:
+        """The token's bytes; after 0xFF if it is a control token."""
+        text: bytes = self.tokenizer.decode_bytes([token])
+        return _CONTROL + text if self.tokenizer.is_special_token(token) else text
+
+    def first_of(self, text: bytes) -> int:
+        """The first token of a text in this spelling."""
+        head, _, rest = text.partition(_CONTROL)
+        return int(self.tokenizer.tokenize_bytes(head or rest)[0])
+
     def characters(self, mask: Mask) -> bytes:
         """The printable ones of ASCII, as far as they are tokens by themselves, that a mask allows, in order."""
         is_allowed = (mask[self._tokens // 32] >> self._tokens % 32) & 1
@@ -240,11 +251,19 @@ class Grammars:
                     text = self._read_tokenizer()
                     self._vocabulary = Vocabulary(llguidance.LLTokenizer(text, n_vocab=self._vocab_size))
                 except (OSError, ValueError) as error:
-                    raise GrammarError(f"grammars cannot be used with this model's tokenizer: {error}") from error
+                    raise GrammarError(
+                        f"grammars and bounds on reasoning cannot be used with this model's tokenizer: {error}"
+                    ) from error
             return self._vocabulary
 
-    def prepare(self, grammar: str, count: int) -> None:
-        """Compile a grammar for so many choices. Raises GrammarError if that is not possible."""
+    def prepare(self, grammar: str | None, count: int) -> None:
+        """Compile a grammar for so many choices; None: only the vocabulary is needed.
+
+        Raises GrammarError if that is not possible.
+        """
+        if grammar is None:
+            self.vocabulary  # noqa: B018 - made now, if not before
+            return
         made = [self._compile(grammar) for _ in range(min(count, _MOST_KEPT))]
         with self._lock:
             self._ready.setdefault(grammar, []).extend(made)
@@ -253,12 +272,17 @@ class Grammars:
             while self._num_ready > _MOST_KEPT:
                 self._take(next(iter(self._ready)))
 
-    def matcher(self, grammar: str, stop_token_ids: Collection[int], output: Sequence[int]) -> Matcher:
-        """A matcher that has seen this output. Raises GrammarError if the grammar does not compile."""
+    def matcher(
+        self, grammar: str, stop_token_ids: Collection[int], output: Sequence[int], prefix: str = ""
+    ) -> Matcher:
+        """A matcher that has seen this output, after a text that the grammar allows.
+
+        Raises GrammarError if the grammar does not compile.
+        """
         with self._lock:
             inner = self._take(grammar) if grammar in self._ready else None
         matcher = Matcher(inner or self._compile(grammar), self.vocabulary, stop_token_ids)
-        for token in output:
+        for token in (*self.vocabulary.tokenizer.greedy_tokenize(prefix), *output):
             matcher.advance(token)
         return matcher
 

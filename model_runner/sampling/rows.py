@@ -17,6 +17,7 @@ from model_runner.sampling.grammar import Grammars, Matcher
 from model_runner.sampling.noise import Stream, noise_key, noise_keys
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.slot import Slot, TokenValues
+from model_runner.sampling.thinking import ThinkingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class SamplingState:
     def __init__(
         self, max_num_seqs: int, vocab_size: int, device: torch.device, grammars: Grammars | None = None
     ) -> None:
-        """Without `grammars`, no request may have one."""
+        """Without `grammars`, no request may have one, nor a bound on its reasoning."""
         self._slots: list[Slot | None] = [None] * max_num_seqs
         self._vocab_size = vocab_size
         self._device = device
@@ -143,7 +144,8 @@ class SamplingState:
         if self._slots[slot] is not None:
             raise ValueError(f"slot {slot} is taken")
         _check_tokens(sampling, self._vocab_size)
-        state = Slot(sampling, self._vocab_size, prompt, output, self._matcher(sampling, output))
+        matcher, thinking = self._matcher(sampling, output), self._thinking(sampling, output)
+        state = Slot(sampling, self._vocab_size, prompt, output, matcher, thinking)
         if sampler_state is not None:
             state.mu = sampler_state
         self._slots[slot] = state
@@ -165,7 +167,14 @@ class SamplingState:
             return None
         if self._grammars is None:
             raise ValueError("grammar: there is no tokenizer to hold to one")
-        return self._grammars.matcher(sampling.grammar, sampling.stop_token_ids, output)
+        return self._grammars.matcher(sampling.grammar, sampling.stop_token_ids, output, sampling.grammar_prefix)
+
+    def _thinking(self, sampling: SamplingParams, output: Sequence[int]) -> ThinkingBudget | None:
+        if sampling.thinking is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("thinking: there is no tokenizer to find its end with")
+        return ThinkingBudget(sampling.thinking, self._grammars.vocabulary, output)
 
     def fill_masks(self, slots: Sequence[int]) -> None:
         """Begin to find out what grammars allow next, so that it is known when `rows` is called for these slots."""

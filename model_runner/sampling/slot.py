@@ -27,8 +27,9 @@ class Slot:
         prompt: Sequence[int],
         output: Sequence[int] = (),
         matcher: Matcher | None = None,
+        thinking: ThinkingBudget | None = None,
     ) -> None:
-        """`matcher` is of the settings' grammar, and has seen the output."""
+        """`matcher` is of the settings' grammar and `thinking` of their bound; both have seen the output."""
         self.sampling = sampling
         self.matcher = matcher
         self.settings = _settings_in_use(sampling, vocab_size)
@@ -50,7 +51,7 @@ class Slot:
         """From which the keys of its positions are made."""
         self.logit_bias = _summed(sampling.logit_bias)
         self._allowed = None if sampling.allowed_token_ids is None else _values(sampling.allowed_token_ids, 0.0)
-        self._thinking = ThinkingBudget(sampling.thinking, output) if sampling.thinking is not None else None
+        self._thinking = thinking
         self.num_output = len(output)
         self._history = [*prompt, *output]
         self._bad_words = BadWords(sampling.bad_words)

@@ -9,17 +9,13 @@ from server.generation.generic_tools import spelled_out, with_description
 from server.generation.merged_messages import one_system_message, one_turn_each
 from server.generation.notices import Notice
 from server.generation.request import Conversation, Prompt, TextPrompt
+from server.generation.template_variables import template_variables
 from server.text.chat_template import ChatTemplate, ChatTemplateError
 from server.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 MAY_SHOW = ("name", "reasoning_content")
 """Parts that clients send along: those that the template does not show are left out and reported."""
-
-_NO_VARIABLE = "The model's chat template has no such variable."
-_EFFORT = "reasoning_effort"
-_THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables of templates that turn the reasoning on or off."""
 
 
 def read_prompt(tokenizer: Tokenizer, prompt: TextPrompt | Conversation) -> tuple[str, list[Notice]]:
@@ -46,11 +42,10 @@ def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[s
     if template is None:
         message = "This model has no chat template. Use /v1/completions."
         raise InvalidRequestError(message, param="messages", code="unsupported_parameter")
-    _check_variables(template, conversation.variables)
     if conversation.continue_last and not conversation.messages[-1]["content"]:
         message = "'continue_final_message' needs a final message with content."
         raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
-    variables, notices = _set_variables(template, conversation)
+    variables, notices = template_variables(template, conversation)
     try:
         with_tools = _with_tools(template, conversation, variables)
         taken, text = _shown(template, with_tools, variables, notices)
@@ -145,33 +140,6 @@ def _text(template: ChatTemplate, conversation: Conversation, variables: Mapping
         variables=variables,
         tools=conversation.tools,
     )
-
-
-def _check_variables(template: ChatTemplate, variables: Mapping[str, Any]) -> None:
-    for name in variables:
-        if name not in template.variables:
-            path = f"chat_template_kwargs.{shorten(name)}"
-            message = f"Unknown parameter: '{path}'. The model's chat template has no such variable."
-            raise InvalidRequestError(message, param=path, code="unknown_parameter")
-
-
-def _set_variables(template: ChatTemplate, conversation: Conversation) -> tuple[Mapping[str, Any], list[Notice]]:
-    """The variables of the template, and the wishes that it does not follow."""
-    own = conversation.variables
-    wished = {name: value for name, value in conversation.wishes.items() if name in template.variables}
-    switch = next((name for name in _THINKING_SWITCHES if name in template.variables), None)
-    unmet = {name: wish for name, wish in conversation.wishes.items() if {**wished, **own}.get(name) != wish}
-    if conversation.thinks is not None:
-        if switch is not None:
-            wished[switch] = conversation.thinks
-            unmet.pop(_EFFORT, None)  # it is what turned the switch
-        elif _EFFORT not in conversation.wishes:
-            unmet["thinking"] = conversation.thinks
-    notices = [
-        Notice(name, f"'chat_template_kwargs.{name}' says otherwise." if name in own else _NO_VARIABLE)
-        for name in unmet
-    ]
-    return {**wished, **own}, notices
 
 
 def _not_shown(

@@ -43,11 +43,12 @@ class Conversation:
     """Of which the model is told, as templates take them."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Of the template. One that it does not have is refused."""
-    wishes: Mapping[str, Any] = field(default_factory=dict)
-    """Variables that are set where the template has them, and else are reported as left out."""
     thinks: bool | None = None
     """Whether the model is to think before it answers, where the template has a switch for that; else it is reported
     as `thinking`."""
+    effort: str | None = None
+    """How much it is to think, where the template has a variable for that; "none" turns the switch off as well. Else it
+    is reported as `reasoning_effort`."""
     open_turn: bool = True
     """Whether the prompt ends with the beginning of the assistant's turn."""
     continue_last: bool = False

@@ -31,7 +31,13 @@ class Tokenizer:
         self.tokenizer_class = str(config.get("tokenizer_class", "PreTrainedTokenizerFast"))
         self.special_tokens = _special_tokens(config)
         """Name, such as "eos_token", to text."""
-        self.special_ids = frozenset(i for i, token in model.get_added_tokens_decoder().items() if token.special)
+        added = model.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.control_ids = self.special_ids | {
+            i for i, token in added.items() if token.content.startswith("<") and token.content.endswith(">")
+        }
+        """Tokens that no text is spelled with, by llguidance's rule: the special ones, which a text leaves out, and
+        tags such as Qwen's for reasoning and calls."""
         self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template is not None else None
         self._token_bytes = _ByteReader(model)
 

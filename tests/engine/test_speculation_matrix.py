@@ -41,7 +41,7 @@ HELD = {
     "calls in free text, greedy, preemption": Feature(
         replace(_HELD, grammar=_CALLS, temperature=0.0, stop_token_ids=()), chunk=64, is_short_of_blocks=True
     ),
-    "thinking budget": Feature(replace(_HELD, grammar=None, thinking=Thinking(6, (5,), (6, 7), is_begun=True))),
+    "thinking budget": Feature(replace(_HELD, grammar=None, thinking=Thinking(6, b"[", b']"', is_begun=True))),
 }
 
 

@@ -33,6 +33,10 @@ def text(content: str, **fields: Any) -> dict[str, Any]:
     return {"type": "text", "text": content, **fields}
 
 
+def json_form(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", **fields}}}
+
+
 HINTS = [
     ({"reasoning_effort": "low"}, {}, "reasoning_effort"),
     ({"thinking": {"type": "disabled"}}, {}, "thinking"),
@@ -40,6 +44,7 @@ HINTS = [
     ({"prompt_cache_retention": "24h"}, {}, "prompt_cache_retention"),
     ({"prompt_cache_options": {"ttl": "1h"}}, {}, "prompt_cache_options"),
     ({"store": True}, {}, "store"),
+    (json_form(description="a list"), json_form(), "response_format.json_schema.description"),
     ({"service_tier": "flex"}, {}, "service_tier"),
     ({"messages": user(name="Ann")}, {"messages": user()}, "messages[0].name"),
     ({"messages": assistant(reasoning_content="hm")}, {"messages": assistant()}, "messages[1].reasoning_content"),
@@ -126,6 +131,7 @@ async def test_a_strict_server_refuses_hints(
         {"service_tier": "auto"},
         {"service_tier": "default"},
         {"store": False},
+        json_form(description=None),
         {"prompt_cache_retention": "in_memory"},
         {"prompt_cache_options": {}},
         {"reasoning_effort": None, "verbosity": None},

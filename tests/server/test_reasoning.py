@@ -177,6 +177,45 @@ async def test_only_what_comes_after_it_is_held(
     assert [text for text in rejected if accepts(grammar, text)] == []
 
 
+def continued(content: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": content}]
+    return chat(messages=messages, continue_final_message=True, **fields)
+
+
+async def test_a_form_goes_on_with_the_text_that_is_there(
+    client_with: Callable[..., httpx.AsyncClient], engine: FakeEngine
+):
+    """The answer is the rest of the form, without reasoning, on a model that would think first."""
+    engine.script = says('d"}')
+    async with client_with(OPENING) as client:
+        asked = continued('{"c": "re', **AS_COLOUR)
+        sampling = (await requested(client, engine, CHAT, asked)).sampling
+        assert sampling.grammar_prefix == '{"c": "re'
+        assert accepts(sampling.grammar or "", RED)
+        assert not accepts(sampling.grammar or "", f"x</think>{RED}")
+        (choice,) = (await client.post(CHAT, json=asked)).json()["choices"]
+        assert (choice["message"]["content"], thought_of(choice)) == ('d"}', None)
+        new = (await requested(client, engine, CHAT, chat(**AS_COLOUR))).sampling
+        assert new.grammar_prefix == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "code"),
+    [
+        ('{"d": ', AS_COLOUR, "invalid_value"),
+        ("Sure:", AS_COLOUR, "invalid_value"),
+        ("y", {"structured_outputs": {"choice": ["no"]}}, "invalid_value"),
+        ("x", {"tools": [WEATHER], "tool_choice": "required"}, "invalid_parameter_combination"),
+        ("{", {"tools": [WEATHER], **AS_COLOUR}, "invalid_parameter_combination"),
+    ],
+)
+async def test_a_text_that_begins_no_answer_of_the_form(
+    client_with: Callable[..., httpx.AsyncClient], content: str, fields: dict[str, Any], code: str
+):
+    async with client_with(ECHOING) as client:
+        await refused(client, CHAT, continued(content, **fields), "continue_final_message", code)
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 async def test_calls_after_reasoning(client_with: Callable[..., httpx.AsyncClient], engine: FakeEngine, choice: str):
     engine.script = says(f"{THOUGHT}\n</think>\n\n{ROME}")

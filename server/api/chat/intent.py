@@ -30,15 +30,20 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
         messages=tuple(message.for_template() for message in body.messages),
         tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
         variables=body.chat_template_kwargs or {},
-        wishes={} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort},
-        thinks=_thinks(body),
+        thinks=None if body.thinking is None else body.thinking.type == "enabled",
+        effort=body.reasoning_effort,
         open_turn=body.opens_turn,
         continue_last=bool(body.continue_final_message),
     )
     return GenerationRequest(
         **shared_fields(
             body,
-            {"prompt": "messages", "max_tokens": max_tokens, "thinking_budget": "thinking_token_budget"},
+            {
+                "prompt": "messages",
+                "max_tokens": max_tokens,
+                "thinking_budget": "thinking_token_budget",
+                "continue_last": "continue_final_message",
+            },
             body.constraint,
         ),
         id_prefix="chatcmpl",
@@ -50,13 +55,6 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prediction=None if body.prediction is None else body.prediction.text,
     )
-
-
-def _thinks(body: ChatCompletionRequest) -> bool | None:
-    """Whether the model is to think first, if the body says so."""
-    if body.thinking is not None:
-        return body.thinking.type == "enabled"
-    return False if body.reasoning_effort == "none" else None
 
 
 def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) -> ChatOptions:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, problem, refused, related, tag_by_type
+from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related, tag_by_type
 from server.generation.constraints.constraint import Constraint
 from server.generation.constraints.errors import ConstraintError, under
 from server.generation.constraints.json_text import (
@@ -54,7 +54,10 @@ class NamedSchema(RequestModel):
     """A schema of OpenAI's response_format."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$", description="Your own name for it.")
-    description: str | None = Field(None, description="For the model; no template shows it yet.", max_length=4096)
+    description: Annotated[str, Field(max_length=4096)] | None = hint(
+        "What it is for, for the model.",
+        "The model is not told of it.",
+    )
     schema_: Schema | None = Field(None, alias="schema", description="A JSON schema; any JSON object without one.")
     strict: bool | None = Field(
         None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."

@@ -1,8 +1,9 @@
 """Whether llguidance takes a grammar."""
 
 import re
+from functools import cache
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.errors import shorten
 from server.generation.constraints.errors import ConstraintError
@@ -29,6 +30,30 @@ def grammar_error(grammar: str) -> str | None:
     except (ValueError, RuntimeError) as error:
         return _readable(str(error))
     return _readable(messages[0]) if is_error else None
+
+
+def begins(grammar: str, text: str) -> bool:
+    """Whether something that a grammar without tokens by id allows begins with this text."""
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+    data = list(text.encode())
+    return int(matcher.try_consume_tokens(data)) == len(data)
+
+
+class _Bytes:
+    """A vocabulary of single bytes, as llguidance asks for one."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
 
 
 def _readable(message: str) -> str:

@@ -147,7 +147,7 @@ def calls_in_text(wanted: Wanted, begins: Mapping[str, Fragment], separator: str
     if wanted.needs_call:
         return unique(calls)
     if wanted.answer is not None:
-        return unique(either(wanted.answer, calls))
+        return either(wanted.answer, unique(calls))
     found = either(*(sequence(wanted.until(begin), rest) for begin, rest in begins.items()))
     return unique(sequence(repeated(found), FREE) if wanted.is_parallel else either(found, FREE))
 

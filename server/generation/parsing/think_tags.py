@@ -15,6 +15,13 @@ class ThinkTags:
     """By which they can be chosen."""
     begin: str
     end: str
+    control: str = ""
+    """With which `begin` begins, where that alone may be a token."""
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """Texts that are control tokens, or may be, in the vocabularies of such models."""
+        return self.control or self.begin, self.end
 
     def read(self, reader: Reader, *, is_begun: bool, ends: Sequence[str] = ()) -> Steps[None]:
         """Read the reasoning, if there is any, with what separates it from the answer.
@@ -43,7 +50,7 @@ THINK_TAGS = (
     ThinkTags("mistral_think", "[THINK]", "[/THINK]"),
     ThinkTags("seed_think", "<seed:think>", "</seed:think>"),
     ThinkTags("thought", "<thought>", "</thought>"),
-    ThinkTags("gemma4", "<|channel>thought", "<channel|>"),
+    ThinkTags("gemma4", "<|channel>thought", "<channel|>", control="<|channel>"),
     ThinkTags("granite_think", "Here is my thought process:", "Here is my response:"),
 )
 """All that are known."""

@@ -4,20 +4,23 @@ from dataclasses import dataclass
 
 from model_runner.contract import Thinking
 from server.errors import InvalidRequestError
-from server.generation.constraints.check import check_grammar
+from server.generation.constraints.check import begins, check_grammar
+from server.generation.constraints.constraint import grammar_of
 from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.fragment import Fragment, text, whole
+from server.generation.constraints.fragment import Fragment, sequence, whole
 from server.generation.notices import Notice
-from server.generation.parsing.call_grammar import OfferedTool, Wanted
+from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional
 from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
 from server.generation.planning.plan import Reading
 from server.generation.planning.reading import ModelFormats
-from server.generation.request import GenerationRequest
+from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import ToolUse
 from server.text.tokenizer import Tokenizer
 
-_SEPARATORS = ("\n\n", "\n")
-"""What models write between their reasoning and the answer, if anything."""
+_SPACE = Fragment("SPACE?")
+_SPACE_RULE = "SPACE: /[ \\t\\r\\n]{1,16}/\n"
+"""What models write before their reasoning, and between it and the answer: belongs to neither. Bounded, since a model
+that may write any number goes on for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Form:
 
     grammar: str | None = None
     """None: the model is free."""
+    prefix: str = ""
+    """Of what the grammar allows: the prompt ends with it."""
     reading: Reading | None = None
     """None: all of it is text."""
     thinking: Thinking | None = None
@@ -45,6 +50,9 @@ class FormRules:
 
         Raises ConstraintError, or InvalidRequestError for what this model's format does not allow for.
         """
+        continued = _continued(request)
+        if continued is not None:
+            return _continuation(request, continued)
         held = self._held(request, notices)
         grammar = None
         if held is not None:
@@ -52,7 +60,7 @@ class FormRules:
             grammar = self._checked(grammar, request, notices)
         is_held, is_free = grammar is not None, _is_free(request)
         reading = self._formats.reading(self._tokenizer, prompt, request.tools, is_held=is_held, is_free=is_free)
-        return Form(grammar, reading, self._thinking(request, prompt))
+        return Form(grammar, reading=reading, thinking=self._thinking(request, prompt))
 
     def _thinking(self, request: GenerationRequest, prompt: str) -> Thinking | None:
         """A model without reasoning keeps to any bound."""
@@ -63,8 +71,15 @@ class FormRules:
                 self._refuse(request.path("thinking_budget"))
             return None
         tags = REASONING_TAGS[self._formats.reasoning]
-        begin, end = (tuple(self._tokenizer.encode(tag, add_special_tokens=False)) for tag in (tags.begin, tags.end))
+        begin, end = (self._spelled(tag) for tag in (tags.begin, tags.end))
         return Thinking(request.thinking_budget, begin, end, self._formats.is_thinking(prompt))
+
+    def _spelled(self, tag: str) -> bytes:
+        """A tag as Thinking has it."""
+        spelled = tag.encode()
+        for marker in self._controls:
+            spelled = spelled.replace(marker.encode(), b"\xff" + marker.encode())
+        return spelled
 
     def _held(self, request: GenerationRequest, notices: list[Notice]) -> Fragment | None:
         """What comes after the reasoning."""
@@ -117,17 +132,19 @@ class FormRules:
             return held
         tags = REASONING_TAGS[self._formats.reasoning]
         writer = Wanted((), "thought", self._controls)
-        begin = None if self._formats.is_thinking(prompt) else writer.text(tags.begin)
-        body = Fragment("body", f"body: {held.start}\n{held.rules}")
+        is_begun = self._formats.is_thinking(prompt)
+        begin = sequence(_SPACE, writer.text(tags.begin))
+        body = Fragment("body")
         if is_free:
             if not writer.is_control(tags.end):
                 return held  # free text has both tags
-            opened = "" if begin is None else f"({begin.start})?"
-            return Fragment(f"({opened} body {writer.text(tags.end).start})? body", body.rules)
-        thought = writer.until(tags.end)
-        separated = f"{thought.start} ({' | '.join(text(separator).start for separator in _SEPARATORS)})?"
-        before = separated if begin is None else f"({begin.start} {separated})?"
-        return Fragment(f"{before} body", thought.rules + body.rules)
+            thought = sequence(body, writer.text(tags.end))
+            whole_thought = thought if is_begun else sequence(optional(begin), thought)
+            answer = sequence(optional(whole_thought), body)
+        else:
+            thought = sequence(writer.until(tags.end), _SPACE)
+            answer = sequence(thought if is_begun else optional(sequence(begin, thought)), body)
+        return Fragment(answer.start, f"{answer.rules}{_SPACE_RULE}body: {held.start}\n{held.rules}")
 
     def _checked(self, grammar: str, request: GenerationRequest, notices: list[Notice]) -> str | None:
         """The grammar, or none where it is too large and nothing relies on it."""
@@ -139,6 +156,30 @@ class FormRules:
             notices.append(Notice("tools", f"Calls are not held to their schemas: {error.reason}"))
             return None
         return grammar
+
+
+def _continued(request: GenerationRequest) -> str | None:
+    """The text that the answer of a form goes on with; None if it begins anew, or has no form."""
+    prompt = request.prompts[0]
+    if _is_free(request) or not isinstance(prompt, Conversation) or not prompt.continue_last:
+        return None
+    return str(prompt.messages[-1]["content"])
+
+
+def _continuation(request: GenerationRequest, begun: str) -> Form:
+    """The rest of an answer of a form, which is no reasoning and no call."""
+    path = request.path("continue_last")
+    if request.constraint is None or request.tools is not None:
+        message = (
+            f"Setting '{path}' and 'tools' at the same time is not supported for an answer that is held to a form."
+        )
+        raise InvalidRequestError(message, param=path, code="invalid_parameter_combination")
+    form = request.path("constraint")
+    grammar = grammar_of(request.constraint, form)
+    if not begins(grammar, begun):
+        message = f"Invalid '{path}': the content of the final message does not begin an answer that fits '{form}'."
+        raise InvalidRequestError(message, param=path, code="invalid_value")
+    return Form(grammar, begun)
 
 
 def _is_free(request: GenerationRequest) -> bool:

@@ -100,7 +100,9 @@ class Planner:
         """What is the same for each prompt: all but the prompt, what follows from its length, and its seed."""
         prediction = self._prediction(request)
         beams = choose_beam_search(request.decoding, options.stop)
-        sampling = replace(self._sampling(request), grammar=form.grammar, thinking=form.thinking)
+        sampling = replace(
+            self._sampling(request), grammar=form.grammar, grammar_prefix=form.prefix, thinking=form.thinking
+        )
         self._check_priority(request.priority)
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)

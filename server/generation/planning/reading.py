@@ -78,12 +78,12 @@ class ModelFormats:
         return any(prompt.endswith(opening) for opening in READ_EVERYTHING.get(self.tool_format, ()))
 
     def controls(self, tokenizer: Tokenizer) -> Mapping[int, str]:
-        """The markers that are special tokens, by their ids."""
+        """The markers that are control tokens, by their ids."""
         markers = set(TOOL_FORMATS[self.tool_format].markers)
         if self.reasoning is not None:
-            markers |= {REASONING_TAGS[self.reasoning].begin, REASONING_TAGS[self.reasoning].end}
+            markers |= {*REASONING_TAGS[self.reasoning].markers}
         ids = {marker: tokenizer.token_id(marker) for marker in markers}
-        return {token: marker for marker, token in ids.items() if token is not None and token in tokenizer.special_ids}
+        return {token: marker for marker, token in ids.items() if token is not None and token in tokenizer.control_ids}
 
 
 def _check_name(setting: str, name: str | None, known: Mapping[str, object]) -> None:

@@ -376,6 +376,15 @@ def test_a_grammar_that_does_not_compile(grammar: str, reason: str) -> None:
     state.admit(0, SamplingParams(), ())  # the slot is free
 
 
+def test_a_text_that_is_there_already_counts() -> None:
+    grammar, judge = LANGUAGES["choice"]
+    for prefix in ("", "ab", "n", "nul", 'é"}'):
+        matcher = shared().matcher(grammar, (EOS,), (), prefix)
+        for token, text in enumerate(TEXTS):
+            may_begin, _ = judge(prefix.encode() + text)
+            assert matcher.allows(token) == (judge(prefix.encode())[1] if token == EOS else bool(text) and may_begin)
+
+
 def test_a_model_that_has_no_tokenizer_or_not_a_fitting_one() -> None:
     def missing() -> str:
         raise FileNotFoundError("no tokenizer.json")

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from server.generation.constraints.fragment import Fragment, text, whole
+from server.generation.constraints.lark import Lark
 from server.generation.parsing.call_grammar import OfferedTool, Wanted
 from server.generation.parsing.choose import TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
@@ -226,6 +227,12 @@ def test_a_final_answer_of_a_form_or_calls(name: str, controls: dict[str, int]):
         assert output is not None
         message = read(name, output, controls)
         assert message.calls or message.content == '{"final": 1}'
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json"])
+def test_a_grammar_of_the_client_keeps_lines_that_repeat(name: str):
+    final = Lark('start: a b\na: "x"\n | "z"\nb: "y"\n | "z"', "grammar").fragment("answer")
+    assert accepts(grammar(name, {}, answer=final), "xz", {})
 
 
 @pytest.mark.parametrize("way", [way for way, writer in WRITERS.items() if writer.format in HELD])

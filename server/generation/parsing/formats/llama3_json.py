@@ -37,7 +37,7 @@ class Llama3Json:
         if wanted.needs_call:
             return unique(either(calls, tagged))
         if wanted.answer is not None:
-            return unique(either(wanted.answer, tagged))
+            return either(wanted.answer, unique(tagged))
         return unique(either(calls, sequence(wanted.until(_TAG, _TEXT), calls), Fragment(_TEXT)))
 
 

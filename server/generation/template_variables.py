@@ -1,0 +1,87 @@
+"""The variables of a conversation's chat template: those that a request sets, and what it wishes of the reasoning."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from server.errors import InvalidRequestError, shorten
+from server.generation.notices import Notice
+from server.generation.request import Conversation
+from server.text.chat_template import ChatTemplate
+
+_EFFORT = "reasoning_effort"
+_NO_EFFORT = "none"
+_SWITCHES = ("enable_thinking", "thinking")
+"""Variables of templates that turn the reasoning on or off."""
+_NO_VARIABLE = "The model's chat template has no such variable."
+_NO_SWITCH = "The model's chat template has no switch for it."
+
+
+def template_variables(template: ChatTemplate, conversation: Conversation) -> tuple[Mapping[str, Any], list[Notice]]:
+    """The variables to render with, and the wishes that are not followed.
+
+    Where they contradict each other, the request's own variables count most, then `thinks`, then `effort`. Raises
+    InvalidRequestError for a variable that the template does not have.
+    """
+    _check(template, conversation.variables)
+    wishes = _Wishes(template, conversation)
+    notices = [*wishes.of_thinking(), *wishes.of_effort()]
+    return {**wishes.followed, **conversation.variables}, notices
+
+
+def _check(template: ChatTemplate, variables: Mapping[str, Any]) -> None:
+    for name in variables:
+        if name not in template.variables:
+            path = f"chat_template_kwargs.{shorten(name)}"
+            message = f"Unknown parameter: '{path}'. The model's chat template has no such variable."
+            raise InvalidRequestError(message, param=path, code="unknown_parameter")
+
+
+class _Wishes:
+    """What one conversation wishes of the reasoning, and the variables that follow from it."""
+
+    def __init__(self, template: ChatTemplate, conversation: Conversation) -> None:
+        self._known = template.variables
+        self._own = conversation.variables
+        self._thinks = conversation.thinks
+        self._effort = conversation.effort
+        self._switch = next((name for name in _SWITCHES if name in self._own), None) or next(
+            (name for name in _SWITCHES if name in self._known), None
+        )
+        self.followed: dict[str, Any] = {}
+
+    def of_thinking(self) -> Iterator[Notice]:
+        """Turn the switch, or say why not."""
+        if self._thinks is None:
+            return
+        if self._switch is None:
+            yield Notice("thinking", _NO_SWITCH)
+        elif self._own.get(self._switch, self._thinks) != self._thinks:
+            yield Notice("thinking", _otherwise(f"chat_template_kwargs.{self._switch}"))
+        else:
+            self.followed[self._switch] = self._thinks
+
+    def of_effort(self) -> Iterator[Notice]:
+        """Set the effort, and turn the switch off where it is none; or say why not. To be called after the other."""
+        if self._effort is None:
+            return
+        thinks = self._effort != _NO_EFFORT
+        decided = self._own.get(self._switch, self.followed.get(self._switch)) if self._switch is not None else None
+        if self._own.get(_EFFORT, self._effort) != self._effort:
+            yield Notice(_EFFORT, _otherwise(f"chat_template_kwargs.{_EFFORT}"))
+        elif decided is not None and bool(decided) != thinks:
+            by_own = self._switch in self._own
+            yield Notice(_EFFORT, _otherwise(f"chat_template_kwargs.{self._switch}" if by_own else "thinking"))
+        elif _EFFORT not in self._known and (thinks or self._switch is None):
+            yield Notice(_EFFORT, _NO_VARIABLE)
+        else:
+            self._follow_effort(self._effort)
+
+    def _follow_effort(self, effort: str) -> None:
+        if _EFFORT in self._known:
+            self.followed[_EFFORT] = effort
+        if effort == _NO_EFFORT and self._switch is not None:
+            self.followed[self._switch] = False
+
+
+def _otherwise(path: str) -> str:
+    return f"'{path}' says otherwise."
