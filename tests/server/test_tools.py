@@ -115,6 +115,7 @@ def grammar_of(engine: FakeEngine) -> str:
         (ROME, None, [call_of("weather", city="Rome")]),
         (f"{ROME}\n{OSLO}", None, [call_of("weather", city="Rome"), call_of("time", city="Øslo")]),
         (f"Let me look.\n{OSLO}", "Let me look.", [call_of("time", city="Øslo")]),
+        (written("other", x=1), written("other", x=1), []),
         ("It <tool is> 5 o'clock.", "It <tool is> 5 o'clock.", []),
         ("", "", []),
     ],

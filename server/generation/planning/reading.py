@@ -62,6 +62,7 @@ class ModelFormats:
             reasoning=self.reasoning,
             expected=Expected(
                 tools={tool.name: tool.parameters for tool in offered},
+                only_offered=True,
                 is_thinking=self.is_thinking(prompt),
                 reasons_to_its_end=is_held and not is_free,
                 calls_are_whole=is_held,
