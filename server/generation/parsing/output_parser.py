@@ -19,6 +19,8 @@ class Expected:
     """The JSON schema of the arguments of each tool that was offered, by its name."""
     only_offered: bool = False
     """Whether a call of any other tool is text."""
+    has_form: bool = False
+    """Whether an answer without calls is held to a form."""
     is_thinking: bool = False
     """Whether the prompt has begun the reasoning already."""
     reasons_to_its_end: bool = False

@@ -50,8 +50,8 @@ class FormRules:
         if held is not None:
             grammar = whole(self._after_reasoning(held, prompt, is_free=_is_free(request)))
             grammar = self._checked(grammar, request, notices)
-        is_held, is_free = grammar is not None, _is_free(request)
-        reading = self._formats.reading(self._tokenizer, prompt, request.tools, is_held=is_held, is_free=is_free)
+        is_held, has_form = grammar is not None, request.constraint is not None
+        reading = self._formats.reading(self._tokenizer, prompt, request.tools, is_held=is_held, has_form=has_form)
         return Form(grammar, reading, self._thinking(request, prompt))
 
     def _thinking(self, request: GenerationRequest, prompt: str) -> Thinking | None:

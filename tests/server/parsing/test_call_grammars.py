@@ -228,6 +228,37 @@ def test_a_final_answer_of_a_form_or_calls(name: str, controls: dict[str, int]):
         assert message.calls or message.content == '{"final": 1}'
 
 
+@pytest.mark.parametrize(
+    ("output", "is_call"),
+    [
+        ('{"name": "get", "parameters": {}}', True),
+        ('\n{"type": "function",\n"name":"get", "arguments" : {}\n}; {"name": "get", "parameters": {}}', True),
+        ('{"name": "get", "parameters": {"x": 1}}', None),
+        ('{"name": "get_weather", "parameters": {', None),
+        ('{"name": "get", "parameters": 5}', False),
+        ('{"name": "Ann", "parameters": {"age": 5}}', False),
+        ('{"name": "get", "age": 5}', False),
+        ('{"answer": {"name": "get", "parameters": {"x": 1}}}', False),
+    ],
+)
+def test_an_answer_in_json_is_no_call_of_llama(output: str, is_call: bool | None):
+    """None: it is neither, and cannot be written."""
+    held = grammar("llama3_json", {})
+    assert accepts(held, output, {}) == (is_call is not None)
+    if is_call is not None:
+        expected = Expected({tool.name: tool.schema for tool in KNOWN}, only_offered=True, calls_are_whole=True)
+        message = parse(output, TOOL_FORMATS["llama3_json"], expected=expected)
+        assert bool(message.calls) == is_call
+        assert is_call or message.content == output
+
+
+def test_what_is_held_to_a_form_is_no_call_of_llama_without_a_marker():
+    expected = Expected(SCHEMAS, has_form=True, only_offered=True, calls_are_whole=True)
+    output = '{"name": "get", "parameters": {}}'
+    assert parse(output, TOOL_FORMATS["llama3_json"], expected=expected).content == output
+    assert parse(f"<|python_tag|>{output}", TOOL_FORMATS["llama3_json"], expected=expected).calls
+
+
 @pytest.mark.parametrize("way", [way for way, writer in WRITERS.items() if writer.format in HELD])
 def test_what_models_write_is_allowed(way: str):
     writer = WRITERS[way]
