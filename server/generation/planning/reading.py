@@ -34,8 +34,14 @@ class ModelFormats:
     def of(
         cls, template: ChatTemplate | None, tools: str | None = None, reasoning: str | None = None
     ) -> "ModelFormats":
-        """By the settings, or else by the template. Raises ValueError for a name that is not known."""
+        """By the settings, or else by the template.
+
+        Raises ValueError for a name that is not known, and for a format of calls that the model is not going to write.
+        """
         _check_name("tool_parser", tools, TOOL_FORMATS)
+        if template is not None and not template.knows_tools and tools not in (None, generic_tools.FORMAT):
+            taught = f"so it is told to write calls as {generic_tools.FORMAT!r} does; {tools!r} would find none of them"
+            raise ValueError(f"tool_parser: the model's chat template knows no tools, {taught}")
         _check_name("reasoning_parser", reasoning, {**REASONING_TAGS, NONE: None})
         source = "" if template is None else template.source
         found = tool_format(source) if template is not None and template.knows_tools else None
