@@ -11,6 +11,8 @@ import pytest
 from openai.types import chat as chat_types
 
 from server.api.openai.objects import ChatCompletion, ChatCompletionChunk
+from server.generation.constraints.errors import ConstraintError
+from server.generation.planning import forms
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import (
@@ -66,7 +68,7 @@ ROME, OSLO = written("weather", city="Rome"), written("time", city="Øslo")
 def engine() -> FakeEngine:
     """With room for tools in the prompt."""
     engine = FakeEngine()
-    engine.info_ = replace(engine.info_, max_model_len=4096, num_blocks=512)
+    engine.info_ = replace(engine.info_, max_model_len=8192, num_blocks=512)
     return engine
 
 
@@ -235,6 +237,13 @@ async def test_custom_tools_are_called_with_text(client: httpx.AsyncClient, engi
     custom, function = choice["message"]["tool_calls"]
     assert custom == {"id": custom["id"], "type": "custom", "custom": {"name": "shell", "input": 'echo "é"'}}
     assert function["type"] == "function"
+
+
+async def test_a_custom_tool_takes_whatever_a_model_gives_it(client: httpx.AsyncClient, engine: FakeEngine):
+    """Also a number that is too long for Python."""
+    engine.script = says(f'<tool_call>\n{{"name": "shell", "arguments": {{"n": {"9" * 4500}}}}}\n</tool_call>')
+    (call,) = (await answered(client, tools=[SHELL], max_tokens=6000))["message"]["tool_calls"]
+    assert call["custom"]["input"] == f'{{"n": {"9" * 4500}}}'
 
 
 async def test_functions_are_answered_by_a_function_call(client: httpx.AsyncClient, engine: FakeEngine):
@@ -422,3 +431,24 @@ async def test_formats_that_cannot_be_held_say_so(make_app, tmp_path: Path):
         await refused(one, CHAT, strict, "tools[0].function.strict", "unsupported_parameter")
         body = (await one.post(CHAT, json=asking(parallel_tool_calls=False))).json()
         assert [warning["path"] for warning in body["warnings"]] == ["parallel_tool_calls"]
+
+
+async def test_a_grammar_that_is_too_large_is_left_out_and_reported(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """With all that goes with it; but for what relies on it, and for the names of the tools, which need none."""
+
+    def refuse(grammar: str, path: str) -> None:
+        raise ConstraintError(path, "Too large.")
+
+    monkeypatch.setattr(forms, "check_grammar", refuse)
+    one = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("time")]}}
+    asked = asking(tools=[*BOTH, SHELL], parallel_tool_calls=False, tool_choice=one)
+    engine.script = says(f"{OSLO}\n{ROME}")
+    body = (await client.post(CHAT, json=asked)).json()
+    assert [warning["path"] for warning in body["warnings"]] == ["tools", "parallel_tool_calls"]
+    assert engine.requests[-1].sampling.grammar is None
+    message = without_ids(body["choices"][0]["message"])
+    assert (message["tool_calls"], message["content"]) == ([call_of("time", city="Øslo")], f"\n{ROME}")
+    for fields in ({"tool_choice": "required"}, {"tools": [tool("f", strict=True)]}):
+        await refused(client, CHAT, asking(**fields), "tools", "invalid_value")

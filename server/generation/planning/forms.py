@@ -1,5 +1,6 @@
 """What an answer is held to, and how it is read: its constraint, its tools and the model's own formats put together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_runner.contract import Thinking
@@ -103,8 +104,7 @@ class FormRules:
         strict = next((tool for tool in tools.callable if tool.is_strict and not tool.is_custom), None)
         if strict is not None:
             self._refuse(strict.path.removesuffix("parameters") + "strict")
-        if not tools.is_parallel:
-            notices.append(Notice("parallel_tool_calls", "Not enforced with this model's format of calls."))
+        notices += _not_counted(tools, "Not enforced with this model's format of calls.")
 
     def _refuse(self, path: str) -> None:
         message = f"Unsupported parameter: '{path}' cannot be enforced with this model's format of answers, "
@@ -134,9 +134,11 @@ class FormRules:
         try:
             check_grammar(grammar, request.path("constraint") or "tools")
         except ConstraintError as error:
-            if not _is_free(request) or request.tools is None or any(t.is_strict for t in request.tools.callable):
+            tools = request.tools
+            if not _is_free(request) or tools is None or any(t.is_strict and not t.is_custom for t in tools.callable):
                 raise
             notices.append(Notice("tools", f"Calls are not held to their schemas: {error.reason}"))
+            notices += _not_counted(tools, "Not enforced where calls are not held to their schemas.")
             return None
         return grammar
 
@@ -144,3 +146,8 @@ class FormRules:
 def _is_free(request: GenerationRequest) -> bool:
     """Whether any text is an answer."""
     return request.constraint is None and (request.tools is None or request.tools.mode == "auto")
+
+
+def _not_counted(tools: ToolUse, reason: str) -> Sequence[Notice]:
+    """What is to be told where nothing keeps a model from calling more than once."""
+    return () if tools.is_parallel else (Notice("parallel_tool_calls", reason),)
