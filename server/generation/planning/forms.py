@@ -46,7 +46,7 @@ class FormRules:
 
         Raises ConstraintError, or InvalidRequestError for what this model's format does not allow for.
         """
-        held = self._held(request, notices)
+        held = self._held(request, prompt, notices)
         grammar = None
         if held is not None:
             grammar = whole(self._after_reasoning(held, prompt, is_free=_is_free(request)))
@@ -67,17 +67,17 @@ class FormRules:
         begin, end = (tuple(self._tokenizer.encode(tag, add_special_tokens=False)) for tag in (tags.begin, tags.end))
         return Thinking(request.thinking_budget, begin, end, self._formats.is_thinking(prompt))
 
-    def _held(self, request: GenerationRequest, notices: list[Notice]) -> Fragment | None:
+    def _held(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> Fragment | None:
         """What comes after the reasoning."""
         answer = None if request.constraint is None else request.constraint.fragment("answer")
         if request.tools is not None:
-            return self._calls(request, request.tools, answer, notices)
+            return self._calls(request, request.tools, prompt, answer, notices)
         if answer is not None and self._formats.tool_format in READ_EVERYTHING:
             self._refuse(request.path("constraint"))
         return answer
 
     def _calls(
-        self, request: GenerationRequest, tools: ToolUse, answer: Fragment | None, notices: list[Notice]
+        self, request: GenerationRequest, tools: ToolUse, prompt: str, answer: Fragment | None, notices: list[Notice]
     ) -> Fragment | None:
         offered = [OfferedTool(tool.name, tool.parameters, tool.path, tool.is_strict) for tool in tools.callable]
         wanted = Wanted(
@@ -86,6 +86,7 @@ class FormRules:
             self._controls,
             needs_call=tools.mode == "required",
             is_parallel=tools.is_parallel,
+            is_thinking=self._formats.is_thinking(prompt),
             answer=answer,
         )
         held = TOOL_FORMATS[self._formats.tool_format].grammar(wanted)
