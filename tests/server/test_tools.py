@@ -353,6 +353,39 @@ async def test_a_schema_that_cannot_be_enforced(
     assert (await strict_client.post(CHAT, json=loose)).status_code == 400
 
 
+def shell(syntax: str, definition: str) -> dict[str, Any]:
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {**SHELL["custom"], "format": grammar}}
+
+
+@pytest.mark.parametrize(("syntax", "definition"), [("regex", "ls( -l)?"), ("lark", 'start: "ls" [" -l"]')])
+async def test_the_text_of_a_custom_tool_is_held_to_its_grammar(
+    client: httpx.AsyncClient, engine: FakeEngine, syntax: str, definition: str
+):
+    await requested(client, engine, CHAT, asking(tools=[shell(syntax, definition)]))
+    assert definition in prompt_of(engine).replace('\\"', '"')
+    assert accepts(grammar_of(engine), written("shell", input="ls -l"))
+    assert not accepts(grammar_of(engine), written("shell", input="rm -r"))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [
+        ("regex", "(?=l)ls"),
+        ("regex", "("),
+        ("lark", 'start: "ls" start?'),
+        ("lark", "no grammar"),
+        ("regex", r"a\x01b"),
+    ],
+)
+async def test_a_grammar_of_a_custom_tool_that_cannot_be_enforced_is_reported(
+    client: httpx.AsyncClient, engine: FakeEngine, syntax: str, definition: str
+):
+    body = (await client.post(CHAT, json=asking(tools=[TIME, shell(syntax, definition)]))).json()
+    assert [warning["path"] for warning in body["warnings"]] == ["tools[1].custom.format.grammar.definition"]
+    assert accepts(grammar_of(engine), written("shell", input="rm -r"))
+
+
 async def test_keywords_of_schemas_that_clients_send(client: httpx.AsyncClient):
     """Of all that is loose nothing is refused."""
     schema = {
@@ -413,6 +446,7 @@ async def test_keywords_of_schemas_that_clients_send(client: httpx.AsyncClient):
         ({"tools": [tool("f", "{}")]}, "tools[0].function.parameters", "invalid_type"),
         ({"tools": [tool("f", strict="yes")]}, "tools[0].function.strict", "invalid_type"),
         ({"tools": [tool("f", paramters={})]}, "tools[0].function.paramters", "unknown_parameter"),
+        ({"tools": [shell("gbnf", "x")]}, "tools[0].custom.format.grammar.syntax", "invalid_value"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "invalid_type"),
         ({"use_beam_search": True, "n": 2}, "tools", "invalid_parameter_combination"),
         ({"ignore_eos": True}, "tools", "invalid_parameter_combination"),

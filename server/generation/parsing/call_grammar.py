@@ -28,6 +28,8 @@ class OfferedTool:
     """Of the schema in the client's request."""
     is_strict: bool = False
     """Whether a schema of which something cannot be enforced is to be refused."""
+    pattern: str | None = None
+    """What the text of a custom tool's one argument fits as a whole; the schema says it, too."""
     left_out: list[Notice] = field(default_factory=list, compare=False)
     """What of the schema is not enforced, as far as its grammar has been made."""
 

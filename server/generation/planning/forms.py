@@ -17,6 +17,7 @@ from server.generation.request import GenerationRequest
 from server.generation.tools import ToolUse
 from server.text.tokenizer import Tokenizer
 
+_NOT_WITH_FORMAT = "Not enforced with this model's format of calls."
 _SEPARATORS = ("\n\n", "\n")
 """What models write between their reasoning and the answer, if anything."""
 
@@ -79,7 +80,9 @@ class FormRules:
     def _calls(
         self, request: GenerationRequest, tools: ToolUse, prompt: str, answer: Fragment | None, notices: list[Notice]
     ) -> Fragment | None:
-        offered = [OfferedTool(tool.name, tool.parameters, tool.path, tool.is_strict) for tool in tools.callable]
+        offered = [
+            OfferedTool(tool.name, tool.schema, tool.path, tool.is_strict, tool.pattern) for tool in tools.callable
+        ]
         wanted = Wanted(
             offered,
             "calls",
@@ -93,7 +96,9 @@ class FormRules:
         if held is None:
             self._leave_free(request, tools, notices)
             return None
-        notices += (notice for tool in offered for notice in tool.left_out)
+        for tool, one in zip(tools.callable, offered, strict=True):
+            notices += tool.left_out
+            notices += (Notice(tool.path, left.reason) if tool.is_custom else left for left in one.left_out)
         return held
 
     def _leave_free(self, request: GenerationRequest, tools: ToolUse, notices: list[Notice]) -> None:
@@ -102,10 +107,11 @@ class FormRules:
             self._refuse("tool_choice")
         if request.constraint is not None:
             self._refuse(request.path("constraint"))
-        strict = next((tool for tool in tools.callable if tool.is_strict and not tool.is_custom), None)
+        strict = next((tool for tool in tools.callable if tool.is_strict), None)
         if strict is not None:
             self._refuse(strict.path.removesuffix("parameters") + "strict")
-        notices += _not_counted(tools, "Not enforced with this model's format of calls.")
+        notices += (Notice(tool.path, _NOT_WITH_FORMAT) for tool in tools.callable if tool.is_custom and tool.path)
+        notices += _not_counted(tools, _NOT_WITH_FORMAT)
 
     def _refuse(self, path: str) -> None:
         message = f"Unsupported parameter: '{path}' cannot be enforced with this model's format of answers, "
@@ -136,7 +142,7 @@ class FormRules:
             check_grammar(grammar, request.path("constraint") or "tools")
         except ConstraintError as error:
             tools = request.tools
-            if not _is_free(request) or tools is None or any(t.is_strict and not t.is_custom for t in tools.callable):
+            if not _is_free(request) or tools is None or any(tool.is_strict for tool in tools.callable):
                 raise
             notices.append(Notice("tools", f"Calls are not held to their schemas: {error.reason}"))
             notices += _not_counted(tools, "Not enforced where calls are not held to their schemas.")

@@ -17,6 +17,8 @@ from server.generation.constraints.fragment import Fragment, text, whole
 from server.generation.parsing.call_grammar import OfferedTool, Wanted
 from server.generation.parsing.choose import TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
+from server.generation.tools import TextForm, Tool
+from tests.server.constraints.test_lark_regex import APPLY_PATCH, PATCH
 from tests.server.parsing.harness import Message, parse
 from tests.server.parsing.writers import WRITERS
 
@@ -340,3 +342,18 @@ def test_kimi_closes_its_reasoning_before_it_calls():
         assert (message.reasoning, message.content) == ("Hm.", "")
     assert not accepts(thinking, call, controls)
     assert not accepts(grammar("kimi_k3", controls, needs_call=True), thought + call, controls)
+
+
+@pytest.mark.parametrize("way", WRITERS)
+def test_the_text_of_a_custom_tool_fits_its_grammar(way: str):
+    custom = Tool.custom("apply_patch", None, TextForm("lark", APPLY_PATCH, "here"))
+    writer = WRITERS[way]
+    patch = PATCH.replace("\r", "")
+    good, bad = (writer.write([("apply_patch", {"input": text})]) for text in (patch, patch.replace("+x", "x")))
+    for are_special in WITH_TOKENS.get(way, (True, False)):
+        controls = controls_of(writer.format, are_special=are_special)
+        tool = OfferedTool(custom.name, custom.schema, custom.path, pattern=custom.pattern)
+        held = grammar(writer.format, controls, [tool])
+        assert bool(tool.left_out) == (writer.format in ("gemma4", "pythonic"))
+        assert accepts(held, good.removesuffix("<|call|>"), controls)
+        assert accepts(held, bad.removesuffix("<|call|>"), controls) == bool(tool.left_out)
