@@ -169,7 +169,7 @@ def new_call_id() -> str:
 
 def _custom_text(arguments: str) -> str:
     """The one argument of a custom tool; all of them where a model gave others."""
-    value = json.loads(arguments or "{}")
+    value = json.loads(arguments or "{}", parse_int=float)  # Python refuses integers with thousands of digits
     text = value.get(CUSTOM_INPUT)
     return text if isinstance(text, str) and len(value) == 1 else arguments
 

@@ -34,18 +34,35 @@ def with_description(messages: Sequence[Message], tools: Sequence[Mapping[str, A
 
 
 def spelled_out(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with calls and results as text; results that follow each other are one message."""
+    """The messages with calls and results as text; results that follow each other are one message.
+
+    Of several calls in a message, results say which one they belong to.
+    """
     spelled: list[Message] = []
+    titles: Mapping[str, str] = {}
     for message in messages:
         if message["role"] != "tool":
+            titles = _titles(message.get("tool_calls", ()))
             spelled.append(_with_calls(message))
             continue
-        result = f"<tool_response>\n{message['content']}\n</tool_response>"
+        title = titles.get(message.get("tool_call_id", ""), "")
+        result = f"<tool_response>\n{title}{message['content']}\n</tool_response>"
         if spelled and spelled[-1].get("holds_results"):
             spelled[-1] = {**spelled[-1], "content": f"{spelled[-1]['content']}\n{result}"}
         else:
             spelled.append({"role": "user", "content": result, "holds_results": True})
     return [{key: value for key, value in message.items() if key != "holds_results"} for message in spelled]
+
+
+def _titles(calls: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+    """What stands above the results of these calls, by their ids; nothing where there is one call."""
+    if len(calls) < 2:
+        return {}
+    return {
+        call["id"]: f"Result of call {number}, {call['function']['name']}:\n"
+        for number, call in enumerate(calls, 1)
+        if "id" in call
+    }
 
 
 def _with_calls(message: Message) -> Message:

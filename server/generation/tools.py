@@ -4,14 +4,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from server.generation.constraints.errors import ConstraintError
+from server.generation.constraints.lark_regex import regex_of_lark
+from server.generation.constraints.patterns import read_terminal
+from server.generation.notices import Notice
+
 CUSTOM_INPUT = "input"
 """A custom tool is called with free text; for the model it is a function with this one argument."""
-_CUSTOM_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {CUSTOM_INPUT: {"type": "string"}},
-    "required": [CUSTOM_INPUT],
-    "additionalProperties": False,
-}
+_SYNTAXES = {"lark": "grammar in Lark", "regex": "regular expression"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """What a custom tool's text is to fit as a whole."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+    path: str
+    """Of the definition."""
+
+    def described(self) -> str:
+        """For the model."""
+        return f"Its input fits this {_SYNTAXES[self.syntax]}:\n{self.definition}"
+
+    def pattern(self) -> str:
+        """The same as a regular expression. Raises ConstraintError for what cannot be enforced."""
+        found = self.definition if self.syntax == "regex" else regex_of_lark(self.definition, self.path)
+        read_terminal(found, self.path)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +47,43 @@ class Tool:
     is_custom: bool = False
     """Whether the client wants the one argument's text in place of the arguments."""
     path: str = ""
-    """Of the schema."""
+    """Of the schema, or of a custom tool's form."""
+    pattern: str | None = None
+    """What a custom tool's text fits as a whole."""
+    left_out: Sequence[Notice] = ()
+    """What of the definition is not enforced."""
 
     @classmethod
-    def custom(cls, name: str, description: str | None) -> "Tool":
-        """One that takes free text."""
-        return cls(name, description, _CUSTOM_PARAMETERS, is_strict=True, is_custom=True)
+    def custom(cls, name: str, description: str | None, form: TextForm | None = None) -> "Tool":
+        """One that takes text. A form that cannot be enforced is told to the model and reported."""
+        if form is None:
+            return cls(name, description, _custom_parameters(), is_custom=True)
+        described = "\n\n".join(filter(None, (description, form.described())))
+        try:
+            pattern = form.pattern()
+        except ConstraintError as error:
+            notice = Notice(form.path, f"Not enforced: {error.reason}")
+            return cls(name, described, _custom_parameters(), is_custom=True, path=form.path, left_out=(notice,))
+        return cls(name, described, _custom_parameters(), is_custom=True, path=form.path, pattern=pattern)
+
+    @property
+    def schema(self) -> Any:
+        """What the arguments are held to."""
+        return self.parameters if self.pattern is None else _custom_parameters(pattern=f"^(?:{self.pattern})$")
 
     def for_template(self) -> Mapping[str, Any]:
         """As chat templates take it."""
         described = {} if self.description is None else {"description": self.description}
         return {"type": "function", "function": {"name": self.name, **described, "parameters": self.parameters}}
+
+
+def _custom_parameters(**of_text: str) -> Mapping[str, Any]:
+    return {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: {"type": "string", **of_text}},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,8 @@ async def test_what_no_merging_helps_is_refused_with_the_template_s_words(
 async def test_calls_and_results_are_written_out_where_the_template_has_none(
     client_with: Callable[..., httpx.AsyncClient], engine: FakeEngine
 ):
-    messages = [user(), calling(call(), call('{"a', id="call_2"), content="Well."), result(), result("rainy")]
+    calls = calling(call(), call('{"a', id="call_2"), content="Well.")
+    messages = [user(), calls, result("rainy", tool_call_id="call_2"), result(), result("?", tool_call_id="call_3")]
     for template in (PLAIN, ALTERNATING):
         async with client_with(template) as client:
             prompt, _ = await shown(client, engine, messages)
@@ -182,7 +183,9 @@ async def test_calls_and_results_are_written_out_where_the_template_has_none(
             '<tool_call>\n{"name": "f", "arguments": {"a}\n</tool_call><|end|>'
         )
         assert results == (
-            "user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response><|end|>"
+            "user\n<tool_response>\nResult of call 2, f:\nrainy\n</tool_response>\n"
+            "<tool_response>\nResult of call 1, f:\nsunny\n</tool_response>\n"
+            "<tool_response>\n?\n</tool_response><|end|>"
         )
 
 

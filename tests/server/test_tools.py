@@ -11,6 +11,8 @@ import pytest
 from openai.types import chat as chat_types
 
 from server.api.openai.objects import ChatCompletion, ChatCompletionChunk
+from server.generation.constraints.errors import ConstraintError
+from server.generation.planning import forms
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import (
@@ -66,7 +68,7 @@ ROME, OSLO = written("weather", city="Rome"), written("time", city="Øslo")
 def engine() -> FakeEngine:
     """With room for tools in the prompt."""
     engine = FakeEngine()
-    engine.info_ = replace(engine.info_, max_model_len=4096, num_blocks=512)
+    engine.info_ = replace(engine.info_, max_model_len=8192, num_blocks=512)
     return engine
 
 
@@ -115,6 +117,7 @@ def grammar_of(engine: FakeEngine) -> str:
         (ROME, None, [call_of("weather", city="Rome")]),
         (f"{ROME}\n{OSLO}", None, [call_of("weather", city="Rome"), call_of("time", city="Øslo")]),
         (f"Let me look.\n{OSLO}", "Let me look.", [call_of("time", city="Øslo")]),
+        (written("other", x=1), written("other", x=1), []),
         ("It <tool is> 5 o'clock.", "It <tool is> 5 o'clock.", []),
         ("", "", []),
     ],
@@ -236,6 +239,13 @@ async def test_custom_tools_are_called_with_text(client: httpx.AsyncClient, engi
     assert function["type"] == "function"
 
 
+async def test_a_custom_tool_takes_whatever_a_model_gives_it(client: httpx.AsyncClient, engine: FakeEngine):
+    """Also a number that is too long for Python."""
+    engine.script = says(f'<tool_call>\n{{"name": "shell", "arguments": {{"n": {"9" * 4500}}}}}\n</tool_call>')
+    (call,) = (await answered(client, tools=[SHELL], max_tokens=6000))["message"]["tool_calls"]
+    assert call["custom"]["input"] == f'{{"n": {"9" * 4500}}}'
+
+
 async def test_functions_are_answered_by_a_function_call(client: httpx.AsyncClient, engine: FakeEngine):
     engine.script = says(ROME)
     functions = [one["function"] for one in BOTH]
@@ -343,6 +353,39 @@ async def test_a_schema_that_cannot_be_enforced(
     assert (await strict_client.post(CHAT, json=loose)).status_code == 400
 
 
+def shell(syntax: str, definition: str) -> dict[str, Any]:
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {**SHELL["custom"], "format": grammar}}
+
+
+@pytest.mark.parametrize(("syntax", "definition"), [("regex", "ls( -l)?"), ("lark", 'start: "ls" [" -l"]')])
+async def test_the_text_of_a_custom_tool_is_held_to_its_grammar(
+    client: httpx.AsyncClient, engine: FakeEngine, syntax: str, definition: str
+):
+    await requested(client, engine, CHAT, asking(tools=[shell(syntax, definition)]))
+    assert definition in prompt_of(engine).replace('\\"', '"')
+    assert accepts(grammar_of(engine), written("shell", input="ls -l"))
+    assert not accepts(grammar_of(engine), written("shell", input="rm -r"))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [
+        ("regex", "(?=l)ls"),
+        ("regex", "("),
+        ("lark", 'start: "ls" start?'),
+        ("lark", "no grammar"),
+        ("regex", r"a\x01b"),
+    ],
+)
+async def test_a_grammar_of_a_custom_tool_that_cannot_be_enforced_is_reported(
+    client: httpx.AsyncClient, engine: FakeEngine, syntax: str, definition: str
+):
+    body = (await client.post(CHAT, json=asking(tools=[TIME, shell(syntax, definition)]))).json()
+    assert [warning["path"] for warning in body["warnings"]] == ["tools[1].custom.format.grammar.definition"]
+    assert accepts(grammar_of(engine), written("shell", input="rm -r"))
+
+
 async def test_keywords_of_schemas_that_clients_send(client: httpx.AsyncClient):
     """Of all that is loose nothing is refused."""
     schema = {
@@ -403,6 +446,7 @@ async def test_keywords_of_schemas_that_clients_send(client: httpx.AsyncClient):
         ({"tools": [tool("f", "{}")]}, "tools[0].function.parameters", "invalid_type"),
         ({"tools": [tool("f", strict="yes")]}, "tools[0].function.strict", "invalid_type"),
         ({"tools": [tool("f", paramters={})]}, "tools[0].function.paramters", "unknown_parameter"),
+        ({"tools": [shell("gbnf", "x")]}, "tools[0].custom.format.grammar.syntax", "invalid_value"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "invalid_type"),
         ({"use_beam_search": True, "n": 2}, "tools", "invalid_parameter_combination"),
         ({"ignore_eos": True}, "tools", "invalid_parameter_combination"),
@@ -421,3 +465,24 @@ async def test_formats_that_cannot_be_held_say_so(make_app, tmp_path: Path):
         await refused(one, CHAT, strict, "tools[0].function.strict", "unsupported_parameter")
         body = (await one.post(CHAT, json=asking(parallel_tool_calls=False))).json()
         assert [warning["path"] for warning in body["warnings"]] == ["parallel_tool_calls"]
+
+
+async def test_a_grammar_that_is_too_large_is_left_out_and_reported(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """With all that goes with it; but for what relies on it, and for the names of the tools, which need none."""
+
+    def refuse(grammar: str, path: str) -> None:
+        raise ConstraintError(path, "Too large.")
+
+    monkeypatch.setattr(forms, "check_grammar", refuse)
+    one = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("time")]}}
+    asked = asking(tools=[*BOTH, SHELL], parallel_tool_calls=False, tool_choice=one)
+    engine.script = says(f"{OSLO}\n{ROME}")
+    body = (await client.post(CHAT, json=asked)).json()
+    assert [warning["path"] for warning in body["warnings"]] == ["tools", "parallel_tool_calls"]
+    assert engine.requests[-1].sampling.grammar is None
+    message = without_ids(body["choices"][0]["message"])
+    assert (message["tool_calls"], message["content"]) == ([call_of("time", city="Øslo")], f"\n{ROME}")
+    for fields in ({"tool_choice": "required"}, {"tools": [tool("f", strict=True)]}):
+        await refused(client, CHAT, asking(**fields), "tools", "invalid_value")

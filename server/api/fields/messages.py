@@ -88,8 +88,12 @@ class ToolCall(EchoedModel):
     @model_validator(mode="after")
     def _has_call(self) -> "ToolCall":
         kind = self.type or "function"
+        other = "custom" if kind == "function" else "function"
         if getattr(self, kind) is None:
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", kind)
+        if getattr(self, other) is not None:
+            message = f"Unknown parameter: '{{path}}'. It belongs to calls of the type '{other}'."
+            raise problem("unknown_parameter", message, other)
         return self
 
 
@@ -164,7 +168,7 @@ class Message(EchoedModel):
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
     of_id = {} if call.id is None else {"id": call.id}
-    if call.custom is not None and call.function is None:
+    if call.custom is not None:
         function = {"name": call.custom.name, "arguments": {CUSTOM_INPUT: call.custom.input}}
     else:
         assert call.function is not None

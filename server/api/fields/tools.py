@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import RequestModel, problem, related, tag_by_type
-from server.generation.tools import Tool, ToolUse
+from server.api.fields.structured import MAX_TEXT
+from server.generation.tools import TextForm, Tool, ToolUse
 
 MAX_TOOLS = 512
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -42,10 +43,32 @@ class FunctionTool(RequestModel):
         return self.function.tool(f"{path}.function")
 
 
-class CustomFormat(RequestModel):
-    """The form of a custom tool's input; any text is the only one."""
+class AnyText(RequestModel):
+    """Any text."""
 
     type: Literal["text"]
+
+
+class GrammarDefinition(RequestModel):
+    """A language."""
+
+    syntax: Literal["lark", "regex"] = Field(description="How it is defined.")
+    definition: str = Field(
+        max_length=MAX_TEXT, description="The text fits it as a whole. What cannot be enforced is reported."
+    )
+
+
+class GrammarFormat(RequestModel):
+    """Text of a language."""
+
+    type: Literal["grammar"]
+    grammar: GrammarDefinition
+
+
+CustomFormat = Annotated[
+    Annotated[AnyText, Tag("<text>")] | Annotated[GrammarFormat, Tag("<grammar>")],
+    Discriminator(tag_by_type("text")),
+]
 
 
 class CustomDefinition(RequestModel):
@@ -53,7 +76,7 @@ class CustomDefinition(RequestModel):
 
     name: ToolName
     description: str | None = Field(None, description="What it does, for the model.")
-    format: CustomFormat | None = Field(None, description="Any text.")
+    format: CustomFormat | None = Field(None, description="What text it takes; by default any.")
 
 
 class CustomTool(RequestModel):
@@ -64,7 +87,11 @@ class CustomTool(RequestModel):
 
     def tool(self, path: str) -> Tool:
         """See FunctionDefinition."""
-        return Tool.custom(self.custom.name, self.custom.description)
+        asked, form = self.custom.format, None
+        if isinstance(asked, GrammarFormat):
+            grammar = asked.grammar
+            form = TextForm(grammar.syntax, grammar.definition, f"{path}.custom.format.grammar.definition")
+        return Tool.custom(self.custom.name, self.custom.description, form)
 
 
 AnyTool = Annotated[

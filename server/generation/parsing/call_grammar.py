@@ -28,6 +28,8 @@ class OfferedTool:
     """Of the schema in the client's request."""
     is_strict: bool = False
     """Whether a schema of which something cannot be enforced is to be refused."""
+    pattern: str | None = None
+    """What the text of a custom tool's one argument fits as a whole; the schema says it, too."""
     left_out: list[Notice] = field(default_factory=list, compare=False)
     """What of the schema is not enforced, as far as its grammar has been made."""
 
@@ -37,15 +39,20 @@ class OfferedTool:
             raise ConstraintError(path, reason)
         self.left_out.append(Notice(path, reason))
 
-    def arguments(self) -> Fragment:
-        """Them all as one object of JSON. Raises ConstraintError for what is refused.
+    @property
+    def object_schema(self) -> Mapping[str, Any]:
+        """What the object of all arguments is held to.
 
         Where the schema names arguments and does not say whether there may be others, there are none: a small model
         would go on inventing them.
         """
         is_list = bool(self.schema.get("properties")) and not self.schema.keys() & _OPEN
         closed = {"additionalProperties": False} if is_list else {}
-        return self.json({**closed, **self.schema, "type": "object"}, self.path)
+        return {**closed, **self.schema, "type": "object"}
+
+    def arguments(self) -> Fragment:
+        """Them all as one object of JSON. Raises ConstraintError for what is refused."""
+        return self.json(self.object_schema, self.path)
 
     def json(self, schema: Any, path: str) -> Fragment:
         """JSON that fits a schema of this tool. Raises ConstraintError for what is refused."""
@@ -68,6 +75,7 @@ class Wanted:
         needs_call: bool = False,
         is_parallel: bool = True,
         answer: Fragment | None = None,
+        is_thinking: bool = False,
     ) -> None:
         """What comes is not the reasoning of ThinkTags, which the caller puts before it.
 
@@ -77,12 +85,14 @@ class Wanted:
             controls: the ids of those of the format's markers that are special tokens. All others are plain text.
             needs_call: whether the answer is a call and nothing else.
             is_parallel: whether there may be more than one call.
+            is_thinking: whether the prompt has begun the reasoning, of a format that holds it as well.
             answer: what an answer without calls is held to; then nothing stands beside calls. None for any text.
         """
         self.tools = tools
         self.needs_call = needs_call
         self.is_parallel = is_parallel
         self.answer = answer
+        self.is_thinking = is_thinking
         self._controls = controls
         self._names: Iterator[str] = (f"{name}_{number}" for number in count())
 

@@ -17,6 +17,10 @@ class Expected:
 
     tools: Mapping[str, Any] = field(default_factory=dict)
     """The JSON schema of the arguments of each tool that was offered, by its name."""
+    only_offered: bool = False
+    """Whether a call of any other tool is text."""
+    has_form: bool = False
+    """Whether an answer without calls is held to a form."""
     is_thinking: bool = False
     """Whether the prompt has begun the reasoning already."""
     reasons_to_its_end: bool = False
@@ -72,7 +76,7 @@ class OutputParser:
         controls: Collection[str] = (),
     ) -> None:
         """`controls` are markers that the model has as single tokens, so that the same text in others means nothing."""
-        self._reader = Reader(controls)
+        self._reader = Reader(controls, expected.tools if expected.only_offered else None)
         self._steps = self._read(tools, reasoning, expected)
 
     def push(self, text: str, *, is_control: bool = False) -> Sequence[Part]:

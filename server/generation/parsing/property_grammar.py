@@ -7,6 +7,7 @@ from typing import Any
 
 from server.generation.constraints.errors import under
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, literal, repeated, sequence, text
+from server.generation.constraints.patterns import read_terminal
 from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional
 from server.generation.parsing.names import IN_TAG
 from server.generation.parsing.typed_arguments import allowed_types, resolved
@@ -64,9 +65,14 @@ def _argument(wanted: Wanted, tool: OfferedTool, tags: PropertyTags, key: str, s
     path = under(under(tool.path, "properties"), key)
     if "string" in types:
         constants = list(_constants(schema))
-        value = _constant(wanted, tags, constants) if constants else _string(wanted, tags)
-        for keyword in () if constants else (keyword for keyword in _OF_STRINGS if keyword in schema):
-            tool.leave_out(under(path, keyword), _NOT_OF_STRINGS)
+        if constants:
+            value = _constant(wanted, tags, constants)
+        elif tool.pattern is not None:
+            value = _string(wanted, tags, read_terminal(tool.pattern, tool.path))
+        else:
+            value = _string(wanted, tags)
+            for keyword in (keyword for keyword in _OF_STRINGS if keyword in schema):
+                tool.leave_out(under(path, keyword), _NOT_OF_STRINGS)
         written.append(sequence(tags.begin(key, True), value))
     if "string" not in types or (tags.tells_strings and types != {"string"}):
         definitions = {name: tool.schema[name] for name in _DEFINITIONS if name in tool.schema}
@@ -82,14 +88,15 @@ def _constant(wanted: Wanted, tags: PropertyTags, constants: Iterable[str]) -> F
     return sequence(ended, *([tail] if tail.start else []), tags.after)
 
 
-def _string(wanted: Wanted, tags: PropertyTags) -> Fragment:
+def _string(wanted: Wanted, tags: PropertyTags, body: str = FREE_TEXT) -> Fragment:
+    """A text that a terminal fits, and the end of it."""
     if not tags.barred:
-        return sequence(wanted.until(tags.end), tags.after)
+        return sequence(wanted.until(tags.end, body), tags.after)
     barred = "|".join(map(literal, tags.barred))
     terminal = wanted.new_name().upper()
-    body = f"{terminal}: {FREE_TEXT} & ~({FREE_TEXT} ({barred}) {FREE_TEXT})\n"
+    rule = f"{terminal}: {body} & ~({FREE_TEXT} ({barred}) {FREE_TEXT})\n"
     ended = wanted.until(tags.end, terminal)
-    return sequence(Fragment(ended.start, body + ended.rules), tags.after)
+    return sequence(Fragment(ended.start, rule + ended.rules), tags.after)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:

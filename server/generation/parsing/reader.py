@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar, cast
 
 from server.generation.parsing.emit import Emit
-from server.generation.parsing.parts import Part
+from server.generation.parsing.parts import CallBegin, Part
 
 T = TypeVar("T")
 Steps = Generator[Part | None, None, T]
@@ -31,12 +31,16 @@ def result(steps: Steps[T]) -> T:
 class Reader:
     """The output as far as it was written and not yet read."""
 
-    def __init__(self, controls: Collection[str] = ()) -> None:
-        """`controls` are markers that count only where they were written as one control token.
+    def __init__(self, controls: Collection[str] = (), names: Collection[str] | None = None) -> None:
+        """Of an output.
 
-        The same text in ordinary tokens is text then.
+        Args:
+            controls: markers that count only where they were written as one control token. The same text in ordinary
+                tokens is text then.
+            names: of the tools that may be called; None for any.
         """
         self._controls = frozenset(controls)
+        self._names = names
         self._text = ""
         self._at = 0
         """Where in the text the unread begins. What is before it goes when more is fed."""
@@ -175,7 +179,8 @@ class Reader:
     def attempt(self, before: str, reading: Steps[T], *, emit: Emit, at_once: bool) -> Steps[T]:
         """Read something that may turn out not to be what it seemed; then all of it is text, and passed on as such.
 
-        But what was cut off might have become what it seemed: that is left out.
+        But what was cut off might have become what it seemed: that is left out. What calls a tool that may not be
+        called is text in any case.
 
         Args:
             before: the text already read that belongs to it.
@@ -186,15 +191,17 @@ class Reader:
         """
         self._kept = [before]
         parts: list[Part] = []
+        is_strange = False
         while True:
             try:
                 part = next(reading)
             except StopIteration as stop:
                 outcome: T = stop.value
                 break
+            is_strange = is_strange or self._is_strange(part)
             if part is None:
                 yield None
-            elif at_once:
+            elif at_once and not is_strange:
                 self._kept = None
                 yield part
                 outcome = yield from reading
@@ -204,13 +211,16 @@ class Reader:
             else:
                 parts.append(part)
         text, self._kept = "".join(self._kept), None
-        if outcome:
+        if outcome and not is_strange:
             yield from parts
-        elif self.is_cut:
+        elif self.is_cut and not is_strange:
             self.take(self._num_known)
         elif text:
             yield from emit(text)
         return outcome
+
+    def _is_strange(self, part: Part | None) -> bool:
+        return self._names is not None and isinstance(part, CallBegin) and part.name not in self._names
 
     # ------------------------------------------------------------------------------------------------------------------
 

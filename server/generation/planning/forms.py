@@ -1,5 +1,6 @@
 """What an answer is held to, and how it is read: its constraint, its tools and the model's own formats put together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_runner.contract import Thinking
@@ -17,6 +18,7 @@ from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import ToolUse
 from server.text.tokenizer import Tokenizer
 
+_NOT_WITH_FORMAT = "Not enforced with this model's format of calls."
 _SPACE = Fragment("SPACE?")
 _SPACE_RULE = "SPACE: /[ \\t\\r\\n]{1,16}/\n"
 """What models write before their reasoning, and between it and the answer: belongs to neither. Bounded, since a model
@@ -53,13 +55,13 @@ class FormRules:
         continued = _continued(request)
         if continued is not None:
             return _continuation(request, continued)
-        held = self._held(request, notices)
+        held = self._held(request, prompt, notices)
         grammar = None
         if held is not None:
             grammar = whole(self._after_reasoning(held, prompt, is_free=_is_free(request)))
             grammar = self._checked(grammar, request, notices)
-        is_held, is_free = grammar is not None, _is_free(request)
-        reading = self._formats.reading(self._tokenizer, prompt, request.tools, is_held=is_held, is_free=is_free)
+        is_held, has_form = grammar is not None, request.constraint is not None
+        reading = self._formats.reading(self._tokenizer, prompt, request.tools, is_held=is_held, has_form=has_form)
         return Form(grammar, reading=reading, thinking=self._thinking(request, prompt))
 
     def _thinking(self, request: GenerationRequest, prompt: str) -> Thinking | None:
@@ -81,32 +83,37 @@ class FormRules:
             spelled = spelled.replace(marker.encode(), b"\xff" + marker.encode())
         return spelled
 
-    def _held(self, request: GenerationRequest, notices: list[Notice]) -> Fragment | None:
+    def _held(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> Fragment | None:
         """What comes after the reasoning."""
         answer = None if request.constraint is None else request.constraint.fragment("answer")
         if request.tools is not None:
-            return self._calls(request, request.tools, answer, notices)
+            return self._calls(request, request.tools, prompt, answer, notices)
         if answer is not None and self._formats.tool_format in READ_EVERYTHING:
             self._refuse(request.path("constraint"))
         return answer
 
     def _calls(
-        self, request: GenerationRequest, tools: ToolUse, answer: Fragment | None, notices: list[Notice]
+        self, request: GenerationRequest, tools: ToolUse, prompt: str, answer: Fragment | None, notices: list[Notice]
     ) -> Fragment | None:
-        offered = [OfferedTool(tool.name, tool.parameters, tool.path, tool.is_strict) for tool in tools.callable]
+        offered = [
+            OfferedTool(tool.name, tool.schema, tool.path, tool.is_strict, tool.pattern) for tool in tools.callable
+        ]
         wanted = Wanted(
             offered,
             "calls",
             self._controls,
             needs_call=tools.mode == "required",
             is_parallel=tools.is_parallel,
+            is_thinking=self._formats.is_thinking(prompt),
             answer=answer,
         )
         held = TOOL_FORMATS[self._formats.tool_format].grammar(wanted)
         if held is None:
             self._leave_free(request, tools, notices)
             return None
-        notices += (notice for tool in offered for notice in tool.left_out)
+        for tool, one in zip(tools.callable, offered, strict=True):
+            notices += tool.left_out
+            notices += (Notice(tool.path, left.reason) if tool.is_custom else left for left in one.left_out)
         return held
 
     def _leave_free(self, request: GenerationRequest, tools: ToolUse, notices: list[Notice]) -> None:
@@ -115,11 +122,11 @@ class FormRules:
             self._refuse("tool_choice")
         if request.constraint is not None:
             self._refuse(request.path("constraint"))
-        strict = next((tool for tool in tools.callable if tool.is_strict and not tool.is_custom), None)
+        strict = next((tool for tool in tools.callable if tool.is_strict), None)
         if strict is not None:
             self._refuse(strict.path.removesuffix("parameters") + "strict")
-        if not tools.is_parallel:
-            notices.append(Notice("parallel_tool_calls", "Not enforced with this model's format of calls."))
+        notices += (Notice(tool.path, _NOT_WITH_FORMAT) for tool in tools.callable if tool.is_custom and tool.path)
+        notices += _not_counted(tools, _NOT_WITH_FORMAT)
 
     def _refuse(self, path: str) -> None:
         message = f"Unsupported parameter: '{path}' cannot be enforced with this model's format of answers, "
@@ -151,9 +158,11 @@ class FormRules:
         try:
             check_grammar(grammar, request.path("constraint") or "tools")
         except ConstraintError as error:
-            if not _is_free(request) or request.tools is None or any(t.is_strict for t in request.tools.callable):
+            tools = request.tools
+            if not _is_free(request) or tools is None or any(tool.is_strict for tool in tools.callable):
                 raise
             notices.append(Notice("tools", f"Calls are not held to their schemas: {error.reason}"))
+            notices += _not_counted(tools, "Not enforced where calls are not held to their schemas.")
             return None
         return grammar
 
@@ -185,3 +194,8 @@ def _continuation(request: GenerationRequest, begun: str) -> Form:
 def _is_free(request: GenerationRequest) -> bool:
     """Whether any text is an answer."""
     return request.constraint is None and (request.tools is None or request.tools.mode == "auto")
+
+
+def _not_counted(tools: ToolUse, reason: str) -> Sequence[Notice]:
+    """What is to be told where nothing keeps a model from calling more than once."""
+    return () if tools.is_parallel else (Notice("parallel_tool_calls", reason),)

@@ -34,8 +34,14 @@ class ModelFormats:
     def of(
         cls, template: ChatTemplate | None, tools: str | None = None, reasoning: str | None = None
     ) -> "ModelFormats":
-        """By the settings, or else by the template. Raises ValueError for a name that is not known."""
+        """By the settings, or else by the template.
+
+        Raises ValueError for a name that is not known, and for a format of calls that the model is not going to write.
+        """
         _check_name("tool_parser", tools, TOOL_FORMATS)
+        if template is not None and not template.knows_tools and tools not in (None, generic_tools.FORMAT):
+            taught = f"so it is told to write calls as {generic_tools.FORMAT!r} does; {tools!r} would find none of them"
+            raise ValueError(f"tool_parser: the model's chat template knows no tools, {taught}")
         _check_name("reasoning_parser", reasoning, {**REASONING_TAGS, NONE: None})
         source = "" if template is None else template.source
         found = tool_format(source) if template is not None and template.knows_tools else None
@@ -47,28 +53,31 @@ class ModelFormats:
         )
 
     def reading(
-        self, tokenizer: Tokenizer, prompt: str, tools: ToolUse | None, *, is_held: bool, is_free: bool
+        self, tokenizer: Tokenizer, prompt: str, tools: ToolUse | None, *, is_held: bool, has_form: bool
     ) -> Reading | None:
         """How the answer to a prompt, given as text, is read; None if all of it is text.
 
-        `is_held` says that a grammar holds the calls, and `is_free` that any text is an answer beside them.
+        `is_held` says that a grammar holds the calls, and `has_form` that it holds an answer without any, too.
         """
         is_told_apart = tools is not None or self.tool_format in READ_EVERYTHING
         if not is_told_apart and self.reasoning is None:
             return None
         offered = () if tools is None else tools.callable
+        only_calls = tools is not None and tools.mode == "required"
         return Reading(
             tool_format=self.tool_format if is_told_apart else None,
             reasoning=self.reasoning,
             expected=Expected(
                 tools={tool.name: tool.parameters for tool in offered},
+                only_offered=True,
+                has_form=has_form,
                 is_thinking=self.is_thinking(prompt),
-                reasons_to_its_end=is_held and not is_free,
+                reasons_to_its_end=is_held and (has_form or only_calls),
                 calls_are_whole=is_held,
             ),
             controls=self.controls(tokenizer),
             custom_tools=frozenset(tool.name for tool in offered if tool.is_custom),
-            only_calls=tools is not None and tools.mode == "required",
+            only_calls=only_calls,
         )
 
     def is_thinking(self, prompt: str) -> bool:

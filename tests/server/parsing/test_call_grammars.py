@@ -12,11 +12,14 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
+from server.generation.constraints.errors import ConstraintError
 from server.generation.constraints.fragment import Fragment, text, whole
 from server.generation.constraints.lark import Lark
 from server.generation.parsing.call_grammar import OfferedTool, Wanted
 from server.generation.parsing.choose import TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
+from server.generation.tools import TextForm, Tool
+from tests.server.constraints.test_lark_regex import APPLY_PATCH, PATCH
 from tests.server.parsing.harness import Message, parse
 from tests.server.parsing.writers import WRITERS
 
@@ -27,6 +30,7 @@ IDS = {marker: 256 + index for index, marker in enumerate(MARKERS)}
 END = 256 + len(MARKERS)
 VOCABULARY = END + 1
 ENDINGS = ["\n</parameter>\n", "</arg_value>", "</｜DSML｜parameter>\n", "</function>\n</tool_call>", "</tool_call>"]
+OWN_ENDINGS = {"gemma4": ['<|"|>', "}"], "pythonic": ["'", ")"]}
 CLOSING = [*b'"]}<\n/']
 MOST = 3000
 
@@ -70,7 +74,7 @@ def pieces(tokens: list[int]) -> list[str]:
     return [piece.decode() for piece in found]
 
 
-def walk(grammar: Fragment, seed: int) -> list[str] | None:
+def walk(name: str, grammar: Fragment, seed: int) -> list[str] | None:
     """A random output; None if it found no end."""
     random = Random(seed)
     state, tokens = matcher(grammar), list[int]()
@@ -80,7 +84,7 @@ def walk(grammar: Fragment, seed: int) -> list[str] | None:
         if END in allowed and (is_long or len(allowed) == 1 or random.random() < 0.1):
             return pieces(tokens)
         if random.random() < (0.2 if is_long else 0.02):
-            ending = list(random.choice(ENDINGS).encode())
+            ending = list(random.choice(OWN_ENDINGS.get(name, ENDINGS)).encode())
             tokens += ending[: state.try_consume_tokens(ending)]
             continue
         choices = [token for token in allowed if token != END]
@@ -136,14 +140,16 @@ CALLS = [
     [("any_thing", {"x": "1"})],
     [("get", {}), ("get_weather", {"city": "<a>", "unit": "celsius", "note": "[1]"}), ("get", {})],
 ]
-NOT_HELD = {"gemma4", "kimi_k3", "pythonic"}
-HELD = sorted(set(TOOL_FORMATS) - NOT_HELD)
+HELD = sorted(TOOL_FORMATS)
+TOKENS_ONLY = ("harmony", "kimi_k3")
+"""Formats whose markers are special tokens in any case."""
 WITH_TOKENS: dict[str, Sequence[bool]] = {
     "qwen3_xml": [False],
     "seed": [True],
     "mistral v3": [False],
     "mistral v11": [True],
     "mistral with id": [True],
+    "kimi_k3": [True],
     "harmony": [],
     "harmony, to after the channel": [],
     "harmony, begun by the prompt": [True],
@@ -163,14 +169,14 @@ def grammar(name: str, controls: dict[str, int], tools: Sequence[OfferedTool] = 
 
 
 def cases(names: list[str]) -> list[Any]:
-    """Formats with markers as special tokens and as text; harmony has them as tokens only."""
+    """Formats with markers as special tokens and as text, where both may be."""
     return [
         pytest.param(
             name, controls_of(name, are_special=are_special), id=f"{name} {'tokens' if are_special else 'text'}"
         )
         for name in names
         for are_special in (True, False)
-        if are_special or name != "harmony"
+        if are_special or name not in TOKENS_ONLY
     ]
 
 
@@ -195,7 +201,7 @@ def read(name: str, output: list[str], controls: dict[str, int]) -> Message:
 def test_an_answer_that_needs_a_call_is_calls_and_nothing_else(name: str, controls: dict[str, int], is_parallel: bool):
     held = grammar(name, controls, needs_call=True, is_parallel=is_parallel)
     for seed in range(8):
-        output = walk(held, seed)
+        output = walk(name, held, seed)
         assert output is not None
         message = read(name, output, controls)
         assert message.calls, output
@@ -209,7 +215,7 @@ def test_an_answer_that_needs_a_call_is_calls_and_nothing_else(name: str, contro
 def test_any_answer_is_text_and_whole_calls(name: str, controls: dict[str, int]):
     held = grammar(name, controls)
     for seed in range(8):
-        output = walk(held, seed)
+        output = walk(name, held, seed)
         if output is not None:
             read(name, output, controls)
     final = "<|channel|>final<|message|>" if name == "harmony" else ""
@@ -223,7 +229,7 @@ def test_a_final_answer_of_a_form_or_calls(name: str, controls: dict[str, int]):
     assert accepts(held, final + '{"final": 1}', controls)
     assert not accepts(held, final + "Well.", controls)
     for seed in range(6):
-        output = walk(held, seed)
+        output = walk(name, held, seed)
         assert output is not None
         message = read(name, output, controls)
         assert message.calls or message.content == '{"final": 1}'
@@ -235,7 +241,38 @@ def test_a_grammar_of_the_client_keeps_lines_that_repeat(name: str):
     assert accepts(grammar(name, {}, answer=final), "xz", {})
 
 
-@pytest.mark.parametrize("way", [way for way, writer in WRITERS.items() if writer.format in HELD])
+@pytest.mark.parametrize(
+    ("output", "is_call"),
+    [
+        ('{"name": "get", "parameters": {}}', True),
+        ('\n{"type": "function",\n"name":"get", "arguments" : {}\n}; {"name": "get", "parameters": {}}', True),
+        ('{"name": "get", "parameters": {"x": 1}}', None),
+        ('{"name": "get_weather", "parameters": {', None),
+        ('{"name": "get", "parameters": 5}', False),
+        ('{"name": "Ann", "parameters": {"age": 5}}', False),
+        ('{"name": "get", "age": 5}', False),
+        ('{"answer": {"name": "get", "parameters": {"x": 1}}}', False),
+    ],
+)
+def test_an_answer_in_json_is_no_call_of_llama(output: str, is_call: bool | None):
+    """None: it is neither, and cannot be written."""
+    held = grammar("llama3_json", {})
+    assert accepts(held, output, {}) == (is_call is not None)
+    if is_call is not None:
+        expected = Expected({tool.name: tool.schema for tool in KNOWN}, only_offered=True, calls_are_whole=True)
+        message = parse(output, TOOL_FORMATS["llama3_json"], expected=expected)
+        assert bool(message.calls) == is_call
+        assert is_call or message.content == output
+
+
+def test_what_is_held_to_a_form_is_no_call_of_llama_without_a_marker():
+    expected = Expected(SCHEMAS, has_form=True, only_offered=True, calls_are_whole=True)
+    output = '{"name": "get", "parameters": {}}'
+    assert parse(output, TOOL_FORMATS["llama3_json"], expected=expected).content == output
+    assert parse(f"<|python_tag|>{output}", TOOL_FORMATS["llama3_json"], expected=expected).calls
+
+
+@pytest.mark.parametrize("way", list(WRITERS))
 def test_what_models_write_is_allowed(way: str):
     writer = WRITERS[way]
     for are_special in WITH_TOKENS.get(way, (True, False)):
@@ -246,6 +283,84 @@ def test_what_models_write_is_allowed(way: str):
             assert accepts(held, output, controls), output
 
 
-@pytest.mark.parametrize("name", sorted(NOT_HELD))
-def test_some_formats_are_not_held_yet(name: str):
-    assert TOOL_FORMATS[name].grammar(Wanted(TOOLS, "calls", {})) is None
+DEEP: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tree": {"$ref": "#/$defs/tree"},
+        "pick": {"enum": ["it's", 'a "b"', "c\\", "", 1, 10, None, True]},
+        "open": {"type": "object", "properties": {"n": {"type": "integer"}}},
+        "counts": {"type": "object", "additionalProperties": {"type": "integer", "maximum": 9}},
+        "either": {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 2}, {"type": "boolean"}]},
+        "closed": {
+            "type": "object",
+            "properties": {"a": {"type": ["number", "null"]}, "b": {"const": "x"}, "c": {}},
+            "required": ["b"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["tree", "pick", "closed"],
+    "additionalProperties": False,
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {
+                "label": {"type": "string"},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+            },
+            "required": ["label"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "controls"), cases(["gemma4", "pythonic"]))
+def test_values_of_a_notation_of_its_own_fit_any_schema(name: str, controls: dict[str, int]):
+    tool = OfferedTool("deep", DEEP, "tools", is_strict=True)
+    held = grammar(name, controls, [tool], needs_call=True, is_parallel=False)
+    outputs = [walk(name, held, seed) for seed in range(12)]
+    found = [parse(output, TOOL_FORMATS[name], controls=controls) for output in outputs if output is not None]
+    assert len(found) > 6
+    for message in found:
+        (call,) = message.calls
+        jsonschema.validate(json.loads(call.arguments), DEEP)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic"])
+def test_what_a_notation_cannot_hold_is_refused_or_told(name: str):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^x"}, "b:=": {"type": "null"}}}
+    paths = {"tools.properties.a.pattern", "tools.properties.b:="}
+    loose = OfferedTool("f", schema, "tools")
+    grammar(name, {}, [loose])
+    assert {notice.path for notice in loose.left_out} == paths
+    with pytest.raises(ConstraintError) as refusal:
+        grammar(name, {}, [OfferedTool("f", schema, "tools", is_strict=True)])
+    assert refusal.value.path in paths
+
+
+def test_kimi_closes_its_reasoning_before_it_calls():
+    controls = controls_of("kimi_k3", are_special=True)
+    call = WRITERS["kimi_k3"].write(CALLS[2])
+    thinking = grammar("kimi_k3", controls, needs_call=True, is_thinking=True)
+    thought = "Hm.<|close|>think<|sep|>"
+    for output in (thought + call, f"{thought}<|open|>response<|sep|>{call}"):
+        assert accepts(thinking, output, controls)
+        message = parse(output, TOOL_FORMATS["kimi_k3"], expected=Expected(SCHEMAS, is_thinking=True))
+        assert (message.reasoning, message.content) == ("Hm.", "")
+    assert not accepts(thinking, call, controls)
+    assert not accepts(grammar("kimi_k3", controls, needs_call=True), thought + call, controls)
+
+
+@pytest.mark.parametrize("way", WRITERS)
+def test_the_text_of_a_custom_tool_fits_its_grammar(way: str):
+    custom = Tool.custom("apply_patch", None, TextForm("lark", APPLY_PATCH, "here"))
+    writer = WRITERS[way]
+    patch = PATCH.replace("\r", "")
+    good, bad = (writer.write([("apply_patch", {"input": text})]) for text in (patch, patch.replace("+x", "x")))
+    for are_special in WITH_TOKENS.get(way, (True, False)):
+        controls = controls_of(writer.format, are_special=are_special)
+        tool = OfferedTool(custom.name, custom.schema, custom.path, pattern=custom.pattern)
+        held = grammar(writer.format, controls, [tool])
+        assert bool(tool.left_out) == (writer.format in ("gemma4", "pythonic"))
+        assert accepts(held, good.removesuffix("<|call|>"), controls)
+        assert accepts(held, bad.removesuffix("<|call|>"), controls) == bool(tool.left_out)

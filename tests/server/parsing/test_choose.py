@@ -3,6 +3,8 @@
 import pytest
 
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS, reasoning_tags, tool_format
+from server.generation.planning.reading import ModelFormats
+from server.text.chat_template import ChatTemplate
 
 TEMPLATES = {
     "Qwen3": (r"""{{- '<tool_call>\n{"name": "' }} ... {{- '<think>\n\n</think>\n\n' }}""", "hermes", "think"),
@@ -50,6 +52,13 @@ TEMPLATES = {
     "gpt-oss": ("""{{- "<|start|>assistant<|channel|>analysis<|message|>" }}""", "harmony", None),
     "Vicuna": ("USER: {{ message['content'] }} ASSISTANT:", None, None),
 }
+
+
+def test_calls_are_read_as_the_model_is_taught_to_write_them():
+    without_tools = ChatTemplate(TEMPLATES["Vicuna"][0], {})
+    assert ModelFormats.of(without_tools, "hermes").tool_format == "hermes"
+    with pytest.raises(ValueError, match="tool_parser: the model's chat template knows no tools"):
+        ModelFormats.of(without_tools, "mistral")
 
 
 @pytest.mark.parametrize(("template", "tools", "reasoning"), TEMPLATES.values(), ids=TEMPLATES.keys())

@@ -96,6 +96,21 @@ def test_a_call_that_is_cut_off_is_none(writer: Writer):
         assert all((call.name, json.loads(call.arguments)) == calls[0] for call in message.calls)
 
 
+@pytest.mark.parametrize("calls_are_whole", [False, True])
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS.keys())
+def test_a_call_of_a_tool_that_was_not_offered_is_text(writer: Writer, calls_are_whole: bool):
+    strange, known = ("strange", {"x": 1}), ("f", {"x": 1})
+    expected = Expected(schemas([known]), only_offered=True, calls_are_whole=calls_are_whole)
+    for calls in ([strange], [strange, known]):
+        text = writer.write(calls)
+        whole = parse([text], TOOL_FORMATS[writer.format], expected=expected)
+        assert parse(text, TOOL_FORMATS[writer.format], expected=expected) == whole
+        assert {call.name for call in whole.calls} <= {"f"}
+        assert "strange" in whole.content
+        if not whole.calls:
+            assert re.sub(writer.structure, "", whole.content) == re.sub(writer.structure, "", text)
+
+
 def mangled(rng: random.Random, text: str) -> str:
     """The text with a few accidents."""
     for _ in range(rng.randint(1, 3)):

@@ -117,7 +117,7 @@ def test_a_tag_may_begin_with_a_control_token():
     model.add_special_tokens(["<|channel>", "<channel|>"])
     tokenizer = Tokenizer(model, {}, None)
     formats = ModelFormats("gemma4", "gemma4")
-    reading = formats.reading(tokenizer, "", None, is_held=False, is_free=True)
+    reading = formats.reading(tokenizer, "", None, is_held=False, has_form=False)
     assert reading is not None
     tokens = tokenizer.encode("<|channel>thought\nhm<channel|>Red.", add_special_tokens=False)
     parts = ChoiceParts(tokenizer, (), OutputOptions(eos_token_ids=(END,)), reading)

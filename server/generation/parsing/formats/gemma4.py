@@ -2,10 +2,11 @@
 
 import re
 
-from server.generation.constraints.fragment import Fragment
-from server.generation.parsing.call_grammar import Wanted
+from server.generation.constraints.fragment import Fragment, either, sequence, text
+from server.generation.parsing.call_grammar import Wanted, calls_in_text
 from server.generation.parsing.emit import Emit
 from server.generation.parsing.json_text import Notation, escaped, json_value
+from server.generation.parsing.notation_grammar import Keys, NotationGrammar, Writing
 from server.generation.parsing.output_parser import Expected, arguments, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import Reader, Steps
@@ -13,6 +14,8 @@ from server.generation.parsing.reader import Reader, Steps
 _BEGIN, _END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"[^\s<{]*")
 _KEY = re.compile(r"[^:<]*")
+_WRITABLE = re.compile(r"[^\s:<{}\[\],]([^:<\r\n]*[^\s:<])?")
+_KEYS = Keys(lambda key: [key] if _WRITABLE.fullmatch(key) else [], "[A-Za-z_][A-Za-z0-9_]*", '":"')
 
 
 class Gemma4:
@@ -28,8 +31,19 @@ class Gemma4:
             yield from reader.attempt(before, _call(reader), emit=content, at_once=expected.calls_are_whole)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat. Not known yet."""
-        return None
+        """See ToolFormat."""
+        quote = wanted.text(_QUOTE)
+        writing = Writing(
+            string=wanted.rule(sequence(quote, wanted.until(_QUOTE))),
+            constant=lambda value: sequence(quote, text(value), quote),
+            names={True: "true", False: "false", None: "null"},
+            keys=_KEYS,
+        )
+        calls = [
+            sequence(text(f"call:{tool.name}{{"), NotationGrammar(wanted, tool, writing).arguments(_KEYS))
+            for tool in wanted.tools
+        ]
+        return calls_in_text(wanted, {_BEGIN: sequence(either(*calls), text("}"), wanted.text(_END))}, "")
 
 
 def _call(reader: Reader) -> Steps[bool]:

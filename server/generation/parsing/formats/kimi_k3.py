@@ -1,12 +1,14 @@
 """Kimi K3: the reasoning, the answer and the calls are elements, whose tags are control tokens around text."""
 
-from server.generation.constraints.fragment import Fragment
+from server.generation.constraints.fragment import Fragment, either, sequence, text
+from server.generation.parsing import property_grammar
 from server.generation.parsing.attributes import attributes
-from server.generation.parsing.call_grammar import Wanted
+from server.generation.parsing.call_grammar import FREE, Wanted, optional, unique
 from server.generation.parsing.json_text import json_value
 from server.generation.parsing.members import Members, in_quotes, quoted
 from server.generation.parsing.output_parser import Expected, arguments, content
 from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.property_grammar import PropertyTags
 from server.generation.parsing.reader import Reader, Steps
 from server.generation.parsing.think_tags import reasoning
 
@@ -31,8 +33,56 @@ class KimiK3:
                 yield from _calls(reader, expected)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat. Not known yet."""
-        return None
+        """See ToolFormat."""
+        if not all(map(wanted.is_control, self.markers)):
+            return None
+        ended = optional(wanted.text(f"{_CLOSE}message{_END}"))
+        calls = sequence(
+            wanted.text(f"{_CLOSE}response{_END}{_OPEN}tools{_END}"),
+            wanted.several(wanted.rule(_call_as_written(wanted))),
+            wanted.text(f"{_CLOSE}tools{_END}"),
+        )
+        response = wanted.text(f"{_CLOSE}response{_END}")
+        if wanted.needs_call:
+            answer = calls
+        elif wanted.answer is not None:
+            answer = either(sequence(wanted.answer, optional(response)), calls)
+        else:
+            answer = sequence(FREE, optional(either(response, calls)))
+        opened = optional(wanted.text(f"{_OPEN}response{_END}"))
+        thought = sequence(FREE, wanted.text(f"{_CLOSE}think{_END}")) if wanted.is_thinking else text("")
+        return unique(sequence(thought, opened, answer, ended))
+
+
+def _call_as_written(wanted: Wanted) -> Fragment:
+    tags = PropertyTags(
+        begin=lambda key, is_string: _argument_as_written(wanted, text(_escaped(key)), is_string=is_string),
+        any_begin=_argument_as_written(wanted, Fragment(r"/[^<>\r\n\"&]+/"), is_string=True),
+        end=f"{_CLOSE}argument{_END}",
+        after=text(""),
+        tells_strings=True,
+    )
+    calls = [
+        sequence(
+            text(f'call tool="{tool.name}" index="'),
+            Fragment("/[0-9]{1,4}/"),
+            wanted.text(f'"{_END}'),
+            property_grammar.arguments(wanted, tool, tags),
+        )
+        for tool in wanted.tools
+    ]
+    return sequence(wanted.text(_OPEN), either(*calls), wanted.text(f"{_CLOSE}call{_END}"))
+
+
+def _argument_as_written(wanted: Wanted, key: Fragment, *, is_string: bool) -> Fragment:
+    """The tag that opens an argument."""
+    kind = text("string") if is_string else Fragment("/number|boolean|null|object|array/")
+    begin = wanted.text(f'{_OPEN}argument key="')
+    return sequence(begin, key, text('" type="'), kind, wanted.text(f'"{_END}'))
+
+
+def _escaped(key: str) -> str:
+    return key.replace("&", "&amp;").replace('"', "&quot;")
 
 
 def _tag(reader: Reader, marker: str) -> Steps[str]:

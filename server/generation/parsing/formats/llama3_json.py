@@ -1,19 +1,28 @@
 """Llama 3.1 to 3.3: JSON objects, after a marker or with nothing before them."""
 
-from server.generation.constraints.fragment import Fragment, either, sequence
-from server.generation.parsing.call_grammar import Wanted, json_objects, unique
+import re
+
+from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, sequence
+from server.generation.parsing.call_grammar import OfferedTool, Wanted, json_objects, unique
 from server.generation.parsing.json_call import json_call
-from server.generation.parsing.output_parser import Expected, content
+from server.generation.parsing.json_text import json_value
+from server.generation.parsing.names import NAME
+from server.generation.parsing.output_parser import Expected, arguments, content
+from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import Reader, Steps
 
 _TAG = "<|python_tag|>"
 _SEPARATOR = ";"
-_TEXT = r"/([ \t\r\n]*[^ \t\r\n{](.|\n)*)?/"
-"""Any text that does not begin as a call does."""
+_SPACE = r"[ \t\r\n]*"
+_ARGUMENTS = ('"parameters"', '"arguments"')
 
 
 class Llama3Json:
-    """Implements ToolFormat. An object without a name and arguments is an answer in JSON."""
+    """Implements ToolFormat.
+
+    Without a marker, an object that the output begins with is a call if it has a name and arguments, in this order, and
+    nothing else but a type before them. Any other is an answer in JSON, as are all where answers are held to a form.
+    """
 
     name = "llama3_json"
     markers = (_TAG,)
@@ -21,26 +30,84 @@ class Llama3Json:
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         """See ToolFormat."""
-        before: str | None = yield from reader.skip()
-        while before is not None:
-            call = _call(reader)
+        before: str | None = None if expected.has_form else (yield from reader.skip())
+        read_call = _bare_call
+        while True:
+            if before is None:
+                before, read_call = (yield from reader.until(_TAG, emit=content)), _marked_call
+            if before is None:
+                return
+            call = read_call(reader)
             is_call = yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
             before = (yield from reader.spaced_literal(_SEPARATOR)) if is_call else None
-            if before is None:
-                before = yield from reader.until(_TAG, emit=content)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
-        call = json_objects(wanted, "parameters")
-        calls = wanted.rule(wanted.several(call, f"{_SEPARATOR} "))
-        tagged = sequence(wanted.text(_TAG), calls)
-        if wanted.needs_call:
-            return unique(either(calls, tagged))
-        if wanted.answer is not None:
-            return either(wanted.answer, unique(tagged))
-        return unique(either(calls, sequence(wanted.until(_TAG, _TEXT), calls), Fragment(_TEXT)))
+        """See ToolFormat. Of any text, what begins as a call of an offered tool does is one."""
+        if wanted.needs_call or wanted.answer is not None:
+            calls = wanted.rule(wanted.several(json_objects(wanted, "parameters"), f"{_SEPARATOR} "))
+            marked = sequence(wanted.text(_TAG), calls)
+            return unique(either(calls, marked)) if wanted.answer is None else either(wanted.answer, unique(marked))
+        call = wanted.rule(either(*(_call_as_written(tool) for tool in wanted.tools)))
+        calls = wanted.rule(wanted.several(call, _SEPARATOR))
+        names = "|".join(re.escape(tool.name) for tool in wanted.tools)
+        other = wanted.new_name().upper()
+        rule = f"{other}: {FREE_TEXT} & ~(/{_header_as_written(names)}\\{{/ {FREE_TEXT})\n"
+        marked = sequence(wanted.until(_TAG, other), calls)
+        return unique(Fragment(f"({calls.start} | {marked.start} | {other})", calls.rules + marked.rules + rule))
 
 
-def _call(reader: Reader) -> Steps[bool]:
+def _call_as_written(tool: OfferedTool) -> Fragment:
+    """A call with any whitespace, as `_bare_call` reads it."""
+    header = Fragment(f"/{_header_as_written(re.escape(tool.name))}/")
+    return sequence(header, tool.arguments(), Fragment(rf"/{_SPACE}\}}/"))
+
+
+def _header_as_written(name: str) -> str:
+    """An expression for what comes before the arguments, as `_header` reads it; `name` is one, too."""
+    kind = rf'("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?'
+    keys = "|".join(_ARGUMENTS)
+    return rf'{_SPACE}\{{{_SPACE}{kind}"name"{_SPACE}:{_SPACE}"({name})"{_SPACE},{_SPACE}({keys}){_SPACE}:{_SPACE}'
+
+
+def _marked_call(reader: Reader) -> Steps[bool]:
     yield from reader.skip()
     return (yield from json_call(reader, needs_arguments=True))
+
+
+def _bare_call(reader: Reader) -> Steps[bool]:
+    name = yield from _header(reader)
+    yield from reader.skip()
+    if not name or (yield from reader.need()) != "{":
+        return False
+    yield CallBegin(name)
+    if not (yield from json_value(reader, arguments)):
+        return False
+    if (yield from reader.spaced_literal("}")) is None:
+        return False
+    yield CallEnd()
+    return True
+
+
+def _header(reader: Reader) -> Steps[str]:
+    """Read what comes before the arguments: the name; empty if it is anything else."""
+    if not (yield from _all_of(reader, "{")):
+        return ""
+    key = yield from reader.spaced_literal('"type"', '"name"')
+    if key == '"type"' and not (yield from _all_of(reader, ":", '"function"', ",", '"name"')):
+        return ""
+    if key is None or not (yield from _all_of(reader, ":", '"')):
+        return ""
+    name = yield from reader.span(NAME)
+    if (yield from reader.literal('"')) is None or not (yield from _all_of(reader, ",")):
+        return ""
+    if (yield from reader.spaced_literal(*_ARGUMENTS)) is None or not (yield from _all_of(reader, ":")):
+        return ""
+    return name
+
+
+def _all_of(reader: Reader, *texts: str) -> Steps[bool]:
+    """Read these texts with any whitespace before each; False at the first that is not there."""
+    for one in texts:
+        if (yield from reader.spaced_literal(one)) is None:
+            return False
+    return True

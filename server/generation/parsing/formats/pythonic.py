@@ -1,15 +1,19 @@
 """Llama 3.2 and 4, as their makers advise: a list of calls as Python writes them, with literals as arguments."""
 
-from server.generation.constraints.fragment import Fragment
-from server.generation.parsing.call_grammar import Wanted
+import re
+
+from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, repeated, sequence, text
+from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional, unique
 from server.generation.parsing.json_text import json_value
 from server.generation.parsing.members import Members
 from server.generation.parsing.names import NAME
+from server.generation.parsing.notation_grammar import Keys, NotationGrammar, Writing
 from server.generation.parsing.output_parser import Expected, arguments, content
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.python_text import PYTHON
 from server.generation.parsing.reader import Reader, Steps
 
+_SPACE = r"[ \t\r\n]*"
 _TAG, _BEGIN, _END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 
 
@@ -23,13 +27,61 @@ class Pythonic:
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         """See ToolFormat."""
         before: str | None = yield from reader.skip()
+        at_once = expected.calls_are_whole and not expected.has_form  # a form of text may allow half of a call
         while before is not None:
-            yield from reader.attempt(before, _calls(reader), emit=content, at_once=expected.calls_are_whole)
+            yield from reader.attempt(before, _calls(reader), emit=content, at_once=at_once)
             before = yield from reader.until(_TAG, _BEGIN, emit=content)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat. Not known yet."""
-        return None
+        """See ToolFormat. Of any text, what begins as a call of an offered tool does is one."""
+        given = [(tool.name, wanted.rule(_arguments_as_written(wanted, tool))) for tool in wanted.tools]
+        call = either(*(sequence(text(f"{name}("), rest) for name, rest in given))
+        calls = wanted.rule(sequence(text("["), _and_more(wanted, call, call), text("]")))
+        marked = wanted.rule(sequence(calls, optional(wanted.text(_END))))
+        markers = sorted((_BEGIN, _TAG), key=wanted.is_control, reverse=True)
+        if wanted.needs_call or wanted.answer is not None:
+            begun = [sequence(wanted.text(marker), marked) for marker in markers]
+            return unique(either(*([] if wanted.answer is None else [wanted.answer]), calls, *begun))
+        first = either(*(sequence(Fragment(f"/{_header(re.escape(name))}/"), rest) for name, rest in given))
+        bare = sequence(_and_more(wanted, first, call), text("]"))
+        names = "|".join(re.escape(tool.name) for tool in wanted.tools)
+        other = wanted.new_name().upper()
+        rule = f"{other}: {FREE_TEXT} & ~(/{_header(names)}/ {FREE_TEXT})\n"
+        begun = [sequence(wanted.until(marker, other), marked) for marker in markers]
+        return unique(either(bare, *begun, Fragment(other, rule)))
+
+
+def _header(name: str) -> str:
+    """An expression for what the output begins with if it is a call; `name` is one, too."""
+    return rf"{_SPACE}\[{_SPACE}({name})\("
+
+
+def _and_more(wanted: Wanted, first: Fragment, call: Fragment) -> Fragment:
+    """A call, and others after it where that is allowed."""
+    return sequence(first, repeated(sequence(Fragment("/, ?/"), call))) if wanted.is_parallel else first
+
+
+def _arguments_as_written(wanted: Wanted, tool: OfferedTool) -> Fragment:
+    return sequence(NotationGrammar(wanted, tool, _WRITING).arguments(_ARGUMENTS), text(")"))
+
+
+_ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def _spelt(value: str) -> list[str]:
+    """The ways of writing a string: in single quotes, and in double ones."""
+    escaped = "".join(_ESCAPES.get(character, character) for character in value)
+    return [f"{quote}{escaped.replace(quote, chr(92) + quote)}{quote}" for quote in "'\""]
+
+
+_IN_STRING = r"\\[nrtbfav0\\'\"]|\\x[0-9a-fA-F]{2}|\\u(?:[0-9a-cefA-CEF][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2}"
+_WRITING = Writing(
+    string=Fragment(rf"""(/'([^'\\]|{_IN_STRING})*'/ | /"([^"\\]|{_IN_STRING})*"/)"""),
+    constant=lambda value: either(*map(text, _spelt(value))),
+    names={True: "True", False: "False", None: "None"},
+    keys=Keys(_spelt, r"""'[^'\\\r\n]*'|"[^"\\\r\n]*\"""", "/: ?/"),
+)
+_ARGUMENTS = Keys(lambda key: [key] if NAME.fullmatch(key) else [], "[A-Za-z_][A-Za-z0-9_]*", '"="')
 
 
 def _calls(reader: Reader) -> Steps[bool]:
