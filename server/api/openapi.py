@@ -47,9 +47,9 @@ def takes(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def documented_errors(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """For a route's `responses`."""
-    return {status: {"model": ErrorBody, "description": ERRORS[status]} for status in statuses}
+    return {status: {"model": body, "description": ERRORS[status]} for status in statuses}
 
 
 def install_openapi(app: FastAPI, dialects: Sequence[Dialect]) -> None:

@@ -41,7 +41,7 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
             {"prompt": "messages", "max_tokens": max_tokens, "thinking_budget": "thinking_token_budget"},
             body.constraint,
         ),
-        id_prefix="chatcmpl",
+        id_prefix="chatcmpl-",
         prompts=(conversation,),
         tools=tools,
         thinking_budget=body.thinking_token_budget,

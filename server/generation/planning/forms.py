@@ -97,14 +97,15 @@ class FormRules:
     def _leave_free(self, request: GenerationRequest, tools: ToolUse, notices: list[Notice]) -> None:
         """The format's calls cannot be held to anything: refuse what relies on that."""
         if tools.mode == "required":
-            self._refuse("tool_choice")
+            self._refuse(request.path("tool_choice"))
         if request.constraint is not None:
             self._refuse(request.path("constraint"))
         strict = next((tool for tool in tools.callable if tool.is_strict and not tool.is_custom), None)
         if strict is not None:
-            self._refuse(strict.path.removesuffix("parameters") + "strict")
+            self._refuse(strict.path.rpartition(".")[0] + ".strict")
         if not tools.is_parallel:
-            notices.append(Notice("parallel_tool_calls", "Not enforced with this model's format of calls."))
+            path = request.path("parallel_tool_calls")
+            notices.append(Notice(path, "Not enforced with this model's format of calls."))
 
     def _refuse(self, path: str) -> None:
         message = f"Unsupported parameter: '{path}' cannot be enforced with this model's format of answers, "
