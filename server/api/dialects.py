@@ -6,6 +6,7 @@ from server.api import capabilities, models, probes
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
 from server.api.dialect import Dialect
+from server.api.messages import routes as messages
 from server.api.openai.errors import error_response
 from server.api.tokens import routes as tokens
 from server.http.responses import ErrorWriter
@@ -13,6 +14,7 @@ from server.http.responses import ErrorWriter
 DIALECTS: Sequence[Dialect] = (
     chat.DIALECT,
     completions.DIALECT,
+    messages.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
     capabilities.DIALECT,
