@@ -162,10 +162,12 @@ def _set_variables(template: ChatTemplate, conversation: Conversation) -> tuple[
     switch = next((name for name in _THINKING_SWITCHES if name in template.variables), None)
     unmet = {name: wish for name, wish in conversation.wishes.items() if {**wished, **own}.get(name) != wish}
     if conversation.thinks is not None:
+        by_effort = conversation.wishes.get(_EFFORT) == "none"  # which turns the switch as well
         if switch is not None:
             wished[switch] = conversation.thinks
-            unmet.pop(_EFFORT, None)  # it is what turned the switch
-        elif _EFFORT not in conversation.wishes:
+            if by_effort:
+                unmet.pop(_EFFORT, None)
+        elif not by_effort:
             unmet["thinking"] = conversation.thinks
     notices = [
         Notice(name, f"'chat_template_kwargs.{name}' says otherwise." if name in own else _NO_VARIABLE)
