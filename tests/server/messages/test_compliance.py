@@ -38,6 +38,7 @@ def address(make_app: Any, engine: FakeEngine, tmp_path: Path) -> Iterator[str]:
     close_client()
 
 
+@pytest.mark.filterwarnings("ignore:jsonschema.RefResolver:DeprecationWarning")  # the tester's
 def test_compliance(address: str):
     config = ComplianceConfig(f"{address}/v1", "none", MODEL, auth_header="x-api-key", use_bearer_prefix=False)
     results = Runner(config, CASES, llm_comply.schema.SpecLoader(str(SPEC))).run_all().results
