@@ -17,7 +17,7 @@ class History:
     """From where something stands in these to where the client finds it."""
     loaded: set[str] = field(default_factory=set)
     """Tools that results have named."""
-    _calls: Sequence[str] = ()
+    _calls: Sequence[str] = field(default=(), init=False)
     """Ids of the calls that were made last."""
 
     @classmethod

@@ -21,7 +21,7 @@ from server.api.fields.rules import (
 )
 from server.api.fields.structured import FORMS
 from server.api.messages.blocks import CacheControl, InputMessage, SystemText, ToolUseBlock, cache_control
-from server.api.messages.tools import ToolFields
+from server.api.messages.tools import MessagesToolFields
 from server.generation.constraints.constraint import Constraint
 from server.generation.constraints.json_text import LooseJson
 from server.generation.settings import MAX_STOPS
@@ -90,7 +90,7 @@ class Metadata(EchoedModel):
     user_id: str | None = no_effect("Your own id of the end user.")
 
 
-class MessagesFields(ToolFields, ConversationFields, OneAnswerFields):
+class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
     """Anthropic's fields, and the extensions under vLLM's names."""
 
     messages: list[InputMessage] = Field(

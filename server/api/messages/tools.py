@@ -108,7 +108,7 @@ ToolChoice = Annotated[
 ]
 
 
-class ToolFields(RequestModel):
+class MessagesToolFields(RequestModel):
     """Which tools there are, and which are to be called."""
 
     tools: list[AnyTool] | None = Field(

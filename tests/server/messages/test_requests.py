@@ -308,6 +308,33 @@ async def test_what_is_reported(
             assert (await strict.post(MESSAGES, json=message(**fields))).status_code == 200
 
 
+async def test_what_a_coding_agent_sends(of_template: Callable[[str], httpx.AsyncClient], engine: FakeEngine):
+    """Claude Code, in short: none of it is refused, and only what this template has no place for is reported."""
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", **TOOLS[0]["input_schema"]}
+    body = message(
+        stream=True,
+        system=[text("billing"), text("You are an agent.", cache_control=MARK)],
+        messages=[
+            HI,
+            {"role": "system", "content": [text("# Rules", cache_control=MARK)]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "", "signature": ""}, use("time", "b"), use("weather", "a"),
+            ]},
+            {"role": "user", "content": [result("a", "sun"), result("b", [text("5")], is_error=False), text("So?")]},
+        ],
+        tools=[{**TOOLS[0], "input_schema": schema}, TOOLS[1], {**TOOLS[1], "name": "later", "defer_loading": True}],
+        metadata={"user_id": '{"device": "x"}'},
+        thinking={"type": "adaptive", "display": "omitted"},
+        output_config={"effort": "high"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    )  # fmt: skip
+    async with of_template(SWITCHED) as client:
+        response = await client.post(f"{MESSAGES}?beta=true", json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-samewise-ignored"] == "output_config.effort"
+    assert shown(engine).index("<|start|>tool\n5") < shown(engine).index("<|start|>tool\nsun")
+
+
 def block(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [fields]}]}
 
