@@ -3,6 +3,7 @@
 import inspect
 import textwrap
 from collections.abc import Collection, Iterator
+from typing import get_args
 
 from fastapi.routing import APIRoute
 from schema_tables import request_table, response_table
@@ -12,6 +13,7 @@ from server.api.capabilities import bodies_of, describe_fields
 from server.api.chat.schema import ChatCompletionRequest
 from server.api.dialects import DIALECTS
 from server.api.fields.rules import RequestModel
+from server.api.messages.models import ModelInfo, ModelPage
 from server.api.openai.errors import ErrorBody, error_type
 from server.api.openapi import ERRORS
 from server.config import Settings
@@ -62,7 +64,8 @@ leaves open, has the default below.
 In the tables, `[]` stands for each entry of an array and `.*` for each key of an object. An optional property of an
 answer is left out where it does not apply.
 
-Where API keys are configured, a request needs the header `Authorization: Bearer KEY`, except for {open}.
+Where API keys are configured, a request needs the header `Authorization: Bearer KEY` or `x-api-key: KEY`, except for
+{open}.
 
 ## From logits to tokens
 
@@ -100,12 +103,16 @@ then the default, or `auto`, and goes together with whatever speculation goes to
 ## Errors
 
 {errors}
-Every answer carries `x-request-id`: the request's own, where that is up to 128 letters, digits, dots, hyphens and
+Anthropic's API has a form of its own for them, and 529 for 429: see [its page](messages.md).
+
+Every answer carries `x-request-id`, and the same as `request-id`: the request's own, where that is up to 128 letters,
+digits, dots, hyphens and
 underscores, else a new one.
 
 An error before the first token is a real status, also for a stream, unless nothing came for `keepalive_s`
 ({keepalive:g} s by default): then the stream has begun with a comment line, to be kept alive by whatever lies between,
-and is a 200. A stream that has begun ends, after an error, with `data: {{"error": ...}}` and `data: [DONE]`.
+and is a 200. A stream that has begun ends, after an error, with `data: {{"error": ...}}` and `data: [DONE]`;
+in Anthropic's API, with an event `error`.
 
 {error_body}"""
 
@@ -169,12 +176,18 @@ def _section(route: APIRoute) -> Iterator[str]:
     yield f"{_summary(route)}\n"
     if request := BODIES.get(route.path):
         yield from _request(request)
-    if inspect.isclass(route.response_model):
-        yield "The answer:\n"
-        yield response_table(route.response_model)
+    for model in get_args(route.response_model) or (route.response_model,):
+        if inspect.isclass(model):
+            yield f"The answer{_form(model)}:\n"
+            yield response_table(model)
     if chunk := CHUNKS.get(route.path):
         yield "Each event of a stream:\n"
         yield response_table(chunk)
+
+
+def _form(model: type) -> str:
+    """In which form it is, where there are several."""
+    return " in Anthropic's form" if model in (ModelInfo, ModelPage) else ""
 
 
 def _request(request: type[RequestModel]) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Everything that can be refused or go wrong, as one exception tree. How it is written is a matter of each API.
 
 ApiError
-├── InvalidRequestError          400  malformed, out of range, unsupported, too long
+├── InvalidRequestError          400  malformed, out of range, unsupported
+│   ├── ContextLengthError       400  more tokens than there is room for
 │   ├── NotFoundError            404  unknown model or path
 │   ├── MethodNotAllowedError    405
 │   ├── BodyTooLargeError        413
@@ -41,6 +42,28 @@ class InvalidRequestError(ApiError):
     """The request asks for something that cannot be done."""
 
     status = 400
+
+
+class ContextLengthError(InvalidRequestError):
+    """A text, or a text and the output after it, has more tokens than there is room for."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        num_tokens: int = 0,
+        max_tokens: int | None = None,
+        capacity: int = 0,
+    ) -> None:
+        """`num_tokens` are those of the text, or at least so many; `max_tokens` were asked for after it.
+
+        An exception that comes from another process is made of its message first.
+        """
+        super().__init__(message, param=param, code="context_length_exceeded")
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+        self.capacity = capacity
 
 
 class NotFoundError(InvalidRequestError):

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from server.api.fields.rules import RequestModel
-from server.api.openai.errors import error_body
+from server.api.openai.errors import error_response
 from server.http.responses import ErrorWriter
 
 
@@ -16,8 +16,8 @@ class Dialect:
     """Its routes, and what has to be known of them elsewhere."""
 
     router: APIRouter
-    errors: ErrorWriter = error_body
-    """Writes the body of an error on its paths."""
+    errors: ErrorWriter = error_response
+    """Answers with an error on its paths."""
     requests: Mapping[str, type[RequestModel]] = field(default_factory=dict)
     """By path, the bodies that clients send: for capabilities and docs."""
     events: Mapping[str, type[BaseModel]] = field(default_factory=dict)

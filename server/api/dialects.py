@@ -6,13 +6,15 @@ from server.api import capabilities, models, probes
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
 from server.api.dialect import Dialect
-from server.api.openai.errors import error_body
+from server.api.messages import routes as messages
+from server.api.openai.errors import error_response
 from server.api.tokens import routes as tokens
 from server.http.responses import ErrorWriter
 
 DIALECTS: Sequence[Dialect] = (
     chat.DIALECT,
     completions.DIALECT,
+    messages.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
     capabilities.DIALECT,
@@ -27,6 +29,6 @@ def error_writers(dialects: Sequence[Dialect]) -> Callable[[str], ErrorWriter]:
     def of(path: str) -> ErrorWriter:
         while path not in by_path and "/" in path:
             path = path.rpartition("/")[0]
-        return by_path.get(path, error_body)
+        return by_path.get(path, error_response)
 
     return of

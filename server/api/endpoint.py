@@ -33,7 +33,8 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     plan = taken.plan
     fingerprint = await services.fingerprint.of(services.info())
     run = await _start(plan, record, services)
-    answer = api.answer(Answering(run, services.tokenizer, fingerprint, int(time.time())), taken.options)
+    answering = Answering(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
+    answer = api.answer(answering, taken.options)
     if plan.stream:
         limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
         return EventStream(run, answer, limits, headers=as_headers(plan.notices))

@@ -31,6 +31,7 @@ class Answering:
     fingerprint: str
     created: int
     """Unix time in seconds."""
+    request_id: str
 
 
 class Answer(Frames[Event], Protocol):
@@ -73,6 +74,10 @@ def take_in(context: IntakeContext, body: bytes, api: GenerationApi, client: str
     try:
         plan = context.planner().plan(api.intent(asked), client)
     except ConstraintError as error:
-        message = f"Invalid '{error.path}': {error.reason}"
-        raise InvalidRequestError(message, param=error.path, code="invalid_value") from error
+        raise refused_constraint(error) from error
     return Taken(plan, api.options(asked, plan, context.tokenizer))
+
+
+def refused_constraint(error: ConstraintError) -> InvalidRequestError:
+    """What the client is told of a form that answers cannot be held to."""
+    return InvalidRequestError(f"Invalid '{error.path}': {error.reason}", param=error.path, code="invalid_value")

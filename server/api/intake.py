@@ -30,7 +30,9 @@ SMALL_BYTES = 4 << 10
 """Bodies up to this size take less time than handing them over."""
 LARGE_BYTES = 192 << 10
 """Bodies from this size on go to another process."""
-SLOW = re.compile(rb"dry_sequence_breakers|response_format|structured_outputs|guided_|tools|functions|\\u00")
+SLOW = re.compile(
+    rb"dry_sequence_breakers|response_format|output_config|output_format|structured_outputs|guided_|tools|functions|\\u00"
+)
 """What takes a while, however short it is: breakers are looked for in the whole vocabulary, and grammars are compiled.
 A name may have escapes."""
 MAX_PROCESSES = 2

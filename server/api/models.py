@@ -1,30 +1,55 @@
-"""GET /v1/models and GET /v1/models/{id}."""
+"""GET /v1/models and GET /v1/models/{id}, in the form of OpenAI's API or, for its clients, of Anthropic's."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
+from starlette.types import Scope
 
 from server.api.dialect import Dialect
+from server.api.messages import errors as of_messages
+from server.api.messages.models import ModelInfo, ModelPage, is_asked_for, model_info, page_of
+from server.api.openai import errors as of_openai
 from server.api.openai.objects import Model, ModelList
 from server.api.openapi import documented_errors
 from server.api.services import Services, ServicesDep
+from server.errors import ApiError
 
 router = APIRouter(tags=["OpenAI"])
 
 
-@router.get("/v1/models", responses=documented_errors(401, 503))
-async def list_models(services: ServicesDep) -> ModelList:
-    """The served model, under each of its names."""
-    return ModelList(data=[_card(services, name) for name in services.model.names])
+@router.get("/v1/models", response_model=ModelList | ModelPage, responses=documented_errors(400, 401, 503))
+async def list_models(
+    request: Request,
+    services: ServicesDep,
+    limit: str | None = None,
+    before_id: str | None = None,
+    after_id: str | None = None,
+) -> ModelList | ModelPage:
+    """The served model, under each of its names. A request with the header `anthropic-version` gets Anthropic's form,
+    of which the parameters are, too.
+    """
+    names = services.model.names
+    if is_asked_for(request.scope):
+        return page_of([_info(services, name) for name in names], limit, before_id, after_id)
+    return ModelList(data=[_card(services, name) for name in names])
 
 
-@router.get("/v1/models/{model:path}", responses=documented_errors(401, 404, 503))
-async def retrieve_model(model: str, services: ServicesDep) -> Model:
+@router.get("/v1/models/{model:path}", response_model=Model | ModelInfo, responses=documented_errors(401, 404, 503))
+async def retrieve_model(request: Request, model: str, services: ServicesDep) -> Model | ModelInfo:
     """The served model, if this is one of its names."""
     services.model.check_name(model)
-    return _card(services, model)
+    return _info(services, model) if is_asked_for(request.scope) else _card(services, model)
 
 
 def _card(services: Services, name: str) -> Model:
     return Model(id=name, created=services.model.created, max_model_len=services.info().max_model_len)
 
 
-DIALECT = Dialect(router)
+def _info(services: Services, name: str) -> ModelInfo:
+    return model_info(name, services.model.created, services.info().max_model_len)
+
+
+def _error_response(error: ApiError, scope: Scope) -> Response:
+    write = of_messages.error_response if is_asked_for(scope) else of_openai.error_response
+    return write(error, scope)
+
+
+DIALECT = Dialect(router, errors=_error_response)

@@ -22,6 +22,7 @@ ERRORS = {
     413: "The body is larger than `max_body_mib`.",
     415: "The body is not declared as `application/json`.",
     429: "The server has as many requests as it can hold.",
+    529: "The same, in Anthropic's API.",
     500: "A fault of the server; its log has more, under the request's id.",
     503: "The engine is starting, draining or failed. While it is replaced, requests wait.",
     504: "The answer took longer than `request_timeout_s`.",
@@ -34,10 +35,10 @@ _NEVER_SENT = "422"
 _REFERENCES = "#/components/schemas/{model}"
 
 
-def streamed(chunk: type[BaseModel]) -> dict[str, Any]:
-    """A 200 response that is also offered as a stream of these chunks."""
+def streamed(chunk: type[BaseModel], end: str = ", then `[DONE]`") -> dict[str, Any]:
+    """A 200 response that is also offered as a stream of these chunks, and what comes after them."""
     reference = {"$ref": _REFERENCES.format(model=chunk.__name__)}
-    description = "The answer; with `stream`, events whose data is a chunk each, then `[DONE]`."
+    description = f"The answer; with `stream`, events whose data is a chunk each{end}."
     return {"description": description, "content": {"text/event-stream": {"x-event-schema": reference}}}
 
 
@@ -47,9 +48,9 @@ def takes(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def documented_errors(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """For a route's `responses`."""
-    return {status: {"model": ErrorBody, "description": ERRORS[status]} for status in statuses}
+    return {status: {"model": body, "description": ERRORS[status]} for status in statuses}
 
 
 def install_openapi(app: FastAPI, dialects: Sequence[Dialect]) -> None:

@@ -75,8 +75,8 @@ class GenerationRequest:
     model: str
     """As the client named it."""
     prompts: Sequence[Prompt]
-    id_prefix: str = "gen"
-    """Of the answer's id."""
+    id_prefix: str = "gen-"
+    """Of the answer's id, as far as its API prescribes it."""
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
     max_tokens: int | None = None
     """For each choice."""

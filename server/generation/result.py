@@ -17,6 +17,20 @@ from server.generation.run import Run
 
 
 @dataclass(slots=True)
+class WholeText:
+    """A stretch of the answer's text."""
+
+    text: str = ""
+
+
+@dataclass(slots=True)
+class WholeReasoning:
+    """A stretch of what the model thought."""
+
+    text: str = ""
+
+
+@dataclass(slots=True)
 class WholeCall:
     """A call of a tool."""
 
@@ -27,18 +41,35 @@ class WholeCall:
     """Its arguments, or what a custom tool is given."""
 
 
+WholePart = WholeText | WholeReasoning | WholeCall
+
+
 @dataclass(slots=True)
 class WholeChoice:
     """A choice that has ended."""
 
-    text: str = ""
-    reasoning: str = ""
-    calls: list[WholeCall] = field(default_factory=list)
+    parts: list[WholePart] = field(default_factory=list)
+    """In the order in which the model wrote them."""
     tokens: list[OutputToken] = field(default_factory=list)
     """Only if they are to be reported."""
     finish_reason: FinishedBy = "stop"
     stop_reason: str | int | None = None
     beam: BeamScore | None = None
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(part.text for part in self.parts if isinstance(part, WholeText))
+
+    @property
+    def reasoning(self) -> str:
+        """All of its reasoning."""
+        return "".join(part.text for part in self.parts if isinstance(part, WholeReasoning))
+
+    @property
+    def calls(self) -> list[WholeCall]:
+        """All of its calls."""
+        return [part for part in self.parts if isinstance(part, WholeCall)]
 
 
 async def collect(run: Run) -> list[WholeChoice]:
@@ -51,13 +82,11 @@ async def collect(run: Run) -> list[WholeChoice]:
 
 
 class _Building:
-    """A choice and the pieces of its texts."""
+    """A choice and the pieces of its parts."""
 
     def __init__(self) -> None:
         self._choice = WholeChoice()
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[list[str]] = []
+        self._pieces: list[list[str]] = []
 
     def add(self, event: Event) -> None:
         """Take in the next event."""
@@ -67,20 +96,27 @@ class _Building:
             return
         choice.tokens += event.tokens
         match event:
-            case TextDelta():
-                self._text.append(event.text)
-            case ReasoningDelta():
-                self._reasoning.append(event.text)
+            case TextDelta() if event.text:
+                self._add_to(WholeText, event.text)
+            case ReasoningDelta() if event.text:
+                self._add_to(WholeReasoning, event.text)
             case ToolCallBegin():
-                choice.calls.append(WholeCall(event.id, event.name, event.is_custom))
-                self._calls.append([])
+                self._begin(WholeCall(event.id, event.name, event.is_custom))
             case ToolCallDelta():
-                self._calls[event.call].append(event.text)
+                self._pieces[-1].append(event.text)
 
     def built(self) -> WholeChoice:
         """The choice, when it has ended."""
-        self._choice.text = "".join(self._text)
-        self._choice.reasoning = "".join(self._reasoning)
-        for call, pieces in zip(self._choice.calls, self._calls, strict=True):
-            call.text = "".join(pieces)
+        for part, pieces in zip(self._choice.parts, self._pieces, strict=True):
+            part.text = "".join(pieces)
         return self._choice
+
+    def _add_to(self, kind: type[WholeText | WholeReasoning], text: str) -> None:
+        """To the last part if it is of this kind, else to a new one."""
+        if not (self._choice.parts and isinstance(self._choice.parts[-1], kind)):
+            self._begin(kind())
+        self._pieces[-1].append(text)
+
+    def _begin(self, part: WholePart) -> None:
+        self._choice.parts.append(part)
+        self._pieces.append([])

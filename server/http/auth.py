@@ -76,21 +76,27 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
             try:
-                record_in(scope).client = self._client(Headers(scope=scope).get("authorization", ""))
+                record_in(scope).client = self._client(_key_in(Headers(scope=scope)))
             except AuthenticationError as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _client(self, header: str) -> str:
-        """Who sent the header. Raises AuthenticationError."""
-        scheme, _, key = header.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+    def _client(self, key: str) -> str:
+        """Who has the key. Raises AuthenticationError."""
+        if not key:
             raise AuthenticationError(
                 "You didn't provide an API key. You need to provide your API key in an Authorization header using "
-                "Bearer auth (i.e. Authorization: Bearer YOUR_KEY)."
+                "Bearer auth (i.e. Authorization: Bearer YOUR_KEY), or in the header x-api-key."
             )
-        client = self._keys.client_of(key.strip())
+        client = self._keys.client_of(key)
         if client is None:
             raise AuthenticationError("Incorrect API key provided.", code="invalid_api_key")
         return client
+
+
+def _key_in(headers: Headers) -> str:
+    """The key that a request brings, by OpenAI's header or Anthropic's; empty without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key", "").strip()

@@ -6,7 +6,10 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 METHODS = ("GET", "POST", "HEAD", "DELETE", "OPTIONS")
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "x-samewise-ignored")
+EXPOSED_HEADERS = (
+    *("x-request-id", "request-id", "x-samewise-ignored"),
+    *("retry-after", "retry-after-ms", "x-should-retry"),
+)
 """Those of answers that a page's scripts may read; clients look for them."""
 
 

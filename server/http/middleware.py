@@ -78,7 +78,8 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 response_started = True
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = record.request_id  # OpenAI's and Anthropic's name
             await send(message)
 
         try:

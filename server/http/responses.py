@@ -8,8 +8,8 @@ from starlette.types import Scope
 
 from server.errors import ApiError
 
-ErrorWriter = Callable[[ApiError], bytes]
-"""Writes the body of an error."""
+ErrorWriter = Callable[[ApiError, Scope], Response]
+"""Answers a request, given by its scope, with an error."""
 
 
 _PIECE_BYTES = 1 << 20
@@ -30,6 +30,6 @@ async def _pieces(content: bytes) -> AsyncIterator[bytes]:
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """The error with its status and headers."""
+    """The error in the form of the API that the request belongs to."""
     write: ErrorWriter = scope["state"]["error_writer"]
-    return Response(write(error), error.status, dict(error.headers), media_type="application/json")
+    return write(error, scope)

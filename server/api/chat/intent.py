@@ -46,7 +46,7 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
             },
             body.constraint,
         ),
-        id_prefix="chatcmpl",
+        id_prefix="chatcmpl-",
         prompts=(conversation,),
         tools=tools,
         thinking_budget=body.thinking_token_budget,

@@ -32,7 +32,7 @@ def completion_intent(body: CompletionRequest) -> GenerationRequest:
     shared = shared_fields(body, {"num_choices": "best_of"} if ranks else {}, body.constraint)
     return GenerationRequest(
         **{**shared, "prompt_logprobs": max(of_prompt, default=None)},
-        id_prefix="cmpl",
+        id_prefix="cmpl-",
         prompts=tuple(_prompt(body, index, prompt) for index, prompt in enumerate(body.prompts)),
         max_tokens=body.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,

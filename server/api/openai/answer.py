@@ -4,7 +4,6 @@ Answers and chunks are written as plain JSON, since a chunk is written for every
 the models of objects.py, against which the tests hold all of them.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from server.api.openai.errors import error_body
 from server.errors import ApiError
 from server.generation.events import Usage
 from server.generation.notices import as_json
+from server.http.ascii_json import ascii_json
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -51,7 +51,7 @@ class OpenAIAnswer:
         }
         self._warnings = {"warnings": as_json(plan.notices)}
         self._usage = usage
-        self._frame_head = b"data: " + _ascii_json(self._head)[:-1] + b',"choices":['
+        self._frame_head = b"data: " + ascii_json(self._head)[:-1] + b',"choices":['
         self._frame_tail = b'],"usage":null}\n\n' if usage.at_end else b"]}\n\n"
         self._is_first = True
 
@@ -66,7 +66,7 @@ class OpenAIAnswer:
         """The frame of a chunk with this choice."""
         if extra or self._is_first or self._usage.in_every_chunk:
             return self._rare_chunk(choice, extra or {})
-        return b"".join((self._frame_head, _ascii_json(choice), self._frame_tail))
+        return b"".join((self._frame_head, ascii_json(choice), self._frame_tail))
 
     def _rare_chunk(self, choice: dict[str, Any], extra: Mapping[str, Any]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._usage.at_end else {}
@@ -87,7 +87,7 @@ class OpenAIAnswer:
         return b"data: " + error_body(error) + b"\n\n" + _DONE
 
     def _frame(self, rest: Mapping[str, Any]) -> bytes:
-        return b"data: " + _ascii_json({**self._head, **rest}) + b"\n\n"
+        return b"data: " + ascii_json({**self._head, **rest}) + b"\n\n"
 
     def _reported_warnings(self) -> Mapping[str, Any]:
         return self._warnings if self.run.plan.notices else {}
@@ -112,9 +112,3 @@ def make_usage(usage: Usage) -> dict[str, Any]:
 def score_of(beam: BeamScore | None) -> dict[str, Any]:
     """The properties of a choice that beam search found."""
     return {} if beam is None else {"score": beam.score, "cumulative_logprob": beam.cumulative_logprob}
-
-
-def _ascii_json(value: object) -> bytes:
-    """Some readers of events take U+2028 and its like for the end of a line: nothing but ASCII is sent."""
-    encoded = msgspec.json.encode(value)
-    return encoded if encoded.isascii() else json.dumps(value, separators=(",", ":")).encode()

@@ -2,7 +2,9 @@
 
 import json
 
+from fastapi import Response
 from pydantic import BaseModel, Field
+from starlette.types import Scope
 
 from server.errors import ApiError, AuthenticationError, InvalidRequestError, RateLimitError
 
@@ -32,6 +34,11 @@ class ErrorBody(BaseModel):
 def error_type(error: type[ApiError]) -> str:
     """Whose fault it is, in OpenAI's words."""
     return next(name for kind, name in _TYPES.items() if issubclass(error, kind))
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The error with its status and headers."""
+    return Response(error_body(error), error.status, dict(error.headers), media_type="application/json")
 
 
 def error_body(error: ApiError) -> bytes:

@@ -119,14 +119,14 @@ class FormRules:
     def _leave_free(self, request: GenerationRequest, tools: ToolUse, notices: list[Notice]) -> None:
         """The format's calls cannot be held to anything: refuse what relies on that."""
         if tools.mode == "required":
-            self._refuse("tool_choice")
+            self._refuse(request.path("tool_choice"))
         if request.constraint is not None:
             self._refuse(request.path("constraint"))
         strict = next((tool for tool in tools.callable if tool.is_strict), None)
         if strict is not None:
-            self._refuse(strict.path.removesuffix("parameters") + "strict")
+            self._refuse(strict.path.rpartition(".")[0] + ".strict")
         notices += (Notice(tool.path, _NOT_WITH_FORMAT) for tool in tools.callable if tool.is_custom and tool.path)
-        notices += _not_counted(tools, _NOT_WITH_FORMAT)
+        notices += _not_counted(request, tools, _NOT_WITH_FORMAT)
 
     def _refuse(self, path: str) -> None:
         message = f"Unsupported parameter: '{path}' cannot be enforced with this model's format of answers, "
@@ -162,7 +162,7 @@ class FormRules:
             if not _is_free(request) or tools is None or any(tool.is_strict for tool in tools.callable):
                 raise
             notices.append(Notice("tools", f"Calls are not held to their schemas: {error.reason}"))
-            notices += _not_counted(tools, "Not enforced where calls are not held to their schemas.")
+            notices += _not_counted(request, tools, "Not enforced where calls are not held to their schemas.")
             return None
         return grammar
 
@@ -196,6 +196,6 @@ def _is_free(request: GenerationRequest) -> bool:
     return request.constraint is None and (request.tools is None or request.tools.mode == "auto")
 
 
-def _not_counted(tools: ToolUse, reason: str) -> Sequence[Notice]:
+def _not_counted(request: GenerationRequest, tools: ToolUse, reason: str) -> Sequence[Notice]:
     """What is to be told where nothing keeps a model from calling more than once."""
-    return () if tools.is_parallel else (Notice("parallel_tool_calls", reason),)
+    return () if tools.is_parallel else (Notice(request.path("parallel_tool_calls"), reason),)

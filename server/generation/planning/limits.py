@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from model_runner.contract import SamplingParams
 from model_runner.info import RunnerInfo
 from scheduler.interface import BeamSearch, EngineRequest
-from server.errors import InvalidRequestError
+from server.errors import ContextLengthError, InvalidRequestError
 from server.generation.notices import Notice
 from server.generation.request import GenerationRequest
 
@@ -32,18 +32,29 @@ class Limits:
         """What there is for a prompt of the request and its output, of which `default` tokens if nothing was asked."""
         return Room(self, self.capacity(request.width, request.sampling.num_candidates), asked, default, notices)
 
-    def too_long(self, asked: str, noun: str, capacity: int | None = None, also: str | None = None) -> Exception:
-        """The error for what does not fit into the capacity, by default that of one plain choice."""
+    def too_long(self, num_tokens: int, noun: str, capacity: int | None = None, *, at_least: bool = False) -> Exception:
+        """The error for a text that does not fit into the capacity, by default that of one plain choice."""
+        asked = f"your {noun} resulted in {'at least ' if at_least else ''}{num_tokens} tokens"
+        advice = f"Please reduce the length of the {noun}."
         capacity = self.capacity() if capacity is None else capacity
+        message = f"{self._limit(capacity)} However, {asked}. {advice}"
+        return ContextLengthError(message, param=noun, num_tokens=num_tokens, max_tokens=None, capacity=capacity)
+
+    def too_much(self, num_tokens: int, max_tokens: int, noun: str, name: str, capacity: int) -> Exception:
+        """The error for a prompt that fits, with more output than does; `name` is that of `max_tokens`."""
+        total = num_tokens + max_tokens
+        asked = f"you requested {total} tokens ({num_tokens} in the {noun}, {max_tokens} in the completion)"
+        advice = f"Please reduce the length of the {noun} or {name}."
+        message = f"{self._limit(capacity)} However, {asked}. {advice}"
+        return ContextLengthError(message, param=noun, num_tokens=num_tokens, max_tokens=max_tokens, capacity=capacity)
+
+    def _limit(self, capacity: int) -> str:
+        """What the capacity is, in a sentence."""
         if capacity < self.capacity():
-            limit = f"This server's memory for one request that decodes in this way holds {capacity} tokens."
-        elif capacity < self.info.max_model_len:
-            limit = f"This server's memory for one request holds {capacity} tokens."
-        else:
-            limit = f"This model's maximum context length is {capacity} tokens."
-        advice = f"Please reduce the length of the {noun}{f' or {also}' if also else ''}."
-        message = f"{limit} However, {asked}. {advice}"
-        return InvalidRequestError(message, param=noun, code="context_length_exceeded")
+            return f"This server's memory for one request that decodes in this way holds {capacity} tokens."
+        if capacity < self.info.max_model_len:
+            return f"This server's memory for one request holds {capacity} tokens."
+        return f"This model's maximum context length is {capacity} tokens."
 
     def check_queue(self, request: GenerationRequest) -> None:
         """Refuses more choices than the server ever holds."""
@@ -118,7 +129,7 @@ class Room:
             raise InvalidRequestError(message, param=noun, code="invalid_value")
         asked = self.request.max_tokens
         if prompt + (0 if asked == 0 else 1) > self.capacity:
-            raise self.limits.too_long(f"your {noun} resulted in {prompt} tokens", noun, self.capacity)
+            raise self.limits.too_long(prompt, noun, self.capacity)
         room = self.capacity - prompt
         if asked is None:
             return room if self.default_max_tokens is None else min(self.default_max_tokens, room)
@@ -128,8 +139,6 @@ class Room:
         """Less than was asked for, unless the server is strict."""
         name = self.request.path("max_tokens")
         if not self.limits.clamps:
-            total = prompt + asked
-            what = f"you requested {total} tokens ({prompt} in the {noun}, {asked} in the completion)"
-            raise self.limits.too_long(what, noun, self.capacity, also=name)
+            raise self.limits.too_much(prompt, asked, noun, name, self.capacity)
         self.notices.append(Notice(name, f"The context has room for {room} tokens of output, not for {asked}."))
         return room

@@ -20,7 +20,7 @@ from server.generation.planning.sampling import SamplingRules, check_tokens
 from server.generation.planning.scoring import ScoringRules
 from server.generation.planning.speculation import SpeculationRules
 from server.generation.prompt import encode, read_prompt
-from server.generation.request import Conversation, GenerationRequest, Prompt, TokenPrompt
+from server.generation.request import Conversation, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
 
@@ -94,6 +94,19 @@ class Planner:
             notices=to_report(notices, strict=self._settings.strict),
         )
 
+    def count(self, request: GenerationRequest) -> tuple[int, Sequence[Notice]]:
+        """The tokens of the one prompt of a request, whether or not there is room for it, and what is left out of it.
+
+        Raises what `plan` does for such a prompt.
+        """
+        self._model.check_name(request.model)
+        (prompt,) = request.prompts
+        assert not isinstance(prompt, TokenPrompt), "whoever has tokens can count them"
+        notices = list(request.notices)
+        text = self._text(prompt, request, notices)
+        tokens = self._encode(text, request.path("prompt"), prompt, is_cut=True)
+        return len(tokens), to_report(notices, strict=self._settings.strict)
+
     def _of_all_prompts(
         self, request: GenerationRequest, options: OutputOptions, form: Form, client: str
     ) -> EngineRequest:
@@ -107,7 +120,7 @@ class Planner:
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)
         return EngineRequest(
-            request_id=f"{request.id_prefix}-{uuid.uuid4().hex}",
+            request_id=f"{request.id_prefix}{uuid.uuid4().hex}",
             prompt=(),
             sampling=sampling,
             max_tokens=0,
@@ -124,10 +137,15 @@ class Planner:
         if isinstance(prompt, TokenPrompt):
             check_tokens(prompt.tokens, prompt.path, self._info.vocab_size)
             return _Encoded(prompt.tokens)
-        text, left_out = read_prompt(self._tokenizer, prompt)
-        notices += left_out
+        text = self._text(prompt, request, notices)
         is_cut = request.truncate_prompt is not None
         return _Encoded(self._encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
+
+    def _text(self, prompt: TextPrompt | Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
+        """The text of a prompt; adds what was left out of it to `notices`, by the names of the request's API."""
+        text, left_out = read_prompt(self._tokenizer, prompt)
+        notices += [replace(notice, path=request.path(notice.path)) for notice in left_out]
+        return text
 
     def _negative_prompt(self, request: GenerationRequest) -> Sequence[int] | None:
         """The tokens of what guidance goes away from; None: the last one of each prompt."""
@@ -145,7 +163,7 @@ class Planner:
         path = request.path("prediction")
         tokens = self._encode(request.prediction, path)
         if len(tokens) > self._limits.capacity():
-            raise self._limits.too_long(f"your {path} resulted in {len(tokens)} tokens", path)
+            raise self._limits.too_long(len(tokens), path)
         return tokens
 
     def _encode(self, text: str, path: str, prompt: Prompt | None = None, *, is_cut: bool = False) -> list[int]:
@@ -156,7 +174,7 @@ class Planner:
         """
         at_least = self._tokenizer.fewest_tokens(text)
         if not is_cut and at_least > self._limits.capacity():
-            raise self._limits.too_long(f"your {path} resulted in at least {at_least} tokens", path)
+            raise self._limits.too_long(at_least, path, at_least=True)
         tokens = encode(self._tokenizer, text, prompt)
         strange = next((token for token in tokens if token >= self._info.vocab_size), None)
         if strange is not None:
@@ -215,7 +233,7 @@ class Planner:
         stop = self._model.defaults.stop if decoding.stop is None else decoding.stop
         if request.constraint is not None or (request.tools is not None and request.tools.mode == "required"):
             if decoding.stop:
-                notices.append(Notice("stop", "Not looked for in an answer that is held to a form."))
+                notices.append(Notice(request.path("stop"), "Not looked for in an answer that is held to a form."))
             stop = ()
         return OutputOptions(
             stop=tuple(stop),

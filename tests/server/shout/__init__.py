@@ -55,4 +55,8 @@ async def shout(request: Request, services: ServicesDep) -> Response:
     return await respond(GenerationApi(Shout, intent, Loud), request, services)
 
 
-DIALECT = Dialect(router, errors=lambda error: f"NO: {error.message}".encode(), requests={"/shout": Shout})
+DIALECT = Dialect(
+    router,
+    errors=lambda error, scope: Response(f"NO: {error.message}", error.status),
+    requests={"/shout": Shout},
+)

@@ -1,0 +1,93 @@
+"""Anthropic's error object, its statuses, and the words that its clients act on."""
+
+import json
+
+from fastapi import Response
+from pydantic import BaseModel, Field
+from starlette.types import Scope
+
+from server.api.messages.schema import THREAD_UNSUPPORTED
+from server.errors import (
+    ApiError,
+    AuthenticationError,
+    BodyTooLargeError,
+    ContextLengthError,
+    InvalidRequestError,
+    NotFoundError,
+    RateLimitError,
+    RequestTimeoutError,
+)
+from server.http.middleware import record_in
+
+OVERLOADED = 529
+_TYPES: dict[type[ApiError], str] = {
+    NotFoundError: "not_found_error",
+    BodyTooLargeError: "request_too_large",
+    InvalidRequestError: "invalid_request_error",
+    AuthenticationError: "authentication_error",
+    RateLimitError: "overloaded_error",
+    RequestTimeoutError: "timeout_error",
+    ApiError: "api_error",
+}
+_NOT_PERMITTED = frozenset({"unknown_parameter", "unsupported_parameter"})
+
+
+class MessagesErrorDetails(BaseModel):
+    """What went wrong, for programs."""
+
+    error_code: str | None = Field(None, description="Such as `unknown_parameter`.")
+    param: str | None = Field(
+        None, description="Extension: JSON path of the field that is to blame, such as `messages[2].content`."
+    )
+    unsupported: list[str] | None = Field(None, description=f"With `{THREAD_UNSUPPORTED}`.")
+
+
+class MessagesErrorDetail(BaseModel):
+    """What went wrong."""
+
+    type: str = Field(description="Whose fault it is, in Anthropic's words.")
+    message: str = Field(description="What is wrong, in a sentence for people.")
+    details: MessagesErrorDetails | None = None
+
+
+class MessagesErrorBody(BaseModel):
+    """The body of every response that is not a success, and of the error event of a stream."""
+
+    type: str = Field("error", description="Always this.")
+    error: MessagesErrorDetail
+    request_id: str = Field(description="Under which the log has the request.")
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The error with its status and headers."""
+    status = OVERLOADED if isinstance(error, RateLimitError) else error.status
+    content = error_body(error, record_in(scope).request_id)
+    return Response(content, status, dict(error.headers), media_type="application/json")
+
+
+def error_body(error: ApiError, request_id: str) -> bytes:
+    """The error as JSON, in ASCII."""
+    kind = next(name for kind, name in _TYPES.items() if isinstance(error, kind))
+    details: dict[str, object] = {"error_code": error.code, "param": error.param}
+    if error.code == THREAD_UNSUPPORTED:
+        details["unsupported"] = [error.param]
+    said = {name: value for name, value in details.items() if value is not None}
+    detail = {"type": kind, "message": _message(error), **({"details": said} if said else {})}
+    return json.dumps({"type": "error", "error": detail, "request_id": request_id}).encode()
+
+
+def _message(error: ApiError) -> str:
+    """As Anthropic begins it where clients look for that, and always with the name of the field."""
+    if isinstance(error, ContextLengthError) and error.param == "messages":
+        return f"{_too_long(error)}. {error.message}"
+    if error.code in _NOT_PERMITTED:
+        return f"{error.param}: Extra inputs are not permitted. {error.message}"
+    is_named = error.param is None or error.param in error.message
+    return error.message if is_named else f"{error.param}: {error.message}"
+
+
+def _too_long(error: ContextLengthError) -> str:
+    if error.max_tokens is None:
+        return f"prompt is too long: {error.num_tokens} tokens > {error.capacity - 1} maximum"  # and one to answer with
+    asked = f"{error.num_tokens} + {error.max_tokens} > {error.capacity}"
+    return f"input length and `max_tokens` exceed context limit: {asked}, decrease input length or `max_tokens`"

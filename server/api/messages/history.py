@@ -1,0 +1,68 @@
+"""Anthropic's messages as chat templates take them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.api.messages.blocks import InputMessage, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+
+
+@dataclass(slots=True)
+class History:
+    """A conversation, message by message."""
+
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
+    """As templates take them."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """From where something stands in these to where the client finds it."""
+    loaded: set[str] = field(default_factory=set)
+    """Tools that results have named."""
+    _calls: Sequence[str] = field(default=(), init=False)
+    """Ids of the calls that were made last."""
+
+    @classmethod
+    def of(cls, system: str, messages: Sequence[InputMessage]) -> "History":
+        """That of a request."""
+        history = cls()
+        if system:
+            history.messages.append({"role": "system", "content": system})
+        for index, message in enumerate(messages):
+            if message.role == "assistant":
+                history._add_assistant(message, f"messages[{index}]")
+            else:
+                history._add_other(message)
+        return history
+
+    def _add_assistant(self, message: InputMessage, path: str) -> None:
+        thoughts = [
+            (block.thought, f"{path}.content[{place}].thinking")
+            for place, block in enumerate(message.blocks)
+            if isinstance(block, ThinkingBlock) and block.thought
+        ]
+        calls = [block for block in message.blocks if isinstance(block, ToolUseBlock)]
+        shown: dict[str, Any] = {"role": "assistant"}
+        if thoughts:
+            shown["reasoning_content"] = "\n".join(thought for thought, _ in thoughts)
+            self.paths[f"messages[{len(self.messages)}].reasoning_content"] = thoughts[0][1]
+        if calls:
+            shown["tool_calls"] = [_call(call) for call in calls]
+            self._calls = [call.id for call in calls]
+        self.messages.append({**shown, "content": message.text})
+
+    def _add_other(self, message: InputMessage) -> None:
+        """Results first, since templates have them follow the calls, and in the order of the calls, since not all
+        templates show which is which.
+        """
+        results = [block for block in message.blocks if isinstance(block, ToolResultBlock)]
+        for result in sorted(results, key=self._place):
+            self.loaded.update(result.loaded)
+            self.messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": result.text})
+        if not results or any(isinstance(block, TextBlock) for block in message.blocks):
+            self.messages.append({"role": message.role, "content": message.text})
+
+    def _place(self, result: ToolResultBlock) -> int:
+        return self._calls.index(result.tool_use_id) if result.tool_use_id in self._calls else len(self._calls)
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}

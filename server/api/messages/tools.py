@@ -1,0 +1,173 @@
+"""Tools as Anthropic's API has them."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.api.fields.rules import EchoedModel, RequestModel, hint, no_effect, problem, related, tag_by_type
+from server.api.fields.tools import MAX_TOOLS, ToolName
+from server.api.messages.blocks import CacheControl, cache_control
+from server.errors import shorten
+from server.generation.notices import Notice
+from server.generation.tools import Tool, ToolUse
+
+_OF_ANTHROPIC = re.compile(r"[a-z0-9_]+_20\d{6}|mcp_toolset")
+_SEARCHES = "tool_search_tool"
+
+
+class SchemaTool(RequestModel):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] | None = Field(None, description="The only one.")
+    name: ToolName
+    description: str | None = Field(None, description="What it does, for the model.")
+    input_schema: dict[str, Any] = Field(description="A JSON schema of the object of its arguments.")
+    strict: bool | None = Field(
+        None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
+    )
+    defer_loading: bool | None = Field(
+        None, description="The model is not told of it before a `tool_reference` in a result names it."
+    )
+    cache_control: CacheControl | None = cache_control()
+    eager_input_streaming: bool | None = no_effect("Arguments are streamed as they are written.")
+    input_examples: list[dict[str, Any]] | None = hint("Examples of arguments.", "No chat template shows them.")
+    allowed_callers: list[str] | None = hint("Who may call it.", "Only the model calls tools.", off=[["direct"]])
+
+    def tool(self, path: str) -> Tool:
+        """For the pipeline; `path` is where it stands."""
+        path = f"{path}.input_schema"
+        return Tool(self.name, self.description, self.input_schema, bool(self.strict), path=path)
+
+
+class AnthropicTool(EchoedModel):
+    """A tool of Anthropic's own, which comes without a schema: left out and reported."""
+
+    type: str = Field(description="Such as `web_search_20250305`.")
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        if not _OF_ANTHROPIC.fullmatch(self.type):
+            known = "'custom', and those of Anthropic's own tools"
+            message = f"Invalid value: '{shorten(self.type)}'. Supported values are: {known}."
+            raise problem("invalid_value", message, "type")
+        return self
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield Notice(path, f"This server has no '{shorten(self.type)}'.")
+
+
+def _tool_tag(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<custom>" if kind in (None, "custom") else "<anthropic>"
+
+
+AnyTool = Annotated[
+    Annotated[SchemaTool, Tag("<custom>")] | Annotated[AnthropicTool, Tag("<anthropic>")], Discriminator(_tool_tag)
+]
+
+
+class _Choice(RequestModel):
+    disable_parallel_tool_use: bool | None = Field(None, description="At most one call.")
+
+
+class AutoChoice(_Choice):
+    """Text or calls."""
+
+    type: Literal["auto"]
+
+
+class AnyChoice(_Choice):
+    """Calls only."""
+
+    type: Literal["any"]
+
+
+class NamedChoice(_Choice):
+    """Calls of one tool only."""
+
+    type: Literal["tool"]
+    name: str
+
+
+class NoneChoice(RequestModel):
+    """No calls; the model is not told of the tools."""
+
+    type: Literal["none"]
+
+
+ToolChoice = Annotated[
+    Annotated[AutoChoice, Tag("<auto>")]
+    | Annotated[AnyChoice, Tag("<any>")]
+    | Annotated[NamedChoice, Tag("<tool>")]
+    | Annotated[NoneChoice, Tag("<none>")],
+    Discriminator(tag_by_type("auto")),
+]
+
+
+class MessagesToolFields(RequestModel):
+    """Which tools there are, and which are to be called."""
+
+    tools: list[AnyTool] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="Tools that the model may call.",
+        json_schema_extra=related(excludes=["ignore_eos", "beam_search"]),
+    )  # fmt: skip
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="`auto`, the default with tools: text or calls. `none`: no calls; the model is not told of the "
+        "tools. `any`: calls only. `tool`: calls of that one.",
+    )
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names: set[str] = set()
+        for index, tool in self._with_schema:
+            if tool.name in names:
+                path = f"tools[{index}]"
+                raise problem("invalid_value", f"Invalid '{path}': there are two tools called '{tool.name}'.", path)
+            names.add(tool.name)
+        if isinstance(self.tool_choice, AnyChoice | NamedChoice):
+            self._check_choice(self.tool_choice, names)
+        return self
+
+    def _check_choice(self, choice: AnyChoice | NamedChoice, names: Collection[str]) -> None:
+        """Refuses to call what there is not."""
+        if isinstance(choice, AnyChoice):
+            if not names:
+                message = "Invalid '{path}': there is no tool that could be called."
+                raise problem("invalid_value", message, "tool_choice")
+        elif any(tool.name == choice.name for tool in self.tools or () if isinstance(tool, AnthropicTool)):
+            message = f"Unsupported value: '{{path}}' asks for '{shorten(choice.name)}', which this server has not."
+            raise problem("unsupported_value", message, "tool_choice")
+        elif choice.name not in names:
+            message = f"Invalid '{{path}}': there is no tool called '{shorten(choice.name)}'."
+            raise problem("invalid_value", message, "tool_choice")
+
+    @property
+    def _with_schema(self) -> Sequence[tuple[int, SchemaTool]]:
+        return [(index, tool) for index, tool in enumerate(self.tools or ()) if isinstance(tool, SchemaTool)]
+
+    def tool_use(self, loaded: Collection[str]) -> ToolUse | None:
+        """What the answer may call, given the tools that results have named; None: nothing."""
+        choice = self.tool_choice or AutoChoice(type="auto")
+        if isinstance(choice, NoneChoice):
+            return None
+        if isinstance(choice, NamedChoice):
+            loaded = {*loaded, choice.name}
+        searches = any(isinstance(tool, AnthropicTool) and tool.type.startswith(_SEARCHES) for tool in self.tools or ())
+        tools = [
+            tool.tool(f"tools[{index}]")
+            for index, tool in self._with_schema
+            if not tool.defer_loading or searches or tool.name in loaded  # what would find them is left out
+        ]
+        if not tools:
+            return None
+        return ToolUse(
+            tools,
+            "auto" if isinstance(choice, AutoChoice) else "required",
+            (choice.name,) if isinstance(choice, NamedChoice) else None,
+            is_parallel=not choice.disable_parallel_tool_use,
+        )
