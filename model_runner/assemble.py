@@ -27,6 +27,7 @@ from model_runner.models.loading import check_tokenizers
 from model_runner.models.target import TargetModel
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.platform import Platform
+from model_runner.pooler import Pooler
 from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive import ContrastiveDecoding
@@ -57,6 +58,7 @@ class RunnerParts:
     search: ContrastiveSearch
     grammars: Grammars
     scoring: Scoring = field(default_factory=Scoring)
+    pooler: Pooler = field(default_factory=Pooler)
     needs_clean_blocks: bool = False
     """See AttentionBackend."""
     picks_ahead: bool = False
