@@ -8,19 +8,17 @@ float64 and in one order.
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_runner.batch import IntArray, PooledRows
 from model_runner.contract import Failure, SamplingParams
+from model_runner.models.classification import ClassificationHead, FloatArray
 from model_runner.models.features import LAST, Feature
 from model_runner.pooling import Pooling
 from model_runner.scoring.transform import RawStep
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
-
-FloatArray = npt.NDArray[np.float64]
 
 _FIXED_POINT = 2.0**28
 """Integers for one: hidden states are rounded to this when they are added."""
@@ -31,19 +29,6 @@ _ROWS = 256
 _SHORTEST = 1e-12
 """A vector that is shorter is divided by this, as torch's `normalize` does."""
 NOT_FINITE = Failure("the model's hidden states are not finite")
-
-
-class ClassificationHead:
-    """Scores of classes from the hidden state of a last token."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Weight [classes, hidden], and bias [classes] if there is one."""
-        self._weight: FloatArray = weight.double().numpy()
-        self._bias: FloatArray = np.zeros(len(weight)) if bias is None else bias.double().numpy()
-
-    def __call__(self, hidden: FloatArray) -> FloatArray:
-        """[classes] of [hidden]."""
-        return _last_sum(self._weight * hidden) + self._bias
 
 
 class Pooler:
@@ -117,14 +102,8 @@ def _verdict(vector: FloatArray, pooling: Pooling) -> Verdict:
     if not np.isfinite(kept).all():
         return Verdict(error=NOT_FINITE)
     if pooling.normalizes:
-        kept = kept / max(float(np.sqrt(_last_sum(np.square(kept)))), _SHORTEST)
+        kept = kept / max(float(np.sqrt(np.square(kept).cumsum()[-1])), _SHORTEST)
     return Verdict(pooled=kept.astype("<f4").tobytes())
-
-
-def _last_sum(values: FloatArray) -> FloatArray:
-    """Sums over the last axis, from its first entry to its last."""
-    sums: FloatArray = values.cumsum(-1)[..., -1]
-    return sums
 
 
 def _to_host(values: Tensor) -> FloatArray:

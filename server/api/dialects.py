@@ -6,13 +6,19 @@ from server.api import capabilities, models, probes
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
 from server.api.dialect import Dialect
+from server.api.embeddings import routes as embeddings
 from server.api.openai.errors import error_body
+from server.api.rerank import routes as rerank
+from server.api.scores import routes as scores
 from server.api.tokens import routes as tokens
 from server.http.responses import ErrorWriter
 
 DIALECTS: Sequence[Dialect] = (
     chat.DIALECT,
     completions.DIALECT,
+    embeddings.DIALECT,
+    scores.DIALECT,
+    rerank.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
     capabilities.DIALECT,

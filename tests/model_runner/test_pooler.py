@@ -10,8 +10,9 @@ import torch
 
 from model_runner.batch import NO_TOKENS, PooledRows
 from model_runner.contract import SamplingParams
+from model_runner.models.classification import ClassificationHead
 from model_runner.models.features import LAST
-from model_runner.pooler import NOT_FINITE, ClassificationHead, Pooler
+from model_runner.pooler import NOT_FINITE, Pooler
 from model_runner.pooling import Pooling
 from model_runner.scoring.transform import RawStep
 from model_runner.speculative.verify import Verdict

@@ -68,7 +68,9 @@ class Planner:
         """
         self._model.check_name(request.model)
         notices = list(request.notices)
-        self._limits.check_queue(request)
+        if request.pooling is None:
+            self._model.abilities.check_generates(request.model)
+            self._limits.check_queue(request)
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
         form = self._form(request, encoded[0].text, notices)
@@ -91,6 +93,7 @@ class Planner:
             seed=seed,
             seed_drawn=seed_drawn,
             stream=request.stream,
+            at_a_time=None if request.pooling is None else self._info.max_num_seqs,
             notices=to_report(notices, strict=self._settings.strict),
         )
 
@@ -125,7 +128,7 @@ class Planner:
         text, left_out = read_prompt(self._tokenizer, prompt)
         notices += left_out
         is_cut = request.truncate_prompt is not None
-        return _Encoded(self._encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
+        return _Encoded(self.encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
 
     def _negative_prompt(self, request: GenerationRequest) -> Sequence[int] | None:
         """The tokens of what guidance goes away from; None: the last one of each prompt."""
@@ -134,28 +137,26 @@ class Planner:
             return None
         opposed = request.prompts[0].opposed(guidance.negative_prompt)
         text, _ = read_prompt(self._tokenizer, opposed)
-        return self._encode(text, NEGATIVE_PROMPT, opposed)
+        return self.encode(text, NEGATIVE_PROMPT, opposed)
 
     def _prediction(self, request: GenerationRequest) -> Sequence[int] | None:
         """The tokens of the predicted output, which may be as long as an answer."""
         if request.prediction is None:
             return None
-        path = request.path("prediction")
-        tokens = self._encode(request.prediction, path)
-        if len(tokens) > self._limits.capacity():
-            raise self._limits.too_long(f"your {path} resulted in {len(tokens)} tokens", path)
-        return tokens
+        return self.encode(request.prediction, request.path("prediction"))
 
-    def _encode(self, text: str, path: str, prompt: Prompt | None = None, *, is_cut: bool = False) -> list[int]:
+    def encode(self, text: str, path: str, prompt: Prompt | None = None, *, is_cut: bool = False) -> list[int]:
         """The tokens of the text of a prompt, or of another one, of which the end alone may be used.
 
-        Refuses one that is far too long before anybody spends time on it, and one whose spelling has a token that the
-        tokenizer knows and the model does not.
+        Refuses one that is too long, if it is far too long before anybody spends time on it, and one whose spelling has
+        a token that the tokenizer knows and the model does not.
         """
         at_least = self._tokenizer.fewest_tokens(text)
         if not is_cut and at_least > self._limits.capacity():
             raise self._limits.too_long(f"your {path} resulted in at least {at_least} tokens", path)
         tokens = encode(self._tokenizer, text, prompt)
+        if not is_cut and len(tokens) > self._limits.capacity():
+            raise self._limits.too_long(f"your {path} resulted in {len(tokens)} tokens", path)
         strange = next((token for token in tokens if token >= self._info.vocab_size), None)
         if strange is not None:
             name = self._tokenizer.token_text(strange)
@@ -165,6 +166,8 @@ class Planner:
 
     def _sampling(self, request: GenerationRequest) -> SamplingParams:
         """All but the seed, which differs between prompts."""
+        if request.pooling is not None:
+            return SamplingParams(pooling=request.pooling)
         decoding = request.decoding
         return replace(
             self._rules.params(decoding),
@@ -226,7 +229,7 @@ class Planner:
 
     def _speculation(self, request: GenerationRequest, prediction: Sequence[int] | None) -> Speculation | None:
         """How to guess ahead; not where all of a step's rows have their use already, whatever the server's default."""
-        if request.decoding.penalty_alpha or request.decoding.beam_search is not None:
+        if request.pooling or request.decoding.penalty_alpha or request.decoding.beam_search is not None:
             return None
         return self.speculation.choose(request.decoding.speculation, prediction)
 
