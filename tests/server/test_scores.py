@@ -171,6 +171,23 @@ def test_a_word_that_is_no_token_is_refused(tmp_path: Path, tokenizer: Tokenizer
         read_abilities(folder_with(tmp_path / "model", {}), tokenizer, ("no", "yes"))
 
 
+def test_a_model_that_cannot_be_asked_gives_no_score(tmp_path: Path):
+    folder = folder_with(tmp_path / "model", OF_TOKENS)
+    (folder / "chat_template.jinja").unlink()
+    abilities = read_abilities(folder, Tokenizer.from_folder(folder))
+    assert (abilities.scoring, "no chat template" in abilities.no_scoring) == (None, True)
+
+
+async def test_a_template_may_do_without_the_models_own_instruction(
+    serving: Callable[..., httpx.AsyncClient], engine: FakeEngine
+):
+    silent = "{% for m in messages if m.role in ['query', 'document'] %}[{{ m.content }}]{% endfor %}"
+    async with serving(OF_LOGITS, silent) as client:
+        pair = {"queries": "q", "documents": "d"}
+        assert bytes((await requested(client, engine, SCORE, pair)).prompt) == b"[q][d]"
+        await refused(client, SCORE, {**pair, "instruction": "x"}, "instruction", "unsupported_parameter")
+
+
 def test_a_head_of_many_classes_gives_no_score(tmp_path: Path, tokenizer: Tokenizer):
     files = {"config.json": {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}}
     abilities = read_abilities(folder_with(tmp_path / "model", files), tokenizer)

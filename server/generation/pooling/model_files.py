@@ -43,7 +43,10 @@ def read_abilities(folder: Path, tokenizer: Tokenizer, score_tokens: Sequence[st
     except _UnsupportedError as error:
         abilities = replace(abilities, no_embedding=str(error))
     try:
-        return replace(abilities, scoring=_scoring(files, tokenizer, score_tokens))
+        scoring = _scoring(files, tokenizer, score_tokens)
+        if scoring is not None and scoring.by == "logits" and tokenizer.chat_template is None:
+            raise _UnsupportedError("It scores by tokens, and has no chat template to be asked by.")
+        return replace(abilities, scoring=scoring)
     except _UnsupportedError as error:
         return replace(abilities, no_scoring=str(error))
 

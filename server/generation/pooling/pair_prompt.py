@@ -40,22 +40,24 @@ class PairPrompts:
         return TokenPrompt(self._tokens(pair.query, document, asks.instruction, pair.path), pair.path)
 
     def _tokens(self, query: str, document: str, asked: str | None, path: str) -> list[int]:
-        template, instruction = self._tokenizer.chat_template, asked or self._form.instruction
+        template = self._tokenizer.chat_template
         if template is not None and template.knows_pairs:
-            return self._encode(self._rendered(template, query, document, instruction, path), path)
+            return self._encode(self._rendered(template, query, document, asked, path), path)
         if self._form.by == "classes":
             if asked is not None:
                 raise _no_instruction()
             self._encode(query + document, path)  # which refuses what is far too long
             return self._tokenizer.encode_pair(query, document)
-        question = f"<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        question = (
+            f"<Instruct>: {asked or self._form.instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        )
         messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": question}]
         text, _ = render(template, Conversation(messages, thinks=False))
         return self._encode(text, path)
 
-    def _rendered(self, template: ChatTemplate, query: str, document: str, instruction: str | None, path: str) -> str:
+    def _rendered(self, template: ChatTemplate, query: str, document: str, asked: str | None, path: str) -> str:
         pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-        opens_turn = self._form.opens_turn
+        opens_turn, instruction = self._form.opens_turn, asked or self._form.instruction
         try:
             plain = template.render(pair, add_generation_prompt=opens_turn, variables={})
             if instruction is None:
@@ -65,7 +67,7 @@ class PairPrompts:
         except ChatTemplateError as error:
             message = f"The model's chat template does not accept this pair: {shorten(str(error), 200)}"
             raise InvalidRequestError(message, param=path, code="invalid_value") from error
-        if text == plain:
+        if asked is not None and text == plain:
             raise _no_instruction()
         return text
 
