@@ -45,7 +45,7 @@ STEP_VARIABLE = "SAMEWISE_BENCH_STEP_S"
 
 
 class SleepingRunner(DoneAtLaunch):
-    """A contract.Runner without a model: after each step's sleep, every choice that caught up says the next word."""
+    """A Runner without a model: after each step's sleep, every choice that caught up says the next word."""
 
     num_blocks = NUM_BLOCKS
 
@@ -59,7 +59,7 @@ class SleepingRunner(DoneAtLaunch):
         return ()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """See contract.Runner, but the tokens mean nothing."""
+        """See Runner, but the tokens mean nothing."""
         time.sleep(self._step_s)
         for key in plan.released:
             self._to_compute.pop(key, None)

@@ -18,6 +18,7 @@ from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.memory import MemoryPlan, Needs, plan_memory
+from model_runner.models.classification import load_classification_head
 from model_runner.models.early_exit import EarlyExit, find_early_exit
 from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads, TargetShape
@@ -27,6 +28,7 @@ from model_runner.models.loading import check_tokenizers
 from model_runner.models.target import TargetModel
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.platform import Platform
+from model_runner.pooler import Pooler
 from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive import ContrastiveDecoding
@@ -57,6 +59,7 @@ class RunnerParts:
     search: ContrastiveSearch
     grammars: Grammars
     scoring: Scoring = field(default_factory=Scoring)
+    pooler: Pooler = field(default_factory=Pooler)
     needs_clean_blocks: bool = False
     """See AttentionBackend."""
     picks_ahead: bool = False
@@ -95,7 +98,7 @@ def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[Ru
         _check_length(plan, shapes.aux)
     heads_room = HeadsRoom(platform, Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs))
     parts, num_early_exits = _put_together(config, heads_room, plan, shapes, loaded)
-    info = _describe(platform, plan, sizes, shapes.target.vocab_size, num_early_exits)
+    info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
 
 
@@ -209,6 +212,7 @@ def _put_together(
         search=search,
         grammars=grammars,
         scoring=_make_scoring(amateur, early_exit, ties_embeddings=shapes.target.num_shared > 0),
+        pooler=Pooler(load_classification_head(config.model, target.model.config)),
         needs_clean_blocks=target.attention.needs_clean_blocks,
         picks_ahead=platform.picks_ahead,
         drafter=drafter,
@@ -243,9 +247,11 @@ def _make_scoring(amateur: TargetModel | None, early_exit: EarlyExit | None, *, 
     return Scoring(transforms)
 
 
-def _describe(platform: Platform, plan: MemoryPlan, sizes: Sizes, vocab_size: int, num_early_exits: int) -> RunnerInfo:
+def _describe(
+    platform: Platform, plan: MemoryPlan, sizes: Sizes, shape: ModelShape, num_early_exits: int
+) -> RunnerInfo:
     return RunnerInfo(
-        vocab_size=vocab_size,
+        vocab_size=shape.vocab_size,
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
@@ -257,5 +263,6 @@ def _describe(platform: Platform, plan: MemoryPlan, sizes: Sizes, vocab_size: in
         kernels=platform.kernels,
         hardware=platform.hardware,
         software=f"torch {torch.__version__}, transformers {transformers.__version__}",
+        hidden_size=shape.hidden,
         num_early_exits=num_early_exits,
     )

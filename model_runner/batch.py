@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model_runner.contract import Verification
 from model_runner.draft_tree import DraftTree
+from model_runner.pooling import Pooling
 
 IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
@@ -24,6 +25,23 @@ class PromptRows:
     """Rows of the step's logits."""
     targets: Tensor  # [n] int64
     """The prompt token after each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """The part of a step that belongs to a choice that asks for numbers in place of tokens."""
+
+    choice: int
+    """Index of the choice in the batch."""
+    pooling: Pooling
+    tokens: slice
+    """Of the step's tokens."""
+    num_tokens: int
+    """All of the choice."""
+    is_last: bool
+    """Whether these end with the choice's last one."""
+    row: int | None = None
+    """That of its last token in the step's logits, if it is wanted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +105,7 @@ class Batch:
     """None when the batch has no draft tree."""
     guides: Mapping[int, SampleRows] = field(default_factory=dict)
     """By the index of a choice that has a guide: the guide's rows, as many as its own, in the same order."""
+    pooled: Sequence[PooledRows] = ()
 
     def only(self, choices: Sequence[int]) -> "Batch":
         """The tokens of these choices, in ascending order, with logits only where their next tokens are drawn."""

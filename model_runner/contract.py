@@ -4,12 +4,10 @@ A *key* names one choice of one request for as long as it runs. The scheduler de
 logits and probabilities stay in the runner until it commits them.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-from model_runner.info import SpeculationStats
+from model_runner.pooling import Pooling
 
 Verification = Literal["match", "rejection", "typical"]
 
@@ -188,6 +186,9 @@ class SamplingParams:
     """For beam search: draw nothing, but offer so many of the most probable next tokens, in the result's field of this
     name. What stands before `temperature` acts on log-probabilities then, as in transformers; the rest does not."""
 
+    pooling: Pooling | None = None
+    """Numbers are asked for, in place of tokens: nothing is drawn, and of the other fields none means anything."""
+
     @property
     def num_candidates(self) -> int:
         """How many tokens contrastive search compares at every place; 0 without it."""
@@ -345,6 +346,8 @@ class ChoiceResult:
     sampler_state: float | None = None
     """With `tokens`: what the sampler must be told, besides them, if the choice is admitted again. Only mirostat has a
     state that the tokens do not tell."""
+    pooled: bytes = b""
+    """In place of `tokens` if the choice asks for numbers: these, as float32 in the order of little-endian bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,45 +359,3 @@ class StepResult:
     out_of_memory: str = ""
     """What device or host said if memory ran out. Then the plan's releases, copies, admissions and blocks stand, but
     nothing was computed for anybody, and what the scheduled choices had offered to verify or to compare is lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step that is being computed."""
-
-    can_follow: bool
-    """Whether the step after it can be launched before its result is taken."""
-    result: Callable[[], StepResult]
-    """Waits for the step. To be called once, in the order in which steps were launched."""
-
-
-class Runner(Protocol):
-    """Executes plans. Deterministic: a choice's tokens do not depend on what else a plan holds."""
-
-    @property
-    def num_blocks(self) -> int:
-        """How many KV blocks there are; block ids are 0 to num_blocks - 1."""
-        ...
-
-    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
-        """Begin what such choices need, so that nobody waits for it when they are admitted; None: they need nothing.
-
-        The result raises ValueError, in words for the client, if they can never run.
-        """
-        ...
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass over all scheduled tokens and drafts, and commit what is sampled."""
-        ...
-
-    def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
-        """Begin to execute a plan; a device that works beside the host goes on by itself.
-
-        `is_ahead`: the result of the step before, which `can_follow`, is not taken yet. Every scheduled choice was
-        scheduled there as well, and computes the one token that it brings.
-        """
-        ...
-
-    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        """What speculation did since the start, by method."""
-        ...

@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 
-from model_runner.contract import LaunchedStep, SamplingParams, StepPlan, StepResult
+from model_runner.contract import SamplingParams, StepPlan, StepResult
+from model_runner.runner_interface import LaunchedStep
 
 
 class DoneAtLaunch(ABC):

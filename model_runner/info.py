@@ -26,6 +26,8 @@ class RunnerInfo:
     """The libraries that compute, with their versions."""
     speculation_methods: tuple[str, ...] = ()
     """Methods that a request can name."""
+    hidden_size: int = 0
+    """Numbers in the state of a token."""
     num_early_exits: int = 0
     """Layers before which the model can be asked for the next token; 0 if it cannot."""
     started_in: tuple[tuple[str, float], ...] = ()

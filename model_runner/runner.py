@@ -16,7 +16,6 @@ from model_runner.batch import Batch, IntArray
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
     ChoiceResult,
-    LaunchedStep,
     SamplingParams,
     ScheduledRequest,
     StepPlan,
@@ -28,6 +27,7 @@ from model_runner.info import RunnerInfo, SpeculationStats
 from model_runner.kv_cache import Move
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.platforms.platform import Platform
+from model_runner.runner_interface import LaunchedStep
 from model_runner.sampling.logprobs import prompt_logprobs
 from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.scoring.transform import RawStep
@@ -48,7 +48,7 @@ _PREPARING_THREADS = 2
 
 
 class ModelRunner:
-    """Implements contract.Runner: one forward pass over a plan's tokens, then a token for each choice that is ready."""
+    """Implements Runner: one forward pass over a plan's tokens, then a token for each choice that is ready."""
 
     def __init__(self, parts: RunnerParts, info: RunnerInfo) -> None:
         self.info = info
@@ -61,6 +61,7 @@ class ModelRunner:
         self._verify = parts.verifier
         self._search = parts.search
         self._scoring = parts.scoring
+        self._pool = parts.pooler
         self._picks_ahead = parts.picks_ahead
         self._launched: _Work | None = None
         """What the step launched last computes."""
@@ -100,7 +101,7 @@ class ModelRunner:
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
-        """See contract.Runner.launch."""
+        """See Runner.launch."""
         work = self._follow(plan) if is_ahead else self._lay_out(plan)
         start = time.perf_counter()
         try:
@@ -139,7 +140,7 @@ class ModelRunner:
     def _forward(self, work: "_Work", *, is_ahead: bool) -> RawStep:
         """What the model says, and what of its hidden states these choices need."""
         sampling = [choice.sampling for choice in work.choices]
-        needs = self._scoring.needs(sampling) | self._search.needs(work.slots)
+        needs = self._scoring.needs(sampling) | self._search.needs(work.slots) | self._pool.needs(sampling)
         plan = self._state.plan_picks(work.batch, work.choices, int(is_ahead)) if self._picks_ahead else None
         follows = self._rows_before(work) if is_ahead else None
         self._state.begin_masks(work.batch, work.choices)
@@ -167,11 +168,13 @@ class ModelRunner:
         try:
             prompts = self._prompt_logprobs(step)
             verdicts = self._decide(step, work, picks, start)
+            pooled = self._pool(step, work.choices)  # last, because it adds up
         except (MemoryError, RuntimeError) as error:
             reason = shortage(error)
         if reason is not None:
             return self._give_up(work, reason)
-        decided = [verdicts.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
+        known = verdicts | pooled
+        decided = [known.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
         next_step = TargetStep(self._commit(plan, work.choices, decided, work.batch), step.features, step.logits)
         offers = self._propose(_next_load(work.choices, len(verdicts)), next_step)
         num_candidates = self._search.num_candidates()
@@ -190,6 +193,7 @@ class ModelRunner:
                     error=verdict.error,
                     beam_candidates=verdict.candidates,
                     sampler_state=verdict.sampler_state,
+                    pooled=verdict.pooled,
                 )
                 for index, (entry, slot, verdict, draft) in enumerate(parts)
             )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from model_runner.batch import Batch, IntArray, PromptRows, SampleRows, TreePaths
+from model_runner.batch import Batch, IntArray, PooledRows, PromptRows, SampleRows, TreePaths
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, Verification
 from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kv_cache import Move
+from model_runner.pooling import Pooling
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.speculative.speculator import Speculator
@@ -32,6 +33,8 @@ class Choice:
     """See AdmittedRequest.guides."""
     sampler_state: float | None = None
     """What the sampler must be told, besides the tokens, to be where it was after the last step."""
+    hidden_sum: IntArray | None = None
+    """[hidden] of the computed tokens, in fixed point, if their mean is asked for; None where they are no numbers."""
 
 
 class RunnerState:
@@ -124,6 +127,7 @@ class RunnerState:
             guides=layout.guides,
             prompt_rows=layout.prompt_rows,
             paths=_tree_paths(layout, positions) if any(trees) else None,
+            pooled=layout.pooled,
         )
 
     def gather_ahead(self, choices: Sequence[Choice]) -> Batch:
@@ -193,12 +197,15 @@ class _Layout:
         self.samples: list[SampleRows] = []
         self.guides: dict[int, SampleRows] = {}
         self.prompt_rows: list[PromptRows] = []
+        self.pooled: list[PooledRows] = []
 
     def add(self, index: int, choice: Choice, num_tokens: int, tree: DraftTree) -> None:
         """Add choice number `index`: so many of its known tokens, then its drafts."""
         start, end = choice.num_computed, choice.num_computed + num_tokens
         self._add_prompt_rows(index, choice, end)
-        if end == len(choice.tokens):
+        if choice.sampling.pooling is not None:
+            self._add_pooled(index, choice, choice.sampling.pooling, num_tokens)
+        elif end == len(choice.tokens):
             rows = SampleRows(index, len(self.logits_index), tree, choice.verify)
             if choice.guides is None:
                 self.samples.append(rows)
@@ -214,6 +221,15 @@ class _Layout:
         self.places += places
         self.block_of += [choice.blocks[place // self._block_size] for place in places]
         self.choice_of += [index] * len(places)
+
+    def _add_pooled(self, index: int, choice: Choice, pooling: Pooling, num_tokens: int) -> None:
+        """The next tokens are those of a choice that asks for numbers: few of these come of logits."""
+        start, is_last = len(self.tokens), choice.num_computed + num_tokens == len(choice.tokens)
+        row = len(self.logits_index) if is_last and pooling.by == "logits" else None
+        if row is not None:
+            self.logits_index.append(start + num_tokens - 1)
+        tokens = slice(start, start + num_tokens)
+        self.pooled.append(PooledRows(index, pooling, tokens, len(choice.tokens), is_last, row))
 
     def _add_prompt_rows(self, index: int, choice: Choice, end: int) -> None:
         if choice.sampling.prompt_logprobs is None:

@@ -70,16 +70,17 @@ class Choices:
             return self.fail(request, choice.error)
         request.num_draft, request.num_candidates = choice.num_draft, choice.num_candidates
         looks_only = request.sampling.num_candidates > 0 and share.num_candidates == 0
-        if bool(choice.tokens) == (request.remaining > 0 or looks_only):
+        if bool(choice.tokens or choice.pooled) == (request.remaining > 0 or looks_only):
             raise IntegrityError(f"{request.key!r} got {len(choice.tokens)} tokens with {request.remaining} to compute")
         if request.remaining > 0:
             self._sharing.publish(request.members)
             return []
         verdict = judge(request, choice.tokens)
         request.sampler_state = choice.sampler_state
+        num_beyond = 0 if choice.pooled else len(choice.tokens) - 1
         for member in request.members:
             member.tokens += choice.tokens[: verdict.num_kept]
-            member.num_computed = min(member.num_computed + len(choice.tokens) - 1, len(member.tokens))
+            member.num_computed = min(member.num_computed + num_beyond, len(member.tokens))
         self._sharing.publish(request.members)
         if verdict.reason is not None:
             self._end(request)

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from model_runner.contract import LaunchedStep, Runner, StepPlan
+from model_runner.contract import StepPlan
+from model_runner.runner_interface import LaunchedStep, Runner
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from scheduler.preparing import Preparing, failed
 from scheduler.scheduler import Scheduler

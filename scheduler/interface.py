@@ -141,6 +141,8 @@ class RequestOutput:
     """With the end of what beam search found."""
     sampler_state: float | None = None
     """What goes with the choice's tokens, these included, when it is resumed."""
+    pooled: bytes = b""
+    """The numbers that were asked for in place of tokens, with the choice's end: see ChoiceResult."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ def output_of(request: Request, choice: ChoiceResult, verdict: Verdict) -> Reque
         num_accepted=num_accepted,
         num_rejected=choice.num_accepted + choice.num_rejected - num_accepted,
         sampler_state=choice.sampler_state,
+        pooled=choice.pooled,
     )
 
 

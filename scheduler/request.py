@@ -89,7 +89,9 @@ class Request:
     @property
     def needs_every_position(self) -> bool:
         """Whether all tokens must be computed for this choice itself: what others computed does not tell enough."""
-        return self.wants_prompt_logprobs or self.sampling.num_candidates > 0
+        pooling = self.sampling.pooling
+        needs_every_token = pooling is not None and pooling.needs_every_token
+        return needs_every_token or self.wants_prompt_logprobs or self.sampling.num_candidates > 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:

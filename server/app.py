@@ -55,7 +55,9 @@ def create_app(
     names = settings.served_model_name or (folder.name,)
     formats = ModelFormats.of(tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
     aux_name = None if aux is None else aux.name
-    model = ServedModel.from_folder(folder.path, tokenizer, *names, formats=formats, aux_model=aux_name)
+    model = ServedModel.from_folder(
+        folder.path, tokenizer, *names, formats=formats, aux_model=aux_name, score_tokens=settings.score_tokens
+    )
     tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
     metrics = Metrics(engine, model.name)
     intake = Intake(tokenizer, folder.path, model, settings)

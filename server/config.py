@@ -28,12 +28,18 @@ def _split_names(value: object) -> object:
     return [name for name in value.split(",") if name] if isinstance(value, str) else value
 
 
-def _split_origins(value: object) -> object:
-    """Commas may stand between several, as in other servers; browsers write them in lower case."""
+def _split_words(value: object) -> object:
+    """Commas may stand between several, however they were given."""
     entries = [value] if isinstance(value, str) else value
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         return entries
-    return [origin for entry in entries for one in entry.split(",") if (origin := one.strip().lower())]
+    return [word for entry in entries for one in entry.split(",") if (word := one.strip())]
+
+
+def _split_origins(value: object) -> object:
+    """As in other servers; browsers write them in lower case."""
+    words = _split_words(value)
+    return [word.lower() if isinstance(word, str) else word for word in words] if isinstance(words, list) else words
 
 
 def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -125,6 +131,10 @@ class Settings(BaseSettings):
     )
     reasoning_parser: str | None = Field(
         None, description="Tags of the model's reasoning, or none; by default what its chat template says."
+    )
+
+    score_tokens: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_words)] = Field(
+        (), description="The words for no and yes of a model that scores by them, such as no,yes; by default its own."
     )
 
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")

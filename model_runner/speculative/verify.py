@@ -37,6 +37,8 @@ class Verdict:
     sampler_state: float | None = None
     """The sampler's after these tokens."""
     error: Failure | None = None
+    pooled: bytes = b""
+    """See ChoiceResult."""
 
 
 @dataclass(frozen=True, slots=True)

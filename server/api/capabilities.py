@@ -13,6 +13,7 @@ from server.api.openapi import documented_errors
 from server.api.services import ServicesDep
 from server.generation.field_table import facts_of
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
+from server.generation.pooling.abilities import Embedding, Scoring
 from server.generation.settings import DecodingSettings
 
 _API_DEFAULTS: Mapping[str, object] = {
@@ -48,6 +49,25 @@ class SpeculationCapability(BaseModel):
     max_num_tokens: int = Field(description="Draft tokens of one choice in a step at most, whatever a request names.")
 
 
+class EmbeddingCapability(BaseModel):
+    """What /v1/embeddings answers with."""
+
+    trained: bool = Field(description="Whether the model was trained for that.")
+    pooling: Literal["last", "mean"] = Field(description="Of which tokens' states a vector is made.")
+    normalized: bool = Field(description="Whether its length is 1.")
+    size: int = Field(description="Numbers in a vector.")
+    dimensions: list[int] | None = Field(description="What `dimensions` may be, any if empty; null: only the size.")
+    prompts: list[str] = Field(description="What `prompt_name` may be.")
+    default_prompt: str | None = Field(description="What it is where nothing is said; null: none.")
+
+
+class ScoringCapability(BaseModel):
+    """What /v1/score and /v1/rerank answer with."""
+
+    by: Literal["classes", "logits"] = Field(description="A classification head, or the tokens for yes and no.")
+    probability: bool = Field(description="Whether scores are from 0 to 1.")
+
+
 class Capabilities(BaseModel):
     """What this server can do with the loaded model."""
 
@@ -57,6 +77,9 @@ class Capabilities(BaseModel):
     vocab_size: int = Field(description="Token ids that the model has.")
     device: str = Field(description="Where the model runs.")
     dtype: str = Field(description="Type of the weights in products.")
+    generates: bool = Field(description="Whether the model writes text.")
+    embedding: EmbeddingCapability | None = Field(description="How it makes vectors of texts; null: it does not.")
+    scoring: ScoringCapability | None = Field(description="How it scores pairs of texts; null: it does not.")
     chat: bool = Field(description="Whether the model has a chat template.")
     chat_template_variables: list[str] = Field(description="What `chat_template_kwargs` may set.")
     tool_format: str = Field(description="How the model writes calls of tools.")
@@ -87,6 +110,9 @@ async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
         vocab_size=info.vocab_size,
         device=info.device,
         dtype=info.dtype,
+        generates=services.model.abilities.generates,
+        embedding=_embedding(services.model.abilities.embedding, info.hidden_size),
+        scoring=_scoring(services.model.abilities.scoring),
         chat=template is not None,
         chat_template_variables=sorted(template.variables) if template is not None else [],
         tool_format=services.model.formats.tool_format,
@@ -107,6 +133,24 @@ async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
             for path, body in bodies_of(request.app.state.dialects).items()
         },
     )
+
+
+def _embedding(form: Embedding | None, size: int) -> EmbeddingCapability | None:
+    if form is None:
+        return None
+    return EmbeddingCapability(
+        trained=form.is_trained,
+        pooling=form.by,
+        normalized=form.normalizes,
+        size=size,
+        dimensions=list(form.dimensions) if form.shortens else None,
+        prompts=sorted(form.prompts),
+        default_prompt=form.default_prompt,
+    )
+
+
+def _scoring(form: Scoring | None) -> ScoringCapability | None:
+    return None if form is None else ScoringCapability(by=form.by, probability=form.is_probability)
 
 
 def bodies_of(dialects: Sequence[Dialect]) -> Mapping[str, type[RequestModel]]:

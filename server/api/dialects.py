@@ -6,8 +6,11 @@ from server.api import capabilities, models, probes
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
 from server.api.dialect import Dialect
+from server.api.embeddings import routes as embeddings
 from server.api.messages import routes as messages
 from server.api.openai.errors import error_response
+from server.api.rerank import routes as rerank
+from server.api.scores import routes as scores
 from server.api.tokens import routes as tokens
 from server.http.responses import ErrorWriter
 
@@ -15,6 +18,9 @@ DIALECTS: Sequence[Dialect] = (
     chat.DIALECT,
     completions.DIALECT,
     messages.DIALECT,
+    embeddings.DIALECT,
+    scores.DIALECT,
+    rerank.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
     capabilities.DIALECT,

@@ -8,6 +8,7 @@ from typing import TypeVar
 from fastapi import Request, Response
 
 from server.api.generation_api import Answering, GenerationApi, Taken, take_in
+from server.api.pooling_api import PoolingApi, take_in_pooling
 from server.api.services import Services
 from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
@@ -44,6 +45,20 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
         run.close()
     content = await asyncio.to_thread(answer.whole, choices)  # many logprobs take a while
     return json_response(content, as_headers(plan.notices))
+
+
+async def respond_with_numbers(api: PoolingApi, request: Request, services: Services) -> Response:
+    """The same for numbers made of texts in place of answers: they come when all of them are there."""
+    body = await read_body(request, services.settings.max_body_mib)
+    record = record_of(request)
+    taken: Taken = await services.intake.run(take_in_pooling, body, services.info(), api, record.client)
+    run = await _start(taken.plan, record, services)
+    try:
+        await unless_gone(request, collect(run))
+    finally:
+        run.close()
+    content = await asyncio.to_thread(api.answer, run, services.model, taken.options)
+    return json_response(content, as_headers(run.plan.notices))
 
 
 async def _start(plan: Plan, record: RequestRecord, services: Services) -> Run:

@@ -22,6 +22,7 @@ from model_runner.parent import die_with_parent
 from server.config import Settings
 from server.errors import InternalError
 from server.generation.planning.planner import Planner
+from server.generation.pooling.rules import PoolingRules
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
 
@@ -50,6 +51,10 @@ class IntakeContext:
     def planner(self) -> Planner:
         """For the plans of requests."""
         return Planner(self.tokenizer, self.model, self.info, self.settings)
+
+    def pooling(self) -> PoolingRules:
+        """For the plans of requests for numbers."""
+        return PoolingRules(self.planner(), self.tokenizer, self.model, self.info.hidden_size)
 
 
 class Intake:

@@ -28,7 +28,7 @@ from server.http.draining_server import BindError, DrainingServer, bind, configu
 from server.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
-    from server.generation.fingerprint import Fingerprint
+    from server.api.services import Services
 
 FAILURE_CHECK_S = 1.0
 
@@ -99,10 +99,10 @@ class _Life:
         engine = EngineProcess(engine_config(self._settings, self._checkpoints), _engine_limits(self._settings))
         await engine.start()
         try:
-            server, fingerprint = await asyncio.to_thread(self._build_server, engine)
+            server, services = await asyncio.to_thread(self._build_server, engine)
             http_ready = self._elapsed()
             self._announce("Listening", f"{self._address}, loading {self._folder.name}")
-            watch = asyncio.create_task(self._watch(engine, server, fingerprint, http_ready))
+            watch = asyncio.create_task(self._watch(engine, server, services, http_ready))
             await server.serve(sockets=[self._listener])
             watch.cancel()
             await asyncio.wait([watch])
@@ -111,7 +111,7 @@ class _Life:
         if not watch.cancelled() and (failure := watch.exception()):
             raise failure
 
-    def _build_server(self, engine: EngineClient) -> tuple[DrainingServer, "Fingerprint"]:
+    def _build_server(self, engine: EngineClient) -> tuple[DrainingServer, "Services"]:
         """Runs in a thread, so that the event loop goes on to start the engine."""
         from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
         from server.text.tokenizer import Tokenizer  # noqa: PLC0415
@@ -124,14 +124,14 @@ class _Life:
         except ValueError as error:
             raise StartError(str(error)) from None
         server = DrainingServer(configure(app, self._settings.client_timeout_s), engine, self._settings.drain_grace_s)
-        return server, app.state.services.fingerprint
+        return server, app.state.services
 
     async def _watch(
-        self, engine: EngineClient, server: DrainingServer, fingerprint: "Fingerprint", http_ready: float
+        self, engine: EngineClient, server: DrainingServer, services: "Services", http_ready: float
     ) -> None:
         """Announce the server when it is ready, and end it when it cannot go on."""
         try:
-            await self._announce_when_ready(engine, fingerprint, http_ready)
+            await self._announce_when_ready(engine, services, http_ready)
             while engine.state is not EngineState.FAILED:  # noqa: ASYNC110  (the engine's interface has no such event)
                 await asyncio.sleep(FAILURE_CHECK_S)
             raise StartError("the engine failed and could not be restarted; the log says why")
@@ -143,21 +143,24 @@ class _Life:
         finally:
             server.should_exit = True
 
-    async def _announce_when_ready(self, engine: EngineClient, fingerprint: "Fingerprint", http_ready: float) -> None:
+    async def _announce_when_ready(self, engine: EngineClient, services: "Services", http_ready: float) -> None:
         """Raises EngineUnavailableError, and OSError if a file of the model cannot be read, whichever is first."""
         engine_ready, files_hashed = await asyncio.gather(
-            self._time_of(engine.wait_ready()), self._time_of(fingerprint.wait_known())
+            self._time_of(engine.wait_ready()), self._time_of(services.fingerprint.wait_known())
         )
         await engine.wait_ready()  # it may have ended while files were hashed
         started_in = engine.info.started_in
-        self._announce_ready(engine, Milestones(self._model_found, http_ready, files_hashed, engine_ready, started_in))
+        self._announce_ready(
+            engine, services, Milestones(self._model_found, http_ready, files_hashed, engine_ready, started_in)
+        )
 
-    def _announce_ready(self, engine: EngineClient, milestones: Milestones) -> None:
+    def _announce_ready(self, engine: EngineClient, services: "Services", milestones: Milestones) -> None:
         info = engine.info
         tokens = info.num_blocks * info.block_size
         name = ", ".join(self._settings.served_model_name or (self._folder.name,))
         self._announce(f"Samewise {__version__}", f"{self._address}/v1")
         self._announce("Model", f"{name}, {info.dtype} on {info.device}")
+        self._announce("Abilities", str(services.model.abilities))
         self._announce(
             "Context",
             f"{info.max_model_len:,} tokens; KV cache of {tokens:,} tokens, "

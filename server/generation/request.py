@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from model_runner.pooling import Pooling
 from server.generation.constraints.constraint import Constraint
 from server.generation.notices import Notice
 from server.generation.settings import DecodingSettings
@@ -91,6 +92,8 @@ class GenerationRequest:
     """Alternatives to report for each prompt token."""
     reports_tokens: bool = False
     """Whether the answer names the tokens of the output; it does in any case with `logprobs`."""
+    pooling: Pooling | None = None
+    """Numbers that are asked for in place of answers; `max_tokens` is 0 then."""
     truncate_prompt: int | None = None
     """How many tokens at the end of each prompt are used; -1: as many as fit."""
     constraint: Constraint | None = None

@@ -32,6 +32,8 @@ class PromptRun:
         """Once the engine has taken it."""
         self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         """One for each prompt token but the first, once they are known."""
+        self.pooled = b""
+        """The numbers that were asked for in place of answers, as float32."""
         self.num_cached_tokens = 0
         self.num_unfinished = len(choices)
         self._early: list[RequestOutput] = []
@@ -43,6 +45,7 @@ class PromptRun:
         if output.choice == 0:
             self.prompt_logprobs = output.prompt_logprobs
             self.num_cached_tokens = output.num_cached_tokens
+            self.pooled = output.pooled
             early, self._early = self._early, []
             return (output, *early)
         if self.request.sampling.prompt_logprobs is None:
@@ -73,6 +76,7 @@ class Run:
         """Draft tokens that became part of the answer, and ..."""
         self.num_rejected = 0
         """... those that did not."""
+        self._num_submitted = 0
         self._engine = engine
         self._meter = meter
         self._loop = asyncio.get_running_loop()
@@ -95,15 +99,14 @@ class Run:
         )
 
     async def submit(self) -> None:
-        """Give all prompts to the engine; of many, others get a turn in between.
+        """Give all prompts to the engine, or as many as the plan gives it at a time; the others follow as these end.
 
         Raises ApiError if the engine does not take them; those that it has taken are aborted then.
         """
         try:
-            for prompt in self.prompts:
-                prompt.stream = self._engine.submit(prompt.request, self.wake)
-                self._meter.admitted(prompt.request)
-                if prompt.index % _AT_A_TIME == _AT_A_TIME - 1:
+            for prompt in self.prompts[: self.plan.at_a_time]:
+                self._submit(prompt)
+                if prompt.index % _AT_A_TIME == _AT_A_TIME - 1:  # others get a turn
                     await asyncio.sleep(0)
         except BaseException as error:
             self.close()
@@ -111,6 +114,11 @@ class Run:
             if known is None:
                 raise
             raise known from error
+
+    def _submit(self, prompt: PromptRun) -> None:
+        prompt.stream = self._engine.submit(prompt.request, self.wake)
+        self._meter.admitted(prompt.request)
+        self._num_submitted += 1
 
     async def wait(self) -> bool:
         """Return when there may be something to take: True, or False when every choice has ended."""
@@ -199,6 +207,8 @@ class Run:
         prompt.num_unfinished -= 1
         if not prompt.num_unfinished:
             self._running.remove(prompt)
+            if self._num_submitted < len(self.prompts):
+                self._submit(self.prompts[self._num_submitted])
             self._meter.prompt_end(sum(choice.num_tokens for choice in prompt.choices))
         if not self._running:
             self._deadline.cancel()

@@ -1,12 +1,15 @@
 """The model that the server speaks for: its name and its defaults."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.errors import unknown_model
 from server.generation.generation_config import GenerationDefaults, load_defaults
 from server.generation.planning.reading import ModelFormats
+from server.generation.pooling.abilities import Abilities
+from server.generation.pooling.model_files import read_abilities
 from server.text.tokenizer import Tokenizer
 
 
@@ -21,6 +24,7 @@ class ServedModel:
     """Of its output."""
     aux_model: str | None = None
     """Name of the auxiliary model."""
+    abilities: Abilities = field(default_factory=Abilities)
     aliases: tuple[str, ...] = ()
     """Further names by which requests may call it."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -34,11 +38,13 @@ class ServedModel:
         *names: str,
         formats: ModelFormats | None = None,
         aux_model: str | None = None,
+        score_tokens: Sequence[str] = (),
     ) -> "ServedModel":
         """Raises OSError or ValueError if a file is not what it should be."""
         name, *aliases = names
         formats = formats or ModelFormats.of(tokenizer.chat_template)
-        return cls(name, load_defaults(folder, tokenizer), formats, aux_model, tuple(aliases))
+        abilities = read_abilities(folder, tokenizer, score_tokens)
+        return cls(name, load_defaults(folder, tokenizer), formats, aux_model, abilities, tuple(aliases))
 
     @property
     def names(self) -> tuple[str, ...]:

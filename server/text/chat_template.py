@@ -1,6 +1,7 @@
 """Chat templates: Jinja programs that come with a model and turn messages into the text of a prompt."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -40,6 +41,8 @@ class ChatTemplate:
         """What a request may set."""
         self.knows_tools = "tools" in variables
         """Whether it tells the model of tools."""
+        self.knows_pairs = all(re.search(rf"""['"]{role}['"]""", source) for role in ("query", "document"))
+        """Whether it is for a query and a document, as messages of these roles."""
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source

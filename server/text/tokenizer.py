@@ -62,6 +62,10 @@ class Tokenizer:
             return self._model.encode(text, add_special_tokens=add_special_tokens).ids
         return self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Two texts as the tokenizer joins them, with what it puts before, between and behind."""
+        return self._model.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
+
     @property
     def is_byte_level(self) -> bool:
         """Whether a text is the bytes of its tokens (`token_bytes`) one after the other."""

@@ -84,6 +84,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "aux_model": ("some/amateur", "some/amateur"),
     "tool_parser": ("hermes", "hermes"),
     "reasoning_parser": ("think", "think"),
+    "score_tokens": ("no,yes", ("no", "yes")),
     "strict": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "cors_origins": ("https://a.example", ("https://a.example",)),

@@ -39,6 +39,7 @@ class Answer:
     sampler_states: list[float | None] = field(default_factory=list)
     """One for each output."""
     error: Failure | None = None
+    pooled: bytes = b""
 
 
 @dataclass
@@ -104,6 +105,7 @@ class Harness:
                 answer.num_rejected += output.num_rejected
                 answer.sampler_states.append(output.sampler_state)
                 answer.error = output.error
+                answer.pooled += output.pooled
                 assert may_fail or output.error is None, output.error
                 if output.finish_reason is not None:
                     answer.finish_reason = output.finish_reason

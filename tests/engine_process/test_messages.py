@@ -19,11 +19,11 @@ from model_runner.contract import (
     Mirostat,
     SamplingParams,
     Speculation,
-    SpeculationStats,
     TokenLogprobs,
     Xtc,
 )
-from model_runner.info import RunnerInfo
+from model_runner.info import RunnerInfo, SpeculationStats
+from model_runner.pooling import Pooling
 from scheduler.interface import (
     BeamScore,
     BeamSearch,
@@ -70,7 +70,7 @@ REQUEST = EngineRequest(
     "é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8), 0.1 + 0.2)), -5, "salt", SPECULATION
 )
 OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, Failure("why", True))
-SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25)
+SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25, pooled=bytes(range(256)))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,7 @@ SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25)
         Submit(REQUEST),
         Submit(replace(REQUEST, sampling=SamplingParams(contrastive=Contrastive(0.2, 1.0, 1.0, 0.5)))),
         Submit(replace(REQUEST, sampling=SamplingParams(dola=DoLa("high")))),
+        Submit(replace(REQUEST, sampling=SamplingParams(pooling=Pooling("mean", 8, True, (1, 2))))),
         Submit(replace(REQUEST, sampling=SamplingParams(dola=DoLa((0, 2), 0.3)))),
         Submit(replace(REQUEST, sampling=SamplingParams(guidance=1.5), guide=(4, 5))),
         Submit(replace(REQUEST, beam_search=BeamSearch(4, 0.5, "never", 2, 0.25, ("é", "\n"), False))),

@@ -1,6 +1,7 @@
 """An EngineClient without a model: its tokens follow a script, its delays and failures are set by the test."""
 
 import asyncio
+import struct
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -44,6 +45,16 @@ def make_logprobs(token: int, position: int, count: int, vocab_size: int) -> Tok
     return TokenLogprobs(token, logprob_of(token, position) - 10, count + 1, top)
 
 
+def make_numbers(request: EngineRequest, hidden_size: int) -> bytes:
+    """Numbers in place of tokens, which depend on the prompt."""
+    pooling = request.sampling.pooling
+    if pooling is None:
+        return b""
+    sizes = {"logits": len(pooling.tokens), "classes": 1}
+    size = sizes.get(pooling.by, pooling.dimensions or hidden_size)
+    return struct.pack(f"<{size}f", *(noise(*request.prompt, place) % 1000 / 250 - 2 for place in range(size)))
+
+
 @dataclass
 class FakeEngine:
     """Fields may be changed while it runs."""
@@ -61,6 +72,7 @@ class FakeEngine:
             dtype="fake",
             kv_dtype="fake",
             kernels="fake",
+            hidden_size=16,
             speculation_methods=("auto", "ngram", "prediction", "suffix"),
             num_early_exits=4,
         )
@@ -175,6 +187,7 @@ class FakeEngine:
             num_cached_tokens=self.num_cached if position == 0 else 0,
             finish_reason=FinishReason.STOP if stop is not None else FinishReason.LENGTH if at_end else None,
             stop_token_id=None if stop is None else new[-1],
+            pooled=make_numbers(request, self.info_.hidden_size),
             num_accepted=accepted if self.counts_drafts else 0,
             num_rejected=self.tokens_per_step - accepted if self.counts_drafts else 0,
         )

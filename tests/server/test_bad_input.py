@@ -281,7 +281,7 @@ async def test_restarting_engine_still_takes_requests(client: httpx.AsyncClient,
     ("method", "path", "status"),
     [
         ("GET", "/nowhere", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/images/generations", 404),
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/v1/models/tiny", 405),

@@ -94,9 +94,10 @@ def _join(path: str, name: str) -> str:
 def _left_out_of(value: object, path: str) -> Iterator[Notice]:
     if isinstance(value, RequestModel):
         yield from value.left_out(path)
-    elif isinstance(value, list) and value and isinstance(value[0], RequestModel):
+    elif isinstance(value, list) and not (value and isinstance(value[0], int)):  # tokens are many
         for index, item in enumerate(value):
-            yield from item.left_out(f"{path}[{index}]")
+            if isinstance(item, RequestModel):
+                yield from item.left_out(f"{path}[{index}]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class Plan:
     """As the client gave it, or drawn; prompt i was given seed + i if it was drawn, so that they differ."""
     seed_drawn: bool
     stream: bool = False
+    at_a_time: int | None = None
+    """The most requests of it that the engine has at a time; None: all, or none if there is no room for all."""
     notices: Sequence[Notice] = ()
     """What was left out or changed."""
 

@@ -68,7 +68,9 @@ class Planner:
         """
         self._model.check_name(request.model)
         notices = list(request.notices)
-        self._limits.check_queue(request)
+        if request.pooling is None:
+            self._model.abilities.check_generates(request.model)
+            self._limits.check_queue(request)
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
         form = self._form(request, encoded[0].text, notices)
@@ -91,6 +93,7 @@ class Planner:
             seed=seed,
             seed_drawn=seed_drawn,
             stream=request.stream,
+            at_a_time=None if request.pooling is None else self._info.max_num_seqs,
             notices=to_report(notices, strict=self._settings.strict),
         )
 
@@ -104,7 +107,7 @@ class Planner:
         assert not isinstance(prompt, TokenPrompt), "whoever has tokens can count them"
         notices = list(request.notices)
         text = self._text(prompt, request, notices)
-        tokens = self._encode(text, request.path("prompt"), prompt, is_cut=True)
+        tokens = self.encode(text, request.path("prompt"), prompt, is_cut=True)
         return len(tokens), to_report(notices, strict=self._settings.strict)
 
     def _of_all_prompts(
@@ -139,7 +142,7 @@ class Planner:
             return _Encoded(prompt.tokens)
         text = self._text(prompt, request, notices)
         is_cut = request.truncate_prompt is not None
-        return _Encoded(self._encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
+        return _Encoded(self.encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
 
     def _text(self, prompt: TextPrompt | Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
         """The text of a prompt; adds what was left out of it to `notices`, by the names of the request's API."""
@@ -154,28 +157,26 @@ class Planner:
             return None
         opposed = request.prompts[0].opposed(guidance.negative_prompt)
         text, _ = read_prompt(self._tokenizer, opposed)
-        return self._encode(text, NEGATIVE_PROMPT, opposed)
+        return self.encode(text, NEGATIVE_PROMPT, opposed)
 
     def _prediction(self, request: GenerationRequest) -> Sequence[int] | None:
         """The tokens of the predicted output, which may be as long as an answer."""
         if request.prediction is None:
             return None
-        path = request.path("prediction")
-        tokens = self._encode(request.prediction, path)
-        if len(tokens) > self._limits.capacity():
-            raise self._limits.too_long(len(tokens), path)
-        return tokens
+        return self.encode(request.prediction, request.path("prediction"))
 
-    def _encode(self, text: str, path: str, prompt: Prompt | None = None, *, is_cut: bool = False) -> list[int]:
+    def encode(self, text: str, path: str, prompt: Prompt | None = None, *, is_cut: bool = False) -> list[int]:
         """The tokens of the text of a prompt, or of another one, of which the end alone may be used.
 
-        Refuses one that is far too long before anybody spends time on it, and one whose spelling has a token that the
-        tokenizer knows and the model does not.
+        Refuses one that is too long, if it is far too long before anybody spends time on it, and one whose spelling has
+        a token that the tokenizer knows and the model does not.
         """
         at_least = self._tokenizer.fewest_tokens(text)
         if not is_cut and at_least > self._limits.capacity():
             raise self._limits.too_long(at_least, path, at_least=True)
         tokens = encode(self._tokenizer, text, prompt)
+        if not is_cut and len(tokens) > self._limits.capacity():
+            raise self._limits.too_long(len(tokens), path)
         strange = next((token for token in tokens if token >= self._info.vocab_size), None)
         if strange is not None:
             name = self._tokenizer.token_text(strange)
@@ -185,6 +186,8 @@ class Planner:
 
     def _sampling(self, request: GenerationRequest) -> SamplingParams:
         """All but the seed, which differs between prompts."""
+        if request.pooling is not None:
+            return SamplingParams(pooling=request.pooling)
         decoding = request.decoding
         return replace(
             self._rules.params(decoding),
@@ -246,7 +249,7 @@ class Planner:
 
     def _speculation(self, request: GenerationRequest, prediction: Sequence[int] | None) -> Speculation | None:
         """How to guess ahead; not where all of a step's rows have their use already, whatever the server's default."""
-        if request.decoding.penalty_alpha or request.decoding.beam_search is not None:
+        if request.pooling or request.decoding.penalty_alpha or request.decoding.beam_search is not None:
             return None
         return self.speculation.choose(request.decoding.speculation, prediction)
 

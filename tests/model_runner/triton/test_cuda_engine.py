@@ -13,6 +13,7 @@ from model_runner.contract import (
     Speculation,
     StepPlan,
 )
+from model_runner.pooling import Pooling
 from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.sampler import NOT_FINITE, Sampler
 from scheduler.interface import ChoiceState, EngineRequest
@@ -99,6 +100,18 @@ def test_in_chunks_preempted_and_from_the_prefix_cache(harness: CudaHarness, alo
     )
     assert max(answer.num_cached for answer in again.values()) == BLOCK
     assert same({(name.removeprefix("again "), choice): a for (name, choice), a in again.items()}, alone)
+
+
+def test_numbers_in_place_of_tokens(harness: CudaHarness, alone: Answers) -> None:
+    """The step that needs hidden states runs beside those of graphs, and the others' tokens do not change."""
+    ways = (Pooling("logits", tokens=(3, 5)), Pooling("mean"))
+    asking = [EngineRequest(way.by, PREFIX[:9], SamplingParams(pooling=way), 0) for way in ways]
+    engine = harness.engine(prefix_caching=False)
+    expected = alone | harness.run(engine, asking[:1]) | harness.run(engine, asking[1:])
+    answers = harness.run(harness.engine(chunk=7), [replace(REQUESTS[1], max_tokens=3), *asking])
+    assert all(answers[way.by, 0].pooled == expected[way.by, 0].pooled for way in ways)
+    assert [len(answers[way.by, 0].pooled) for way in ways] == [8, 4 * 32]
+    assert answers["drawn", 0].tokens == alone["drawn", 0].tokens[:3]
 
 
 @pytest.mark.parametrize("method", ["knowing", "lookahead", "early_exit"])

@@ -1,0 +1,111 @@
+"""From a step's hidden states and logits to the numbers that some choices ask for in place of tokens.
+
+They depend on nothing but the choice's tokens. Rows of hidden states do; a mean adds them as integers, whose sum is
+exact in any order, and so does not depend on the steps in which they come; all else is done for each choice alone, in
+float64 and in one order.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runner.batch import IntArray, PooledRows
+from model_runner.contract import Failure, SamplingParams
+from model_runner.models.classification import ClassificationHead, FloatArray
+from model_runner.models.features import LAST, Feature
+from model_runner.pooling import Pooling
+from model_runner.scoring.transform import RawStep
+from model_runner.speculative.verify import Verdict
+from model_runner.state import Choice
+
+_FIXED_POINT = 2.0**28
+"""Integers for one: hidden states are rounded to this when they are added."""
+_LARGEST = 2.0**17
+"""A hidden state is counted as no larger, so that the sum of 2**17 tokens stays below 2**63."""
+_ROWS = 256
+"""Hidden states that are turned into integers at a time, to bound the memory."""
+_SHORTEST = 1e-12
+"""A vector that is shorter is divided by this, as torch's `normalize` does."""
+NOT_FINITE = Failure("the model's hidden states are not finite")
+
+
+class Pooler:
+    """Makes the numbers of all choices of a step that ask for them and whose last token it computes."""
+
+    def __init__(self, head: ClassificationHead | None = None) -> None:
+        self._head = head
+
+    def needs(self, sampling: Sequence[SamplingParams]) -> frozenset[Feature]:
+        """The hidden states that a step with these choices has to keep."""
+        asked = {params.pooling.by for params in sampling if params.pooling is not None}
+        return frozenset({LAST}) if asked - {"logits"} else frozenset()
+
+    @torch.inference_mode()
+    def __call__(self, step: RawStep, choices: Sequence[Choice]) -> dict[int, Verdict]:
+        """For each choice that is done, by its index in the batch, its numbers or why there are none.
+
+        Adds to the sums of the choices that ask for a mean, unless an error is raised.
+        """
+        sums = {rows.choice: _sum(step.features[LAST][rows.tokens]) for rows in step.batch.pooled if _is_mean(rows)}
+        found = {rows.choice: self._vector(step, rows) for rows in step.batch.pooled if not _is_mean(rows)}
+        for rows in step.batch.pooled:
+            if _is_mean(rows):
+                found[rows.choice] = _mean(choices[rows.choice], rows, sums[rows.choice])
+        return {rows.choice: _verdict(found[rows.choice], rows.pooling) for rows in step.batch.pooled if rows.is_last}
+
+    def _vector(self, step: RawStep, rows: PooledRows) -> FloatArray:
+        """All numbers that are made of the last token alone; none before it is computed."""
+        if not rows.is_last:
+            return np.zeros(0)
+        if rows.row is not None:
+            tokens = torch.tensor(rows.pooling.tokens, device=step.logits.device)
+            return _to_host(step.logits[rows.row].index_select(0, tokens))
+        hidden = _to_host(step.features[LAST][rows.tokens][-1])
+        if rows.pooling.by == "classes":
+            assert self._head is not None, "the model has a classification head"
+            return self._head(hidden)
+        return hidden
+
+
+def _is_mean(rows: PooledRows) -> bool:
+    return rows.pooling.by == "mean"
+
+
+def _sum(hidden: Tensor) -> IntArray | None:
+    """[hidden] of the rows [n, hidden], in fixed point; None if they are no numbers."""
+    total = torch.zeros(hidden.shape[1], dtype=torch.int64, device=hidden.device)
+    for start in range(0, len(hidden), _ROWS):
+        part = hidden[start : start + _ROWS].double()
+        if not part.isfinite().all():
+            return None
+        total += (part.clamp(-_LARGEST, _LARGEST) * _FIXED_POINT).round().long().sum(0)
+    array: IntArray = total.cpu().numpy()
+    return array
+
+
+def _mean(choice: Choice, rows: PooledRows, added: IntArray | None) -> FloatArray:
+    """The mean over all tokens so far, which the choice keeps the sum of."""
+    if added is None:
+        choice.hidden_sum = None
+        return np.full(1, np.nan)
+    known = choice.hidden_sum if choice.num_computed else np.zeros_like(added)
+    if known is None:  # an earlier part was not finite
+        return np.full(1, np.nan)
+    choice.hidden_sum = known + added
+    return choice.hidden_sum / (_FIXED_POINT * rows.num_tokens)
+
+
+def _verdict(vector: FloatArray, pooling: Pooling) -> Verdict:
+    kept = vector[: pooling.dimensions]
+    if not np.isfinite(kept).all():
+        return Verdict(error=NOT_FINITE)
+    if pooling.normalizes:
+        kept = kept / max(float(np.sqrt(np.square(kept).cumsum()[-1])), _SHORTEST)
+    return Verdict(pooled=kept.astype("<f4").tobytes())
+
+
+def _to_host(values: Tensor) -> FloatArray:
+    array: FloatArray = values.double().cpu().numpy()
+    return array

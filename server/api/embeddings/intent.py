@@ -1,0 +1,24 @@
+"""What the body of a request for embeddings asks for."""
+
+from server.api.embeddings.schema import EmbeddingRequest
+from server.api.fields.pooling import pooling_fields
+from server.generation.pooling.request import Embed, PoolingRequest
+from server.generation.request import TextPrompt, TokenPrompt
+
+
+def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
+    """The body's fields as a request."""
+    inputs = tuple(_input(body, index, one) for index, one in enumerate(body.inputs))
+    return PoolingRequest(
+        **pooling_fields(body),
+        model=body.model,
+        asks=Embed(inputs, body.dimensions, body.prompt_name, body.truncate_prompt_tokens),
+        id_prefix="embd",
+        paths={"prompt": "input"},
+    )
+
+
+def _input(body: EmbeddingRequest, index: int, one: str | list[int]) -> TextPrompt | TokenPrompt:
+    if isinstance(one, str):
+        return TextPrompt(one)
+    return TokenPrompt(tuple(one), "input" if body.input is one else f"input[{index}]")

@@ -1,0 +1,37 @@
+"""The fields of every API that answers with numbers made of texts."""
+
+from typing import Any
+
+from pydantic import Field
+
+from server.api.fields.rules import RequestModel, no_effect
+
+
+class PoolingFields(RequestModel):
+    """Who asks, and when it is computed."""
+
+    user: str | None = no_effect("Your own id of the end user.")
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="Lower runs first. Needs the server's policy to be `priority`."
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
+    )
+
+
+class ScoringFields(PoolingFields):
+    """How pairs of texts are scored."""
+
+    model: str | None = Field(None, description="The served model when left out.")
+    instruction: str | None = Field(
+        None, min_length=1, description="What is asked of a document, for models that are told; by default their own."
+    )
+
+
+def pooling_fields(body: PoolingFields) -> dict[str, Any]:
+    """What of a PoolingRequest these say."""
+    return {
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt or "",
+        "notices": tuple(body.left_out()),
+    }

@@ -1,0 +1,32 @@
+"""What an API that answers with numbers made of texts has to say for itself: as generation_api.py, without a stream."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from server.api.fields.rules import RequestModel
+from server.api.generation_api import Taken
+from server.api.intake import IntakeContext
+from server.generation.pooling.request import PoolingRequest
+from server.generation.run import Run
+from server.generation.served_model import ServedModel
+from server.http.json_body import validated
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingApi:
+    """Consists of names that can be imported, so that another process can be told of it."""
+
+    schema: type[RequestModel]
+    intent: Callable[[Any], PoolingRequest]
+    """What a body that has the schema asks for."""
+    answer: Callable[[Run, ServedModel, Any], bytes]
+    """The body of the answer, when all prompts have their numbers; gets what `options` said. Runs in a thread."""
+    options: Callable[[Any], Any]
+    """What the answer has to know of the body."""
+
+
+def take_in_pooling(context: IntakeContext, body: bytes, api: PoolingApi, client: str) -> Taken:
+    """The plan for the body of a request from this client. Raises ApiError."""
+    asked = validated(api.schema, body)
+    return Taken(context.pooling().plan(api.intent(asked), client), api.options(asked))

@@ -1,0 +1,73 @@
+"""The request of POST /v1/rerank, and its answer."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Discriminator, Field, Tag
+
+from server.api.fields.pooling import ScoringFields
+from server.api.fields.rules import Refused, RequestModel, refused
+from server.api.openai.numbers import PromptUsage
+from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
+
+MAX_DOCUMENTS = 2048
+
+
+class DocumentObject(RequestModel):
+    """A document."""
+
+    text: str = Field(description="Its text.")
+
+
+Document = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[DocumentObject, Tag("<object>")],
+    Discriminator(lambda value: "<string>" if isinstance(value, str) else "<object>"),
+]
+
+
+class RerankRequest(ScoringFields):
+    """The fields of Jina and Cohere."""
+
+    query: str = Field(description="What the documents are to answer.")
+    documents: Annotated[
+        list[Document],
+        Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True, description="Texts, or objects with one."),
+    ]
+    top_n: int | None = Field(None, ge=1, description="How many of the best are returned; by default all.")
+    return_documents: bool | None = Field(None, description="Whether results have the documents; on by default.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="So many tokens at the beginning of each document are used; by default all."
+    )
+    max_chunks_per_doc: Refused = refused("Parts of a document that are scored by themselves.")
+    rank_fields: Refused = refused("Which fields of documents count, where these have several.")
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Of the documents."""
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+class RankedDocument(ResponseModel):
+    """A document as it was given."""
+
+    text: str = Field(description="Its text.")
+
+
+class RerankResult(ResponseModel):
+    """Where a document stands."""
+
+    index: int = Field(description="Which of the request's documents.")
+    relevance_score: float = Field(
+        description="The higher, the better; from 0 to 1 unless the model's configuration says else."
+    )
+    document: RankedDocument | None = Field(None, description="Unless `return_documents` is off.")
+
+
+class Reranked(ResponseModel):
+    """Answer of POST /v1/rerank."""
+
+    id: str = Field(description="Of the answer.")
+    model: str = Field(description="As the request named it.")
+    results: list[RerankResult] = Field(description="The best first; of equally good ones, that with the lower index.")
+    usage: PromptUsage
+    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)

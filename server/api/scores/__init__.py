@@ -1,0 +1,1 @@
+"""POST /v1/score: how well documents answer queries, in vLLM's form."""

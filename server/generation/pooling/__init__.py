@@ -1,0 +1,1 @@
+"""Embeddings and scores: numbers that the engine makes of prompts, in place of answers."""

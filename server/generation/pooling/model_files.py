@@ -1,0 +1,181 @@
+"""A model's abilities, from its configuration and from the files that sentence-transformers keeps beside it."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from server.generation.pooling.abilities import Abilities, Embedding, Scoring
+from server.text.tokenizer import Tokenizer, read_json
+
+_FLAGS: Mapping[str, str] = {
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+"""The switches of older files, and how newer ones name the same."""
+_WAYS: Mapping[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean": "mean"}
+_CLASSIFIES = "ForSequenceClassification"
+
+
+class _UnsupportedError(Exception):
+    """The files ask for something that is not supported; the message says for what."""
+
+
+def read_abilities(folder: Path, tokenizer: Tokenizer, score_tokens: Sequence[str] = ()) -> Abilities:
+    """Those of the model in a folder.
+
+    Raises OSError or ValueError if a file is not what it should be, or a token of a score does not exist.
+
+    Args:
+        folder: of the model.
+        tokenizer: the model's.
+        score_tokens: the setting of this name.
+    """
+    files = _Files(folder)
+    abilities = Abilities(files.generates)
+    try:
+        abilities = replace(abilities, embedding=_embedding(files))
+    except _UnsupportedError as error:
+        abilities = replace(abilities, no_embedding=str(error))
+    try:
+        scoring = _scoring(files, tokenizer, score_tokens)
+        if scoring is not None and scoring.by == "logits" and tokenizer.chat_template is None:
+            raise _UnsupportedError("It scores by tokens, and has no chat template to be asked by.")
+        return replace(abilities, scoring=scoring)
+    except _UnsupportedError as error:
+        return replace(abilities, no_scoring=str(error))
+
+
+class _Files:
+    """What they say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = read_json(folder / "config.json")
+        self.sentences = read_json(folder / "config_sentence_transformers.json")
+        self.transformer = read_json(folder / "sentence_bert_config.json")
+        self.modules = _read_modules(folder / "modules.json")
+        self.architecture = str((self.config.get("architectures") or ["ForCausalLM"])[0])
+
+    @property
+    def classifies(self) -> bool:
+        return self.architecture.endswith(_CLASSIFIES)
+
+    @property
+    def generates(self) -> bool:
+        """A class with another head, or with none, was saved without that of a language model."""
+        is_bare = self.architecture.endswith("Model") and not self.architecture.endswith("LMHeadModel")
+        return not self.classifies and not is_bare and not (self.modules and self._lacks_head)
+
+    @property
+    def _lacks_head(self) -> bool:
+        """Models for embeddings may be named after a class with a head of which they have no weights."""
+        names = _weight_names(self.folder)
+        is_tied = self.config.get("tie_word_embeddings", True)
+        return bool(names) and not is_tied and not any("lm_head" in name for name in names)
+
+    def of_module(self, kind: str) -> dict[str, Any] | None:
+        """The configuration of a module; None if there is no such module."""
+        path = self.modules.get(kind)
+        return None if path is None else read_json(self.folder / path / "config.json")
+
+
+def _weight_names(folder: Path) -> Collection[str]:
+    """Of the checkpoint; none if it has another form than safetensors."""
+    if index := read_json(folder / "model.safetensors.index.json"):
+        return list(index.get("weight_map", {}))
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return list(json.loads(file.read(size)))
+
+
+def _read_modules(path: Path) -> Mapping[str, str]:
+    """The folders of sentence-transformers' modules, by their kinds."""
+    if not path.is_file():
+        return {}
+    modules = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
+    except (TypeError, KeyError):
+        raise ValueError(f"{path} is no list of modules.") from None
+
+
+def _embedding(files: _Files) -> Embedding:
+    if files.classifies or "LogitScore" in files.modules:
+        raise _UnsupportedError("It scores pairs of texts.")
+    sizes = files.config.get("matryoshka_dimensions") or ()
+    shortens = bool(sizes) or bool(files.config.get("is_matryoshka"))
+    if not files.modules:
+        return Embedding(is_trained=not files.generates, shortens=shortens, dimensions=tuple(sizes))
+    if unknown := files.modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+        raise _UnsupportedError(f"Its modules.json names {', '.join(sorted(unknown))}, which is not supported.")
+    if files.transformer.get("do_lower_case"):
+        raise _UnsupportedError("Its sentence_bert_config.json has do_lower_case, which is not supported.")
+    return Embedding(
+        by=_way(files.of_module("Pooling") or {}),
+        normalizes="Normalize" in files.modules,
+        is_trained=True,
+        prompts={name: str(text) for name, text in (files.sentences.get("prompts") or {}).items()},
+        default_prompt=files.sentences.get("default_prompt_name"),
+        shortens=shortens,
+        dimensions=tuple(sizes),
+    )
+
+
+def _way(pooling: Mapping[str, Any]) -> Literal["last", "mean"]:
+    named = pooling.get("pooling_mode")
+    names = [named] if isinstance(named, str) else [name for flag, name in _FLAGS.items() if pooling.get(flag)]
+    if len(names) != 1 or names[0] not in _WAYS:
+        raise _UnsupportedError(f"Its way of pooling, {' and '.join(names) or 'none'}, is not supported.")
+    if names == ["mean"] and pooling.get("include_prompt") is False:
+        raise _UnsupportedError("Its pooling leaves out the prompt, which is not supported.")
+    return _WAYS[names[0]]
+
+
+def _scoring(files: _Files, tokenizer: Tokenizer, score_tokens: Sequence[str]) -> Scoring | None:
+    prompts, default = files.sentences.get("prompts") or {}, files.sentences.get("default_prompt_name")
+    template = (files.transformer.get("processing_kwargs") or {}).get("chat_template") or {}
+    instruction, opens_turn = prompts.get(default), bool(template.get("add_generation_prompt"))
+    named = list(score_tokens) or files.config.get("classifier_from_token") or []
+    if named:
+        tokens = _token_ids(tokenizer, named)
+        return Scoring("logits", tokens, instruction=instruction, opens_turn=opens_turn)
+    if (module := files.of_module("LogitScore")) is not None:
+        ids = (module.get("true_token_id"), module.get("false_token_id"))
+        tokens = tuple(int(token) for token in ids if token is not None)
+        return Scoring("logits", tokens, _is_probability(files), instruction, opens_turn)
+    if not files.classifies:
+        return None
+    num_classes = files.config.get("num_labels") or len(files.config.get("id2label") or range(2))
+    if num_classes != 1:
+        raise _UnsupportedError(f"Its classification head has {num_classes} classes, and a score needs one with 1.")
+    return Scoring("classes", (), _is_probability(files), instruction, opens_turn)
+
+
+def _token_ids(tokenizer: Tokenizer, named: Sequence[str]) -> tuple[int, ...]:
+    """Of the words for no and yes, or of the one for yes: yes first."""
+    ids = []
+    for word in reversed(named):
+        tokens = tokenizer.encode(str(word), add_special_tokens=False)
+        if len(tokens) != 1 or len(named) > 2:
+            raise ValueError(
+                f"score_tokens: {word!r} is {len(tokens)} tokens of the model; one or two words are needed."
+            )
+        ids.append(tokens[0])
+    return tuple(ids)
+
+
+def _is_probability(files: _Files) -> bool:
+    """A sigmoid is the default where there is one number, as in sentence-transformers."""
+    said = files.sentences.get("activation_fn") or (files.config.get("sentence_transformers") or {}).get(
+        "activation_fn"
+    )
+    return not str(said or "").endswith("Identity")

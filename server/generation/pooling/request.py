@@ -1,0 +1,57 @@
+"""What is asked for in place of an answer, whichever API it came through."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from server.generation.notices import Notice
+from server.generation.request import TextPrompt, TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """A vector of each of these."""
+
+    inputs: Sequence[TextPrompt | TokenPrompt]
+    dimensions: int | None = None
+    """Its length, where that is not the model's."""
+    prompt_name: str | None = None
+    """Of what goes before each text."""
+    truncate: int | None = None
+    """How many tokens at the end of each input are used; -1: as many as fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A query and what may answer it."""
+
+    query: str
+    document: str
+    path: str
+    """Of the document, in the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well the document of each pair answers its query."""
+
+    pairs: Sequence[Pair]
+    instruction: str | None = None
+    """What is asked of a document."""
+    max_document_tokens: int | None = None
+    """So many at the beginning of each document are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingRequest:
+    """Numbers are asked for."""
+
+    model: str | None
+    """As the client named it; None for the served one."""
+    asks: Embed | Score
+    id_prefix: str
+    priority: int = 0
+    cache_salt: str = ""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """How the API calls what errors may name, where it is not by the name here."""
+    notices: Sequence[Notice] = ()
+    """Of what the API has left out already."""

@@ -1,0 +1,216 @@
+"""POST /v1/embeddings, in memory and through the official client."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from openai import BadRequestError, OpenAI
+from safetensors.numpy import save_file
+
+from model_runner.pooling import Pooling
+from server.generation.pooling.model_files import read_abilities
+from server.text.tokenizer import Tokenizer
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import client_of, completion, error_of, refused, requested
+from tests.server.tiny_model import write_folder
+
+PATH = "/v1/embeddings"
+TRAINED = {
+    "modules.json": [
+        {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ],
+    "1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False},
+    "config_sentence_transformers.json": {
+        "prompts": {"query": "Q: ", "document": ""},
+        "default_prompt_name": "document",
+    },
+    "config.json": {"architectures": ["LlamaForCausalLM"], "matryoshka_dimensions": [4, 8]},
+}
+NORMALIZE = {"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "input": "hi", **fields}
+
+
+def folder_with(path: Path, files: dict[str, Any]) -> Path:
+    write_folder(path)
+    for name, content in files.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+async def trained(make_app: Callable[..., FastAPI], tmp_path: Path):
+    async with client_of(make_app(folder_with(tmp_path / "model", TRAINED))) as client:
+        yield client
+
+
+@pytest.mark.parametrize("given", ["hi", ["hi", "ho"], [7, 8, 9], [[7, 8], [9]]])
+def test_the_official_client_gets_the_same_in_both_formats(openai_client: OpenAI, engine: FakeEngine, given: Any):
+    answers = [
+        openai_client.embeddings.create(model="tiny", input=given, **({"encoding_format": form} if form else {}))
+        for form in ("float", None)  # without a format it asks for base64, and decodes that
+    ]
+    assert answers[0] == answers[1]
+    count = len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
+    assert [one.index for one in answers[0].data] == list(range(count))
+    assert {len(one.embedding) for one in answers[0].data} == {16}
+    num_tokens = sum(len(request.prompt) for request in engine.requests) // 2
+    assert answers[0].usage.prompt_tokens == answers[0].usage.total_tokens == num_tokens > 0
+
+
+async def test_a_model_that_was_not_trained_gives_its_last_state(client: httpx.AsyncClient, engine: FakeEngine):
+    request = await requested(client, engine, PATH, asked(user="me", cache_salt="s"))
+    assert (request.prompt, request.max_tokens, request.cache_salt) == (tuple(b"hi"), 0, "s")
+    assert request.speculation is None
+    assert request.sampling.pooling == Pooling("last", normalizes=True)
+    capabilities = (await client.get("/v1/capabilities")).json()
+    assert capabilities["embedding"]["trained"] is False
+    assert (capabilities["generates"], capabilities["scoring"]) == (True, None)
+
+
+async def test_a_model_is_used_as_its_configuration_says(trained: httpx.AsyncClient, engine: FakeEngine):
+    assert (await requested(trained, engine, PATH, asked())).sampling.pooling == Pooling("mean")
+    query = await requested(trained, engine, PATH, asked(prompt_name="query", dimensions=8))
+    assert query.prompt == tuple(b"Q: hi")
+    assert query.sampling.pooling == Pooling("mean", dimensions=8)
+    assert (await requested(trained, engine, PATH, asked(dimensions=16))).sampling.pooling == Pooling("mean")
+    assert (await trained.get("/v1/capabilities")).json()["embedding"] == {
+        "trained": True,
+        "pooling": "mean",
+        "normalized": False,
+        "size": 16,
+        "dimensions": [4, 8],
+        "prompts": ["document", "query"],
+        "default_prompt": "document",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"input": ""}, "input", "string_below_min_length"),
+        ({"input": []}, "input", "empty_array"),
+        ({"input": ["a"] * 2049}, "input", "array_above_max_length"),
+        ({"input": [[1], [400]]}, "input[1][0]", "integer_above_max_value"),
+        ({"input": "x" * 300}, "input", "context_length_exceeded"),
+        ({"encoding_format": "hex"}, "encoding_format", "invalid_value"),
+        ({"dimensions": 0}, "dimensions", "integer_below_min_value"),
+        ({"dimensions": 8}, "dimensions", "unsupported_parameter"),
+        ({"prompt_name": "query"}, "prompt_name", "invalid_value"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "integer_below_min_value"),
+        ({"priority": 1}, "priority", "unsupported_value"),
+        ({"temperature": 1}, "temperature", "unknown_parameter"),
+        ({"model": None}, "model", "invalid_type"),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str
+):
+    await refused(client, PATH, asked(**fields), param, code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"dimensions": 5}, "dimensions", "invalid_value"),
+        ({"dimensions": 17}, "dimensions", "invalid_value"),
+        ({"prompt_name": "nobody"}, "prompt_name", "invalid_value"),
+        ({"prompt_name": "query", "input": [1]}, "prompt_name", "invalid_parameter_combination"),
+    ],
+)
+async def test_what_this_model_cannot_do(trained: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str):
+    await refused(trained, PATH, asked(**fields), param, code)
+
+
+async def test_another_model_is_not_found(client: httpx.AsyncClient):
+    assert error_of(await client.post(PATH, json=asked(model="other")), 404)["code"] == "model_not_found"
+
+
+async def test_the_end_of_a_long_text_can_be_used(client: httpx.AsyncClient, engine: FakeEngine):
+    long = "x" * 400 + "abc"
+    assert len((await requested(client, engine, PATH, asked(input=long, truncate_prompt_tokens=-1))).prompt) == 256
+    assert (await requested(client, engine, PATH, asked(input=long, truncate_prompt_tokens=3))).prompt == tuple(b"abc")
+
+
+async def test_more_inputs_than_the_queue_holds_are_given_to_the_engine_bit_by_bit(
+    make_app: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    most, submit = 0, engine.submit
+
+    def watched(*arguments: Any) -> Any:
+        nonlocal most
+        stream = submit(*arguments)
+        most = max(most, engine.num_live)
+        return stream
+
+    monkeypatch.setattr(engine, "submit", watched)
+    async with client_of(make_app(max_waiting=0)) as client:
+        answer = await client.post(PATH, json=asked(input=[f"{number}" for number in range(50)]))
+    assert [tuple(request.prompt) for request in engine.requests] == [tuple(b"%d" % number) for number in range(50)]
+    assert len(answer.json()["data"]) == 50
+    assert most == engine.info.max_num_seqs
+    assert engine.num_live == 0
+
+
+def test_the_client_raises_what_is_refused(openai_client: OpenAI):
+    with pytest.raises(BadRequestError, match="was not trained for shorter ones"):
+        openai_client.embeddings.create(model="tiny", input="hi", dimensions=3)
+
+
+@pytest.mark.parametrize(
+    ("files", "names", "reason"),
+    [
+        ({}, ["generate", "embed"], ""),
+        ({"config.json": {"architectures": ["LlamaModel"]}}, ["embed"], ""),
+        ({"config.json": {"architectures": ["GPT2LMHeadModel"]}}, ["generate", "embed"], ""),
+        ({**TRAINED, "1_Pooling/config.json": {"pooling_mode": "max"}}, ["generate"], "max, is not supported"),
+        ({**TRAINED, "1_Pooling/config.json": {"pooling_mode": "lasttoken"}}, ["generate", "embed"], ""),
+        ({**TRAINED, "modules.json": [{"path": "3", "type": "a.Dense"}]}, ["generate"], "names Dense"),
+        ({**TRAINED, "sentence_bert_config.json": {"do_lower_case": True}}, ["generate"], "do_lower_case"),
+        (
+            {**TRAINED, "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}},
+            ["generate"],
+            "leaves out the prompt",
+        ),
+    ],
+)
+def test_abilities_are_read_from_the_models_files(
+    files: dict[str, Any], names: list[str], reason: str, tmp_path: Path, tokenizer: Tokenizer
+):
+    abilities = read_abilities(folder_with(tmp_path / "model", files), tokenizer)
+    assert abilities.names == names
+    assert reason in abilities.no_embedding
+
+
+@pytest.mark.parametrize(("weight", "is_there"), [("lm_head.weight", True), ("norm.weight", False)])
+def test_a_head_that_has_no_weights_is_none(weight: str, is_there: bool, tmp_path: Path, tokenizer: Tokenizer):
+    config = {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": False}
+    folder = folder_with(tmp_path / "model", {**TRAINED, "config.json": config})
+    save_file({weight: np.zeros(2)}, folder / "model.safetensors")
+    assert read_abilities(folder, tokenizer).generates == is_there
+
+
+def test_normalisation_is_a_module(tmp_path: Path, tokenizer: Tokenizer):
+    files = {**TRAINED, "modules.json": [*TRAINED["modules.json"], NORMALIZE]}
+    embedding = read_abilities(folder_with(tmp_path / "model", files), tokenizer).embedding
+    assert embedding is not None
+    assert (embedding.by, embedding.normalizes, embedding.is_trained) == ("mean", True, True)
+
+
+async def test_a_model_without_a_head_for_tokens_does_not_write(make_app: Callable[..., FastAPI], tmp_path: Path):
+    folder = folder_with(tmp_path / "model", {**TRAINED, "config.json": {"architectures": ["LlamaModel"]}})
+    async with client_of(make_app(folder)) as client:
+        message = await refused(client, "/v1/completions", completion(), "model", "unsupported_model")
+        assert message == "The model `tiny` cannot generate text. It can embed."
+        assert (await client.post(PATH, json=asked())).status_code == 200
+        message = await refused(client, "/v1/score", {"queries": "a", "documents": "b"}, "model", "unsupported_model")
+        assert message.startswith("The model `tiny` cannot score texts. It is not made for scores")
