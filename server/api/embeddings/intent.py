@@ -13,7 +13,7 @@ def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
         **pooling_fields(body),
         model=body.model,
         asks=Embed(inputs, body.dimensions, body.prompt_name, body.truncate_prompt_tokens),
-        id_prefix="embd",
+        id_prefix="embd-",
         paths={"prompt": "input"},
     )
 

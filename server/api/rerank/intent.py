@@ -24,7 +24,7 @@ def rerank_intent(body: RerankRequest) -> PoolingRequest:
         **pooling_fields(body),
         model=body.model,
         asks=Score(pairs, body.instruction, body.max_tokens_per_doc),
-        id_prefix="rerank",
+        id_prefix="rerank-",
         paths={"prompt": "documents"},
     )
 

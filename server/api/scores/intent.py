@@ -18,6 +18,6 @@ def score_intent(body: ScoreRequest) -> PoolingRequest:
         **pooling_fields(body),
         model=body.model,
         asks=Score(pairs, body.instruction),
-        id_prefix="score",
+        id_prefix="score-",
         paths={"prompt": name},
     )
