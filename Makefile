@@ -50,8 +50,8 @@ test: $(VENV)/installed-dev
 # Clients bring other versions of libraries along, so these are kept from the server's own, and some from each other.
 test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)/newer/installed $(CLIENTS)/older/installed
 	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/newer SAMEWISE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
-		$(BIN)/python -m pytest tests/clients -rs $(ARGS)
-	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/older $(BIN)/python -m pytest tests/clients -rs $(ARGS)
+		$(BIN)/python -m pytest tests/clients -rs -W default -p no:unraisableexception $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/older $(BIN)/python -m pytest tests/clients -rs -W default -p no:unraisableexception $(ARGS)
 
 quick: check
 	@$(BIN)/python -m pytest $(QUICK_TESTS) $(ARGS)

@@ -9,7 +9,6 @@ from tests.clients.scripted_model import FIRST, SECOND, Serve
 
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "secret.txt"}}\n</tool_call>'
 SAID, AGAIN = "It says word-heliotrope.", "Again: word-heliotrope."
-pytestmark = pytest.mark.filterwarnings("default")  # what these packages do among themselves
 
 
 @pytest.fixture
@@ -103,7 +102,8 @@ async def test_pydantic_ai(address: str, api: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["openai/tiny", "anthropic/tiny", "openai/responses/tiny"])
-def test_litellm(address: str, name: str) -> None:
+def test_litellm(address: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "true")  # or it asks the network
     litellm = pytest.importorskip("litellm")
     base = address if name.startswith("anthropic") else f"{address}/v1"
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
