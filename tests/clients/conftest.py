@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from server.text.tokenizer import Tokenizer
 from tests.clients.scripted_model import Serve, agents_model
+from tests.served.conftest import server  # noqa: F401 (a fixture)
 from tests.server.conftest import engine, folder, make_app, tokenizer  # noqa: F401 (fixtures)
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import serving

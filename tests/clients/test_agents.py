@@ -1,4 +1,4 @@
-"""Coding agents, as their makers publish them: a tool is called, its result is understood, the next turn remembers it."""
+"""Coding agents, as their makers publish them: a tool is called, its result is read, the next turn remembers it."""
 
 import json
 import subprocess

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from tests.served.conftest import Server, server  # noqa: F401 (a fixture)
+from tests.served.conftest import Server
 
 instructor = pytest.importorskip("instructor")
 pytestmark = pytest.mark.embedded

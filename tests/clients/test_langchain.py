@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.served.conftest import Server, server  # noqa: F401 (a fixture)
+from tests.served.conftest import Server
 
 langchain_openai = pytest.importorskip("langchain_openai")
 messages = pytest.importorskip("langchain_core.messages")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from tests.served.conftest import Server, server  # noqa: F401 (a fixture)
+from tests.served.conftest import Server
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
 models = pytest.importorskip("pydantic_ai.models.openai")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import openai
 import pytest
 
 from tests.clients.scripted_model import FIRST, SECOND, Serve
@@ -25,10 +26,8 @@ def read_file(path: str) -> str:
 @pytest.mark.parametrize("api", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
 async def test_openai_agents(address: str, api: str) -> None:
     agents = pytest.importorskip("agents")
-    from openai import AsyncOpenAI
-
     agents.set_tracing_disabled(True)
-    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         model = getattr(agents, api)(model="tiny", openai_client=client)
         agent = agents.Agent(name="Reader", model=model, tools=[agents.function_tool(read_file)])
         first = await agents.Runner.run(agent, FIRST)
@@ -40,19 +39,19 @@ async def test_openai_agents(address: str, api: str) -> None:
 
 
 def _langchain_models(address: str) -> dict[str, Callable[[], Any]]:
-    def openai(**fields: Any) -> Any:
+    def of_openai(**fields: Any) -> Any:
         chat = pytest.importorskip("langchain_openai").ChatOpenAI
         return chat(base_url=f"{address}/v1", api_key="none", model="tiny", max_retries=0, **fields)
 
-    def anthropic() -> Any:
+    def of_anthropic() -> Any:
         chat = pytest.importorskip("langchain_anthropic").ChatAnthropic
         return chat(base_url=address, api_key="none", model="tiny", max_retries=0)
 
     return {
-        "chat": openai,
-        "responses": lambda: openai(use_responses_api=True),
-        "responses, by id": lambda: openai(use_responses_api=True, use_previous_response_id=True),
-        "messages": anthropic,
+        "chat": of_openai,
+        "responses": lambda: of_openai(use_responses_api=True),
+        "responses, by id": lambda: of_openai(use_responses_api=True, use_previous_response_id=True),
+        "messages": of_anthropic,
     }
 
 
@@ -82,18 +81,18 @@ def test_langchain(address: str, api: str, is_streamed: bool) -> None:
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 async def test_pydantic_ai(address: str, api: str) -> None:
     pydantic_ai = pytest.importorskip("pydantic_ai")
-    from pydantic_ai.models.anthropic import AnthropicModel
-    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-    from pydantic_ai.providers.anthropic import AnthropicProvider
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    of_openai = OpenAIProvider(base_url=f"{address}/v1", api_key="none")
-    of_anthropic = AnthropicProvider(base_url=address, api_key="none")
-    model = {
-        "chat": lambda: OpenAIChatModel("tiny", provider=of_openai),
-        "responses": lambda: OpenAIResponsesModel("tiny", provider=of_openai),
-        "messages": lambda: AnthropicModel("tiny", provider=of_anthropic),
-    }[api]()
+    models, providers = (
+        {name: pytest.importorskip(f"pydantic_ai.{kind}.{name}") for name in ("openai", "anthropic")}
+        for kind in ("models", "providers")
+    )
+    of_openai = providers["openai"].OpenAIProvider(base_url=f"{address}/v1", api_key="none")
+    of_anthropic = providers["anthropic"].AnthropicProvider(base_url=address, api_key="none")
+    kind, provider = {
+        "chat": (models["openai"].OpenAIChatModel, of_openai),
+        "responses": (models["openai"].OpenAIResponsesModel, of_openai),
+        "messages": (models["anthropic"].AnthropicModel, of_anthropic),
+    }[api]
+    model = kind("tiny", provider=provider)
     agent = pydantic_ai.Agent(model, tools=[read_file])
     first = await agent.run(FIRST)
     assert first.output == SAID
