@@ -29,7 +29,7 @@ _MOST_CHARACTERS: Final = 4_000_000
 """... and characters of their grammars together: compiled, each is 10 to 50 bytes."""
 _STEP_FUEL: Final = 1_000_000
 """Work of a lexer for one token: about 0.1 s. Grammars of good will need less than a fiftieth of it."""
-_FIRST_FUEL: Final = 100_000_000
+_FIRST_FUEL: Final = 10_000_000
 _STATES: Final = 1 << 15
 """That a lexer keeps: about 40 MB in all ..."""
 _STATES_PER_TOKEN: Final = 8
