@@ -1,5 +1,6 @@
 """One loaded model for several engines."""
 
+import gc
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -41,6 +42,8 @@ class Engines:
 
     def __init__(self, config: RunnerConfig) -> None:
         self.runner = ModelRunner.load(config)
+        gc.collect()  # as the engine process does: else a search for garbage takes a quarter of a second of some run
+        gc.freeze()
         self._config = SchedulerConfig(
             block_size=self.runner.info.block_size,
             max_num_seqs=self.runner.info.max_num_seqs,

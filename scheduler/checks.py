@@ -48,7 +48,7 @@ def _check_strategy(request: EngineRequest) -> None:
     if request.sampling.num_candidates and (search is not None or request.speculation is not None):
         raise ValueError(f"request {name!r} compares candidates, which beam search and speculation do not go with")
     continues = request.max_tokens > 0 or request.speculation is not None or search is not None
-    if request.sampling.pooling is not None and (continues or request.num_sequences != 1):
+    if request.sampling.pooling is not None and (continues or request.width * len(request.choices) != 1):
         raise ValueError(f"request {name!r} asks for numbers of its prompt, which is no text to continue")
     if search is None:
         return

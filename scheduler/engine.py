@@ -33,7 +33,7 @@ class Engine:
         if request.request_id in self._preparing:
             raise ValueError(f"request {request.request_id!r} is already here")
         self.scheduler.check(request)
-        work = self.runner.prepare(request.sampling, request.num_sequences)
+        work = self.runner.prepare(request.sampling, request.num_drawn)
         if work is None:
             self.scheduler.add(request)
         else:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from model_runner.blame import blamed
 from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
 from scheduler.beam_search import BeamSearcher, Continuation, Finished, Rules
 from scheduler.interface import (
@@ -107,6 +108,9 @@ class BeamMembers:
         self.open = [choice.index for choice in request.choices]
         """Choices whose output is still wanted: which of the sequences they are, counted from the best."""
         self.request_id = request.request_id
+        names = blamed(request.sampling)
+        self._blamed = f": {names}" if names else ""
+        """How it is told which other settings are to blame for sequences that are missing."""
         self._searcher = BeamSearcher(rules, watch(request) if search.stop and watch is not None else None)
         self._num_shown = 0
         self._num_sent = max(len(choice.output) for choice in request.choices)
@@ -175,7 +179,7 @@ class BeamMembers:
         )
 
     def _missing(self, choice: int, found: int) -> RequestOutput:
-        message = _TOO_FEW.format(found=found, wanted=max(self.open) + 1)
+        message = _TOO_FEW.format(found=found, wanted=max(self.open) + 1) + self._blamed
         return self._output(choice, finish_reason=FinishReason.ERROR, error=Failure(message, by_request=True))
 
     def _output(self, choice: int, tokens: tuple[int, ...] = (), **more: Any) -> RequestOutput:

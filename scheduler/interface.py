@@ -108,9 +108,9 @@ class EngineRequest:
         return 1 if self.sampling.guidance is None else 2
 
     @property
-    def num_sequences(self) -> int:
-        """How many run at a time for all choices, which a search finds together."""
-        return self.width if self.beam_search is not None else self.width * len(self.choices)
+    def num_drawn(self) -> int:
+        """How many of them draw tokens for all choices, which a search finds together: guides do not."""
+        return self.width if self.beam_search is not None else len(self.choices)
 
 
 @dataclass(slots=True)

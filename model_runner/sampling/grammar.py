@@ -11,29 +11,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Final
 
 import llguidance
 import llguidance.numpy
 import numpy as np
-from numpy.typing import NDArray
 
 from model_runner.contract import Failure
+from model_runner.sampling.look_ahead import LookAhead
+from model_runner.sampling.vocabulary import Mask, Vocabulary
 
-Mask = NDArray[np.int32]
-"""A bit for each token of the vocabulary: token t is bit t % 32 of word t // 32."""
 _MOST_KEPT: Final = 256
-"""Matchers that wait to be used."""
-_PRINTABLE: Final = range(0x20, 0x7F)
-_CONTROL: Final = b"\xff"
-_BYTES_PER_TOKEN: Final = 4
-"""How far to look ahead for each token that is wanted."""
-_LIMITS: Final = llguidance.LLParserLimits(
-    step_lexer_fuel=20_000_000, initial_lexer_fuel=100_000_000, max_lexer_states=10_000_000
-)
-"""What these count depends on what was computed before, unlike the other limits. So they are out of reach, and the size
-of a grammar is limited where it comes in."""
+"""Matchers that wait to be used ..."""
+_MOST_CHARACTERS: Final = 4_000_000
+"""... and characters of their grammars together: compiled, each is 10 to 50 bytes."""
+_STEP_FUEL: Final = 1_000_000
+"""Work of a lexer for one token: about 0.1 s. Grammars of good will need less than a fiftieth of it."""
+_FIRST_FUEL: Final = 10_000_000
+_STATES: Final = 1 << 15
+"""That a lexer keeps: about 40 MB in all ..."""
+_STATES_PER_TOKEN: Final = 8
+"""... but as many more as an output passes through."""
 
 
 class GrammarError(ValueError):
@@ -44,10 +44,23 @@ class Matcher:
     """One output, and what its grammar allows next."""
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, vocabulary: "Vocabulary", stop_token_ids: Collection[int]
+        self,
+        inner: llguidance.LLMatcher,
+        vocabulary: Vocabulary,
+        stop_token_ids: Collection[int],
+        compile_again: Callable[[int], llguidance.LLMatcher],
     ) -> None:
-        """`stop_token_ids` end the output, and are allowed where the grammar is satisfied and nowhere else."""
-        self.inner = matcher
+        """
+        Args:
+            inner: of the grammar, at its beginning.
+            vocabulary: which it is for.
+            stop_token_ids: end the output, and are allowed where the grammar is satisfied and nowhere else.
+            compile_again: makes another one like `inner` for an output of so many tokens.
+        """
+        self.inner = inner
+        self._compile_again = compile_again
+        self._tokens: list[int] = []
+        """What `inner` has taken in."""
         self._vocabulary = vocabulary
         self._stop_ids = frozenset(stop_token_ids)
         self._stops = _Bits(self._stop_ids)
@@ -78,22 +91,38 @@ class Matcher:
         if token in self._stop_ids:
             self._has_ended = True
         elif not self._has_ended:
-            self.inner.consume_token(token)
+            self._tokens.append(token)
+            if not self.inner.consume_token(token):
+                self._begin_anew()
 
     def mask(self) -> Mask:
         """The tokens that may come next, [words]. Not to be changed. Means nothing where there is a failure."""
         self.wait()
         if self._mask is None:
             self._mask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
-            llguidance.numpy.fill_next_token_bitmask(self.inner, self._mask[np.newaxis])
+            self._fill(self._mask)
             self._settle(self._mask)
         return self._mask
 
+    def _fill(self, mask: Mask) -> None:
+        llguidance.numpy.fill_next_token_bitmask(self.inner, mask[np.newaxis])
+
     def _settle(self, mask: Mask) -> None:
         """Let the tokens that end the output into the mask where the output may end, and only there."""
+        if self.inner.is_error():
+            self._begin_anew()
+            self._fill(mask)
         self._ends.clear(mask)
         if self.inner.is_accepting():
             self._stops.set(mask)
+
+    def _begin_anew(self) -> None:
+        """After a limit, which the lexer may have met for the sake of outputs that did not come.
+
+        What counts is whether one that knows nothing but this output meets it too.
+        """
+        self.inner = self._compile_again(len(self._tokens))
+        self.inner.consume_tokens(self._tokens)
 
     def allows(self, token: int) -> bool:
         """Whether it may come next."""
@@ -138,69 +167,7 @@ class Matcher:
         if self._has_ended or self.inner.is_stopped():
             return []
         before = self._vocabulary.tokenizer.decode_bytes(list(output))
-        return _LookAhead(self.inner.deep_copy(), self._vocabulary).tokens(before, most)
-
-
-class _LookAhead:
-    """Goes on by itself, on a copy of a matcher, for as long as there is only one way to do so."""
-
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: "Vocabulary") -> None:
-        self._matcher = matcher
-        self._vocabulary = vocabulary
-        self._mask = np.zeros((1, vocabulary.num_words), dtype=np.int32)
-        self._text = b""
-
-    def tokens(self, before: bytes, most: int) -> list[int]:
-        """At most so many, after this text."""
-        is_spaced = _is_spaced(before)
-        while len(self._text) < most * _BYTES_PER_TOKEN and not self._matcher.is_stopped():
-            after_mark = is_spaced and (self._text or before)[-1:] in (b":", b",")
-            step = self._matcher.compute_ff_bytes() or self._character(after_mark=after_mark)
-            if not step or not self._matcher.consume_tokens(self._vocabulary.tokenizer.tokenize_bytes(step)):
-                break
-            self._text += step
-        return self._vocabulary.tokenizer.tokenize_bytes(self._text)[:most]
-
-    def _character(self, *, after_mark: bool) -> bytes:
-        """The next one: a space after a mark, where it may stand, else the only one that is no space; or nothing."""
-        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._mask)
-        allowed = self._vocabulary.characters(self._mask[0])
-        others = allowed.lstrip(b" ")
-        if after_mark and len(others) < len(allowed):
-            return b" "
-        return others if len(others) == 1 else b""
-
-
-def _is_spaced(text: bytes) -> bool:
-    """Whether JSON that goes on like this has a space after marks."""
-    return b'": ' in text or b'", ' in text or not (b'":' in text or b'",' in text)
-
-
-class Vocabulary:
-    """A tokenizer, as grammars need it."""
-
-    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.num_words = -(-tokenizer.vocab_size // 32)
-        spelled = {character: tokenizer.greedy_tokenize(chr(character)) for character in _PRINTABLE}
-        single = {character: tokens[0] for character, tokens in spelled.items() if len(tokens) == 1}
-        self._characters = np.array(list(single), dtype=np.uint8)
-        self._tokens = np.array(list(single.values()), dtype=np.int32)
-
-    def spelled(self, token: int) -> bytes:
-        """The token's bytes; after 0xFF if it is a control token."""
-        text: bytes = self.tokenizer.decode_bytes([token])
-        return _CONTROL + text if self.tokenizer.is_special_token(token) else text
-
-    def first_of(self, text: bytes) -> int:
-        """The first token of a text in this spelling."""
-        head, _, rest = text.partition(_CONTROL)
-        return int(self.tokenizer.tokenize_bytes(head or rest)[0])
-
-    def characters(self, mask: Mask) -> bytes:
-        """The printable ones of ASCII, as far as they are tokens by themselves, that a mask allows, in order."""
-        is_allowed = (mask[self._tokens // 32] >> self._tokens % 32) & 1
-        return self._characters[is_allowed.astype(np.bool_)].tobytes()
+        return LookAhead(self.inner.deep_copy(), self._vocabulary).tokens(before, most)
 
 
 class _Bits:
@@ -233,7 +200,7 @@ class Grammars:
         self._loading = Lock()
         self._lock = Lock()
         self._ready: OrderedDict[str, list[llguidance.LLMatcher]] = OrderedDict()
-        self._num_ready = 0
+        self._num_ready = self._num_characters = 0
         self._filler = ThreadPoolExecutor(1, "masks")
         self._executor = llguidance.LLExecutor(max(1, (os.cpu_count() or 1) // 2))
 
@@ -264,12 +231,14 @@ class Grammars:
         if grammar is None:
             self.vocabulary  # noqa: B018 - made now, if not before
             return
-        made = [self._compile(grammar) for _ in range(min(count, _MOST_KEPT))]
+        most = min(_MOST_KEPT, max(_MOST_CHARACTERS // len(grammar), 1))
+        made = [self._compile(grammar, 0) for _ in range(min(count, most))]
         with self._lock:
             self._ready.setdefault(grammar, []).extend(made)
             self._ready.move_to_end(grammar)
             self._num_ready += len(made)
-            while self._num_ready > _MOST_KEPT:
+            self._num_characters += len(made) * len(grammar)
+            while self._num_ready > 1 and (self._num_ready > _MOST_KEPT or self._num_characters > _MOST_CHARACTERS):
                 self._take(next(iter(self._ready)))
 
     def matcher(
@@ -281,7 +250,8 @@ class Grammars:
         """
         with self._lock:
             inner = self._take(grammar) if grammar in self._ready else None
-        matcher = Matcher(inner or self._compile(grammar), self.vocabulary, stop_token_ids)
+        compile_again = partial(self._compile, grammar)
+        matcher = Matcher(inner or compile_again(len(output)), self.vocabulary, stop_token_ids, compile_again)
         for token in (*self.vocabulary.tokenizer.greedy_tokenize(prefix), *output):
             matcher.advance(token)
         return matcher
@@ -305,13 +275,24 @@ class Grammars:
         """One of those that are ready. Only for who holds the lock."""
         ready = self._ready[grammar]
         self._num_ready -= 1
+        self._num_characters -= len(grammar)
         inner = ready.pop()
         if not ready:
             del self._ready[grammar]
         return inner
 
-    def _compile(self, grammar: str) -> llguidance.LLMatcher:
-        matcher = llguidance.LLMatcher(self.vocabulary.tokenizer, grammar, log_level=0, limits=_LIMITS)
+    def _compile(self, grammar: str, num_tokens: int) -> llguidance.LLMatcher:
+        """For an output of so many tokens, or some more."""
+        matcher = llguidance.LLMatcher(self.vocabulary.tokenizer, grammar, log_level=0, limits=_limits(num_tokens))
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
         return matcher
+
+
+def _limits(num_tokens: int) -> llguidance.LLParserLimits:
+    """What these count depends on what was computed before, unlike the other limits; see Matcher._begin_anew."""
+    return llguidance.LLParserLimits(
+        step_lexer_fuel=_STEP_FUEL,
+        initial_lexer_fuel=_FIRST_FUEL,
+        max_lexer_states=_STATES + _STATES_PER_TOKEN * num_tokens,
+    )

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_runner.blame import no_token_left
 from model_runner.config import LogprobsMode
-from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
+from model_runner.contract import Candidate, Failure, TokenLogprobs
 from model_runner.row_sums import row_log_softmax
 from model_runner.sampling.draw import Draw, take
 from model_runner.sampling.logprobs import candidates_of, describe
@@ -119,7 +120,7 @@ def constrain(raw: Tensor, rows: SamplingRows) -> tuple[Tensor, dict[int, Failur
     scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
     if scores is not raw:
         blamed = [row for row in _unusable(scores) if row not in rows.listed]  # those may have no candidates
-        errors = {row: _blame(rows.sampling[row]) for row in blamed} | errors | dict(rows.failures)
+        errors = {row: no_token_left(rows.sampling[row]) for row in blamed} | errors | dict(rows.failures)
     if errors:
         scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
     return scores, errors
@@ -174,23 +175,3 @@ def _highest(scores: Tensor) -> tuple[list[int], list[float]]:
 def _unusable(logits: Tensor) -> list[int]:
     """Rows that hold NaN or +inf, or -inf only."""
     return [row for row, highest in enumerate(logits.amax(-1).tolist()) if not math.isfinite(highest)]
-
-
-def _blame(sampling: SamplingParams) -> Failure:
-    used = {
-        "logit_bias": sampling.logit_bias,
-        "allowed_token_ids": sampling.allowed_token_ids is not None,
-        "thinking_token_budget": sampling.thinking,
-        "grammar": sampling.grammar,
-        "stop_token_ids": sampling.grammar and len(sampling.stop_token_ids) > 1,  # they are no text then
-        "bad_words": sampling.bad_words,
-        "min_tokens": sampling.min_tokens,
-        "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
-        "repetition_penalty": sampling.repetition_penalty != 1,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "dry_multiplier": sampling.dry,
-        "exponential_decay_length_penalty": sampling.exponential_decay_length_penalty,
-    }
-    names = ", ".join(name for name, value in used.items() if value)
-    return Failure(f"no token can be chosen with these settings: {names}", by_request=True)

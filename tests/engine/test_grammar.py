@@ -250,7 +250,7 @@ def test_beams_for_which_no_token_is_left_end(load: Callable[..., Harness]) -> N
         error = answers["beams", choice].error
         assert error is not None
         assert (error.message, error.by_request) == (
-            "beam search found only 0 of 2 sequences with these settings",
+            "beam search found only 0 of 2 sequences with these settings: allowed_token_ids, grammar",
             True,
         )
     assert is_right(answers["beside", 0])

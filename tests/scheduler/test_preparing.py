@@ -98,7 +98,9 @@ def test_what_is_prepared_is_enough_for_all_that_runs_at_a_time(engine):
     engine.add(make_request("choices", grammar="choices", n=3))
     beams = replace(make_request("beams", grammar="beams", n=2), beam_search=BeamSearch(4))
     engine.add(beams)
-    assert engine.runner.asked == [("choices", 3), ("beams", 4)]
+    guided = replace(make_request("guided", grammar="guided", guidance=2.0, n=2), guide=(1, 2))
+    engine.add(guided)
+    assert engine.runner.asked == [("choices", 3), ("beams", 4), ("guided", 2)]
 
 
 def test_what_can_never_run_fails_alone(engine):

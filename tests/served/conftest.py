@@ -75,7 +75,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(embedded_folder: Path) -> Iterator[Server]:
-    """One server for all tests that do not end it."""
-    running = Server()
+    """One server for all tests that do not end it. It takes the model for one that may think, which it never begins."""
+    running = Server("--reasoning-parser", "think")
     yield running
     assert running.terminate() == 0

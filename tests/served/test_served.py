@@ -114,13 +114,64 @@ async def stream_texts(server: Server, count: int, after_first: asyncio.Event | 
         return await asyncio.gather(*map(one, range(count)))
 
 
-async def test_killing_the_engine_under_32_streams_changes_nothing(server: Server) -> None:
+NAMED = {"type": "object", "properties": {"name": {"type": "string", "minLength": 100}}, "required": ["name"]}
+HELD: dict[str, dict[str, Any]] = {
+    "schema": {
+        "messages": PARIS,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": NAMED}},
+    },
+    "call": {
+        "messages": PARIS,
+        "tools": [{"type": "function", "function": {"name": "look_up", "parameters": NAMED}}],
+        "tool_choice": "required",
+    },
+    "thinking": {
+        "messages": [*PARIS, {"role": "assistant", "content": "<think>"}],
+        "extra_body": {
+            "add_generation_prompt": False, "continue_final_message": True,
+            "thinking_token_budget": 30, "ignore_eos": True,
+        },
+    },
+}  # fmt: skip
+
+
+async def stream_held(server: Server, fields: dict[str, Any], begun: asyncio.Event) -> dict[str, str]:
+    """What a chat streams, by what it is; sets the event when it has begun."""
+    parts = {"content": "", "reasoning_content": "", "arguments": "", "end": ""}
+    async with server.async_client() as client:
+        async for chunk in await client.chat.completions.create(
+            model=MODEL, seed=3, temperature=0.7, max_tokens=120, stream=True, **fields
+        ):
+            for choice in chunk.choices:
+                parts["content"] += choice.delta.content or ""
+                parts["reasoning_content"] += getattr(choice.delta, "reasoning_content", None) or ""
+                for call in choice.delta.tool_calls or ():
+                    parts["arguments"] += call.function.arguments or "" if call.function else ""
+                parts["end"] += choice.finish_reason or ""
+            if any(parts.values()):
+                begun.set()
+    return parts
+
+
+async def test_killing_the_engine_under_35_streams_changes_nothing(server: Server) -> None:
     undisturbed = await stream_texts(server, 32)
-    all_begun = asyncio.Event()
-    streams = asyncio.create_task(stream_texts(server, 32, all_begun))
-    await all_begun.wait()
+    held = await asyncio.gather(*(stream_held(server, fields, asyncio.Event()) for fields in HELD.values()))
+    assert held[0]["content"].startswith("{")
+    assert held[1]["arguments"].startswith("{")
+    assert held[2]["reasoning_content"]
+    assert held[2]["content"]  # its reasoning was ended
+    begun = [asyncio.Event() for _ in range(1 + len(HELD))]
+    held_streams = [
+        asyncio.create_task(stream_held(server, fields, event))
+        for fields, event in zip(HELD.values(), begun[1:], strict=True)
+    ]
+    streams = asyncio.create_task(stream_texts(server, 32, begun[0]))
+    for event in begun:
+        await event.wait()
+    assert not any(stream.done() for stream in held_streams)
     os.kill(server.engine_pid, signal.SIGKILL)
     assert await streams == undisturbed
+    assert await asyncio.gather(*held_streams) == held
     assert server.metric("engine_restarts_total") >= 1
 
 

@@ -33,18 +33,16 @@ def schema_format(schema: object, **fields: object) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
-OF_CHATS = {
-    "json_object": ({"response_format": {"type": "json_object"}}, ['{"b": [1, "x"]}', "{}"], ["[]", "1", ""]),
+FORMS = {
+    "format json_object": ({"response_format": {"type": "json_object"}}, ['{"b": [1, "x"]}', "{}"], ["[]", "1", ""]),
     "json_schema": (schema_format(SCHEMA), ['{"a": 1}', '{"a":-7}', '{\n  "a": 1\n}'], ['{"a": "x"}', "{}"]),
     "json_schema, strict": (schema_format(SCHEMA, strict=True), ['{"a": 1}'], ['{"a": 1, "b": 2}']),
     "json_schema without one": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "answer"}}}, ['{"b": 1}'], ["[]"]
     ),
-    "structural_tag": (
+    "format structural_tag": (
         {"response_format": {"type": "structural_tag", **TAG}}, ['so <f>{"a": 1}</f> it is', "nothing"], ["<f>{}</f>"]
     ),
-}  # fmt: skip
-OF_BOTH = {
     "json": ({"structured_outputs": {"json": SCHEMA}}, ['{"a": 1}'], ["{}"]),
     "json as text": ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, ['{"a": 1}'], ["{}"]),
     "regex": ({"structured_outputs": {"regex": "[ab]+c"}}, ["abc"], ["c", "abcd", "xabc"]),
@@ -64,11 +62,10 @@ OF_BOTH = {
     "guided_json": ({"guided_json": SCHEMA}, ['{"a": 1}'], ["{}"]),
     "guided_regex": ({"guided_regex": "a{2}"}, ["aa"], ["a", "aaa"]),
     "guided_choice": ({"guided_choice": ["x"]}, ["x"], ["xx"]),
+    "an empty form": ({"guided_regex": ""}, [""], ["x"]),
     "guided_grammar": ({"guided_grammar": 'root ::= "a" [bc]'}, ["ab", "ac"], ["a"]),
 }  # fmt: skip
-CASES = [(CHAT, *case) for case in (*OF_CHATS.values(), *OF_BOTH.values())] + [
-    (COMPLETIONS, *case) for case in OF_BOTH.values()
-]
+CASES = [(path, *case) for path in (CHAT, COMPLETIONS) for case in FORMS.values()]
 
 
 @pytest.mark.parametrize(("path", "fields", "right", "wrong"), CASES)
@@ -95,6 +92,7 @@ async def test_nothing_that_asks_for_a_form(
     fields: dict[str, Any], client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     assert (await requested(client, engine, CHAT, chat(**fields))).sampling.grammar is None
+    assert (await requested(client, engine, COMPLETIONS, completion(**fields))).sampling.grammar is None
 
 
 async def test_beside_other_fields(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -161,6 +159,7 @@ STRICT_SCHEMA = f"{FORMAT}.json_schema.schema"
         ),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "unknown_parameter"),
         ({"guided_json": [1]}, "guided_json", "invalid_type"),
+        ({"guided_choice": []}, "guided_choice", "invalid_value"),
         ({"guided_regex": "(?=a)"}, "guided_regex", "invalid_value"),
         ({"guided_grammar": "x ::= y"}, "guided_grammar", "invalid_value"),
         # what does not go together
@@ -178,6 +177,7 @@ async def test_what_is_refused_names_the_place(
     fields: dict[str, Any], param: str, code: str, client: httpx.AsyncClient, engine: FakeEngine, goes_on: None
 ) -> None:
     await refused(client, CHAT, chat(**fields), param, code)
+    await refused(client, COMPLETIONS, completion(**fields), param, code)
     assert engine.requests == []
 
 

@@ -386,6 +386,21 @@ async def test_a_grammar_of_a_custom_tool_that_cannot_be_enforced_is_reported(
     assert accepts(grammar_of(engine), written("shell", input="rm -r"))
 
 
+async def test_what_is_too_much_for_all_tools_together(client: httpx.AsyncClient, engine: FakeEngine):
+    """Each alone would be held; with `auto` the model is free and that is told, else the request is refused."""
+    schemas = [{**CITY, "properties": {"city": {"type": "integer", "multipleOf": 5_001 + one}}} for one in range(2)]
+    tools = [tool(f"f{one}", schema) for one, schema in enumerate(schemas)]
+    for one in tools:
+        assert "warnings" not in (await client.post(CHAT, json=asking(tools=[one]))).json()
+    body = (await client.post(CHAT, json=asking(tools=tools))).json()
+    (warning,) = body["warnings"]
+    assert warning["path"] == "tools"
+    assert "multipleOf" in warning["reason"]
+    assert engine.requests[-1].sampling.grammar is None
+    message = await refused(client, CHAT, asking(tools=tools, tool_choice="required"), "tools", "invalid_value")
+    assert "multipleOf" in message
+
+
 async def test_keywords_of_schemas_that_clients_send(client: httpx.AsyncClient):
     """Of all that is loose nothing is refused."""
     schema = {

@@ -18,9 +18,7 @@ from server.api.fields.rules import (
     refused,
     related,
 )
-from server.api.fields.structured import FORMS, ResponseFormat, TextFormat, constraint_of_format
 from server.api.fields.tools import ToolFields
-from server.generation.constraints.constraint import Constraint
 
 
 class ThinkingSwitch(RequestModel):
@@ -61,12 +59,6 @@ class ChatCompletionRequest(ToolFields, ConversationFields, SamplingFields):
     continue_final_message: bool | None = Field(
         None, description="Continue the last message instead of answering it.",
         json_schema_extra=related(excludes=["add_generation_prompt"]),
-    )  # fmt: skip
-
-    response_format: ResponseFormat | None = Field(
-        None, description="Hold the answer to a form; any text by default.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS]),
-        examples=[{"type": "json_object"}],
     )  # fmt: skip
 
     prediction: Prediction | None = Field(
@@ -112,20 +104,6 @@ class ChatCompletionRequest(ToolFields, ConversationFields, SamplingFields):
     best_of: Annotated[Literal[1] | None, SUPPORTED_ONLY] = refused("Choosing the best of several outputs.")
     chat_template: Refused = refused("Templates of the request's own.")
     documents: Refused = refused("Documents for the template.")
-
-    @property
-    def constrained_by(self) -> str | None:
-        """See StructuredFields."""
-        return "response_format" if self.asks("response_format") else super().constrained_by
-
-    @property
-    def constraint(self) -> Constraint | None:
-        """See StructuredFields."""
-        return constraint_of_format(self.response_format) or super().constraint
-
-    def asks(self, name: str) -> bool:
-        """See RequestModel."""
-        return super().asks(name) and not (name == "response_format" and isinstance(self.response_format, TextFormat))
 
     @property
     def opens_turn(self) -> bool:

@@ -24,7 +24,7 @@ from server.generation.constraints.texts import Choice, Regex
 
 MAX_TEXT = 1 << 20
 """Characters of an expression or a grammar; what it may cost is bounded elsewhere."""
-FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Fields of which a request can have one."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -120,23 +120,28 @@ class StructuredOutputs(RequestModel):
 
 
 class StructuredFields(RequestModel):
-    """What holds an answer to a form, by the names of vLLM, old ones included."""
+    """What holds an answer to a form, by OpenAI's name and those of vLLM, old ones included."""
 
+    response_format: ResponseFormat | None = Field(
+        None, description="Hold the answer to a form; any text by default.",
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[1:]]),
+        examples=[{"type": "json_object"}],
+    )  # fmt: skip
     structured_outputs: StructuredOutputs | None = Field(
         None, description="Hold the answer to a form.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[1:]]),
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[2:]]),
     )  # fmt: skip
     guided_json: SchemaOrText | None = Field(
         None, description="Older name of structured_outputs.json.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[2:]]),
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[3:]]),
     )  # fmt: skip
     guided_regex: str | None = Field(
         None, max_length=MAX_TEXT, description="Older name of structured_outputs.regex.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[3:]]),
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[4:]]),
     )  # fmt: skip
     guided_choice: list[str] | None = Field(
         None, description="Older name of structured_outputs.choice.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[4:]]),
+        json_schema_extra=related(excludes=["ignore_eos", *FORMS[5:]]),
     )  # fmt: skip
     guided_grammar: str | None = Field(
         None, max_length=MAX_TEXT, description="Older name of structured_outputs.grammar.",
@@ -146,11 +151,13 @@ class StructuredFields(RequestModel):
     @property
     def constrained_by(self) -> str | None:
         """The field that asks for a form."""
-        return next((name for name in FORMS if getattr(self, name) is not None), None)
+        return next((name for name in FORMS if not isinstance(getattr(self, name), TextFormat | None)), None)
 
     @property
     def constraint(self) -> Constraint | None:
         """What they ask for. Raises ConstraintError."""
+        if not isinstance(self.response_format, TextFormat | None):
+            return _of_format(self.response_format)
         if self.structured_outputs is not None:
             return _of_structured(self.structured_outputs, "structured_outputs")
         if self.guided_json is not None:
@@ -161,9 +168,12 @@ class StructuredFields(RequestModel):
             return Choice(self.guided_choice, "guided_choice")
         return None if self.guided_grammar is None else _grammar(self.guided_grammar, "guided_grammar")
 
+    def asks(self, name: str) -> bool:
+        """See RequestModel."""
+        return super().asks(name) and not (name == "response_format" and isinstance(self.response_format, TextFormat))
 
-def constraint_of_format(asked: ResponseFormat | None) -> Constraint | None:
-    """What a response_format asks for. Raises ConstraintError."""
+
+def _of_format(asked: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat) -> Constraint:
     match asked:
         case JsonObjectFormat():
             return JsonObject()
@@ -174,7 +184,6 @@ def constraint_of_format(asked: ResponseFormat | None) -> Constraint | None:
             return JsonSchema(named.schema_, path) if named.strict else LooseJson.read(named.schema_, path)
         case StructuralTagFormat():
             return StructuralTag(asked.model_dump(exclude_none=True), "response_format")
-    return None
 
 
 def _of_structured(asked: StructuredOutputs, path: str) -> Constraint:

@@ -7,10 +7,13 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.errors import shorten
 from server.generation.constraints.errors import ConstraintError
+from server.generation.constraints.schema.numbers import MAX_MULTIPLE, multiple_size
 
 _PLACE = re.compile(r"^at (?:\d+\(\d+\)|EOF): ")
 _PREFIXES = ("failed to compile JSON schema: ", "Unsatisfiable schema: ")
 _LONGEST = 300
+_MULTIPLE = re.compile(r'"multipleOf": ([0-9][-+.0-9e]*)')
+"""As schemas are written again."""
 
 
 def check_grammar(grammar: str, path: str) -> None:
@@ -24,7 +27,9 @@ def check_grammar(grammar: str, path: str) -> None:
 
 
 def grammar_error(grammar: str) -> str | None:
-    """What is wrong with the grammar, in a line."""
+    """What is wrong with the grammar, in a line. That a sum is too large is found for all schemas in it together."""
+    if sum(multiple_size(float(number)) for number in _MULTIPLE.findall(grammar)) > MAX_MULTIPLE:
+        return "The sum of all 'multipleOf' is too large."
     try:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, None)
     except (ValueError, RuntimeError) as error:

@@ -91,7 +91,7 @@ class _Reader:
             self._begins, self._ended = begins, False
             parts.append(self._sequence())
         self._ended |= ended
-        return "|".join(rust for rust, _ in parts), sum(size for _, size in parts)
+        return "|".join(rust for rust, _ in parts), self._checked(sum(size for _, size in parts))
 
     def _sequence(self) -> tuple[str, int]:
         parts: list[str] = []
@@ -100,9 +100,7 @@ class _Reader:
             rust, size = self._quantified()
             parts.append(rust)
             total += size
-        if total > MAX_EXPANDED:
-            raise self._error(f"has more than {MAX_EXPANDED} characters when its counts are written out")
-        return "".join(parts), total
+        return "".join(parts), self._checked(total)
 
     def _quantified(self) -> tuple[str, int]:
         if self._text[self._at] in "^$":
@@ -119,10 +117,12 @@ class _Reader:
         self._begins = False
         if quantifier and (self._peek() in {"*", "+"} or _COUNT.match(self._text, self._at)):
             raise self._error("repeats a repetition")
-        total = size * factor
-        if total > MAX_EXPANDED:
+        return rust + quantifier, self._checked(size * factor)
+
+    def _checked(self, size: int) -> int:
+        if size > MAX_EXPANDED:
             raise self._error(f"has more than {MAX_EXPANDED} characters when its counts are written out")
-        return rust + quantifier, total
+        return size
 
     def _quantifier(self) -> tuple[str, int]:
         """With how many copies it makes at most, or at least if there is no end. Laziness changes no language."""

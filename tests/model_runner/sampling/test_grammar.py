@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -286,9 +287,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     compile_one = Grammars._compile
 
-    def counting(self: Grammars, grammar: str) -> object:
+    def counting(self: Grammars, grammar: str, num_tokens: int) -> object:
         made.append(grammar)
-        return compile_one(self, grammar)
+        return compile_one(self, grammar, num_tokens)
 
     monkeypatch.setattr(Grammars, "_compile", counting)
     return made
@@ -398,6 +399,21 @@ def test_a_model_that_has_no_tokenizer_or_not_a_fitting_one() -> None:
         state.admit(0, SamplingParams(grammar=ONE), ())
 
 
+def test_what_nobody_fetches_is_dropped_by_its_size_too(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_CHARACTERS", 3 * len(ONE))
+    grammars = make()
+    grammars.prepare(ONE, 2)
+    grammars.prepare(OTHER, 2)
+    del compiled[:]
+    for grammar in (OTHER, OTHER, ONE, ONE):
+        grammars.matcher(grammar, (EOS,), ())
+    assert compiled == [ONE]
+    large = f"{ONE}  // {ONE * 9!r}"
+    grammars.prepare(large, 9)
+    grammars.matcher(large, (EOS,), ())
+    assert compiled == [ONE, large]
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -406,15 +422,11 @@ def test_a_failure_in_mid_output_ends_that_one_with_the_reason(
     begins_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the rows beside it are what they are alone."""
-    limits = module.llguidance.LLParserLimits(step_lexer_fuel=20, initial_lexer_fuel=10_000)
     sampling = SamplingParams(temperature=0.0, grammar=LANGUAGES["any character"][0], stop_token_ids=(EOS,))
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "_LIMITS", limits)
-        grammars = make()
-        grammars.prepare(sampling.grammar, 1)
-    state = SamplingState(4, WIDTH, CPU, grammars)
-    state.admit(1, sampling, ())  # this one has the limits
-    state.admit(0, sampling, ())
+    monkeypatch.setattr(module, "_STEP_FUEL", 20)
+    state = SamplingState(4, WIDTH, CPU, make())
+    state.admit(1, sampling, ())  # this one needs more
+    state.admit(0, replace(sampling, grammar=OTHER), ())
     state.admit(2, SamplingParams(temperature=0.0), ())
     state.admit(3, SamplingParams(temperature=0.0, grammar=ONE, stop_token_ids=(EOS,)), ())
     if begins_early:
@@ -428,3 +440,25 @@ def test_a_failure_in_mid_output_ends_that_one_with_the_reason(
     for row in (0, 2, 3):
         alone = Sampler(TorchDraw(WIDTH, CPU))(logits[row : row + 1], state.rows([row]))
         assert (picks.tokens[row], picks.errors[row]) == (alone.tokens[0], None)
+
+
+@pytest.mark.parametrize("begins_early", [False, True])
+@pytest.mark.parametrize("name", ["alternatives", "any character", "object"])
+def test_what_is_kept_for_other_outputs_never_ends_one(
+    name: str, begins_early: bool, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit that an output meets only for what was asked on the way, and not by itself."""
+    grammar, _ = LANGUAGES[name]
+    tokens = walk(grammar, 7, 30)
+    expected = [allowed(matcher(grammar, tokens[:place])) for place in range(len(tokens))]
+    monkeypatch.setattr(module, "_STATES", 28)
+    del compiled[:]
+    grammars = make()
+    state = grammars.matcher(grammar, (EOS,), ())
+    for place, token in enumerate(tokens):
+        if begins_early:
+            grammars.fill_masks([state])
+        assert allowed(state) == expected[place]
+        state.guess(tokens[:place], 5)
+        state.advance(token)
+    assert len(compiled) > 1

@@ -84,6 +84,8 @@ REFUSED = {
     "\\ud800": "does not exist",
     "\\p{^L}": "unknown class",
     "(x{1000}){1000}": "10000",
+    "|".join(f"(.*{letter}){{9}}[a-z]{{900}}" for letter in "abcdefghijklmnop"): "10000",
+    "a{6000}|b{6000}": "10000",
     "\ud800": "surrogate",
 }
 
