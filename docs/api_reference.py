@@ -167,12 +167,13 @@ def _section(route: APIRoute) -> Iterator[str]:
     """One endpoint: its request and its answer."""
     yield f"## {_title(route)}\n"
     yield f"{_summary(route)}\n"
-    if request := BODIES.get(route.path):
+    takes_body = "requestBody" in (route.openapi_extra or {})
+    if takes_body and (request := BODIES.get(route.path)):
         yield from _request(request)
     if inspect.isclass(route.response_model):
         yield "The answer:\n"
         yield response_table(route.response_model)
-    if chunk := CHUNKS.get(route.path):
+    if takes_body and (chunk := CHUNKS.get(route.path)):
         yield "Each event of a stream:\n"
         yield response_table(chunk)
 

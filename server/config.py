@@ -129,6 +129,10 @@ class Settings(BaseSettings):
 
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
     api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
+    data_dir: Path | None = Field(
+        None, description="Folder for what clients have the server keep; by default it is kept in memory."
+    )
+    max_stored_mib: float = Field(256.0, gt=0, description="So much is kept; beyond that, the oldest is dropped.")
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")
     cors_origins: Origins = Field(
         (),

@@ -7,12 +7,16 @@ from server.api.chat import routes as chat
 from server.api.completions import routes as completions
 from server.api.dialect import Dialect
 from server.api.openai.errors import error_body
+from server.api.responses import conversations
+from server.api.responses import routes as responses
 from server.api.tokens import routes as tokens
 from server.http.responses import ErrorWriter
 
 DIALECTS: Sequence[Dialect] = (
     chat.DIALECT,
     completions.DIALECT,
+    responses.DIALECT,
+    conversations.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
     capabilities.DIALECT,

@@ -32,7 +32,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     taken: Taken = await services.intake.run(take_in, body, services.info(), api, record.client)
     plan = taken.plan
     fingerprint = await services.fingerprint.of(services.info())
-    run = await _start(plan, record, services)
+    run = await start_run(plan, record, services)
     answer = api.answer(Answering(run, services.tokenizer, fingerprint, int(time.time())), taken.options)
     if plan.stream:
         limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
@@ -45,7 +45,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     return json_response(content, as_headers(plan.notices))
 
 
-async def _start(plan: Plan, record: RequestRecord, services: Services) -> Run:
+async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Run:
     """The plan, submitted, with its meter running. Raises ApiError if the engine does not take it."""
     settings = services.settings
     meter = RequestMeter(services.metrics, record, keeps_text=settings.log_prompts)

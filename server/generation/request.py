@@ -74,8 +74,10 @@ class GenerationRequest:
     model: str
     """As the client named it."""
     prompts: Sequence[Prompt]
+    id: str | None = None
+    """Of the answer. None: one is made."""
     id_prefix: str = "gen"
-    """Of the answer's id."""
+    """Of an id that is made."""
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
     max_tokens: int | None = None
     """For each choice."""

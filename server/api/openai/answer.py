@@ -51,7 +51,7 @@ class OpenAIAnswer:
         }
         self._warnings = {"warnings": as_json(plan.notices)}
         self._usage = usage
-        self._frame_head = b"data: " + _ascii_json(self._head)[:-1] + b',"choices":['
+        self._frame_head = b"data: " + ascii_json(self._head)[:-1] + b',"choices":['
         self._frame_tail = b'],"usage":null}\n\n' if usage.at_end else b"]}\n\n"
         self._is_first = True
 
@@ -66,7 +66,7 @@ class OpenAIAnswer:
         """The frame of a chunk with this choice."""
         if extra or self._is_first or self._usage.in_every_chunk:
             return self._rare_chunk(choice, extra or {})
-        return b"".join((self._frame_head, _ascii_json(choice), self._frame_tail))
+        return b"".join((self._frame_head, ascii_json(choice), self._frame_tail))
 
     def _rare_chunk(self, choice: dict[str, Any], extra: Mapping[str, Any]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._usage.at_end else {}
@@ -87,7 +87,7 @@ class OpenAIAnswer:
         return b"data: " + error_body(error) + b"\n\n" + _DONE
 
     def _frame(self, rest: Mapping[str, Any]) -> bytes:
-        return b"data: " + _ascii_json({**self._head, **rest}) + b"\n\n"
+        return b"data: " + ascii_json({**self._head, **rest}) + b"\n\n"
 
     def _reported_warnings(self) -> Mapping[str, Any]:
         return self._warnings if self.run.plan.notices else {}
@@ -114,7 +114,7 @@ def score_of(beam: BeamScore | None) -> dict[str, Any]:
     return {} if beam is None else {"score": beam.score, "cumulative_logprob": beam.cumulative_logprob}
 
 
-def _ascii_json(value: object) -> bytes:
-    """Some readers of events take U+2028 and its like for the end of a line: nothing but ASCII is sent."""
+def ascii_json(value: object) -> bytes:
+    """The value as JSON of nothing but ASCII: some readers of events take U+2028 and its like for the end of a line."""
     encoded = msgspec.json.encode(value)
     return encoded if encoded.isascii() else json.dumps(value, separators=(",", ":")).encode()

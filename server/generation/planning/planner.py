@@ -105,7 +105,7 @@ class Planner:
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)
         return EngineRequest(
-            request_id=f"{request.id_prefix}-{uuid.uuid4().hex}",
+            request_id=request.id or f"{request.id_prefix}-{uuid.uuid4().hex}",
             prompt=(),
             sampling=sampling,
             max_tokens=0,
@@ -122,8 +122,8 @@ class Planner:
         if isinstance(prompt, TokenPrompt):
             check_tokens(prompt.tokens, prompt.path, self._info.vocab_size)
             return _Encoded(prompt.tokens)
-        text, left_out = read_prompt(self._tokenizer, prompt)
-        notices += left_out
+        text, left_out = read_prompt(self._tokenizer, prompt, request.path("prompt"))
+        notices += (replace(notice, path=request.path(notice.path)) for notice in left_out)
         is_cut = request.truncate_prompt is not None
         return _Encoded(self._encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
 
