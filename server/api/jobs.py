@@ -20,6 +20,10 @@ class Job(Protocol):
         """All of it. If it is cancelled, the server ends, and what was promised is still to be done."""
         ...
 
+    def close(self) -> None:
+        """Give back what it holds; also if it never ran, or has ended."""
+        ...
+
 
 class Jobs:
     """Those that are running, by their ids."""
@@ -49,6 +53,8 @@ class Jobs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for job in self._running.values():
+            job.close()  # those that were cancelled before they ran
 
     async def _run(self, job_id: str, job: Job) -> None:
         try:

@@ -36,9 +36,10 @@ class Storage:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
     def close(self) -> None:
-        """When what has begun is done."""
-        self._thread.submit(self._close)
+        """When what has begun is done. May be called again."""
         self._thread.shutdown(wait=True)
+        if self._connection is not None:
+            self._connection.close()
 
     def _run(self, work: Callable[[Rows], _T]) -> _T:
         if self._connection is None:
@@ -50,15 +51,11 @@ class Storage:
             rows.drop_oldest(self._max_bytes, but_kept=UNFINISHED)
         return result
 
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-
 
 def _connect(path: str) -> sqlite3.Connection:
     """The database, which no other process can use meanwhile. Raises StorageError."""
     try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -23,6 +24,8 @@ from server.http.request_id import new_request_id
 from server.storage.rows import Row
 from server.storage.storage import Storage
 from server.telemetry.request_record import RequestRecord
+
+_logger = logging.getLogger("samewise.jobs")
 
 
 class BackgroundResponse:
@@ -65,11 +68,17 @@ class BackgroundResponse:
                 for _ in self._stream.take():
                     pass
                 self._told()
+        except UnavailableError as error:
+            _logger.info("left for the next start: %s", error.message, extra=self._record.ids)
         finally:
-            self._run.close()
-            self.has_ended = True
-            self._end.set()
-            self._wake()
+            self.close()
+
+    def close(self) -> None:
+        """See Job."""
+        self._run.close()
+        self.has_ended = True
+        self._end.set()
+        self._wake()
 
     async def cancel(self) -> None:
         """Make no more of it; returns when that is written down."""
