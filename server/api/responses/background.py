@@ -146,7 +146,7 @@ async def _start_again(row: Row, services: Services) -> None:
     stored = Stored() if promise["stored"] is None else Stored(**promise["stored"])
     occasion = Occasion(row.id, row.client, promise["created"], promise["seed"])
     info, body = services.info(), promise["body"].encode()
-    taken = await services.intake.run(take_in_response, body, info, occasion, stored)
+    taken = await services.intake.run(take_in_response, body, info, occasion, stored, num_bytes=len(row.body))
     assert isinstance(taken, TakenResponse), "all that it names is given"
     record = RequestRecord(new_request_id(), client=row.client)
     run = await start_run(taken.plan, record, services)

@@ -134,7 +134,8 @@ async def taken_in(
         return made, None
     names = made
     found = await services.storage.run(lambda rows: store.find(rows, names, occasion.client))
-    made = await services.intake.run(work, body, services.info(), occasion, found)
+    num_bytes = len(body) + found.num_bytes
+    made = await services.intake.run(work, body, services.info(), occasion, found, num_bytes=num_bytes)
     assert not isinstance(made, References), "all that it names is given"
     return made, found
 

@@ -52,6 +52,8 @@ class Stored:
     """The items of the conversation so far."""
     items: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Those that are named one by one, by their ids."""
+    num_bytes: int = 0
+    """Of all this."""
 
 
 def references_of(body: WindowFields) -> References:

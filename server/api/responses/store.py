@@ -107,18 +107,20 @@ def unfinished(rows: Rows) -> Sequence[Row]:
 
 def find(rows: Rows, names: References, client: str) -> Stored:
     """What a body names. Raises NotFoundError for what is not there."""
-    context: Sequence[Fields] = ()
+    context: Sequence[Row] = ()
     if names.response is not None:
         context = _conversation_until(rows, names.response, client)
     elif names.conversation is not None:
-        context = conversation_items(rows, names.conversation, client)
-    items: dict[str, Fields] = {}
+        find_conversation(rows, names.conversation, client, "conversation")
+        context = rows.of_parent(ITEM, names.conversation)
+    items: dict[str, Row] = {}
     for item_id in names.items:
         row = rows.get(ITEM, item_id, client)
         if row is None:
             raise _not_found("Item", item_id, "input")
-        items[item_id] = _read(row)
-    return Stored(context, items)
+        items[item_id] = row
+    num_bytes = sum(len(row.body) for row in (*context, *items.values()))
+    return Stored([_read(row) for row in context], {name: _read(row) for name, row in items.items()}, num_bytes)
 
 
 def find_conversation(rows: Rows, conversation_id: str, client: str, param: str | None = None) -> Fields:
@@ -142,7 +144,7 @@ def delete_conversation(rows: Rows, conversation_id: str, client: str) -> None:
 
 def conversation_items(rows: Rows, conversation_id: str, client: str) -> Sequence[Fields]:
     """All of its items, oldest first. Raises NotFoundError."""
-    find_conversation(rows, conversation_id, client, "conversation")
+    find_conversation(rows, conversation_id, client)
     return [_read(row) for row in rows.of_parent(ITEM, conversation_id)]
 
 
@@ -169,7 +171,7 @@ def append(rows: Rows, conversation_id: str, items: Sequence[Fields], client: st
     rows.renew(CONVERSATION, conversation_id)
 
 
-def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[Fields]:
+def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[Row]:
     """The items of a response, and of all before it in its conversation."""
     responses: list[str] = []
     before: str | None = response_id
@@ -186,7 +188,7 @@ def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[F
             raise InvalidRequestError(message, param="previous_response_id", code="invalid_value")
         responses.append(before)
         before = response["previous_response_id"]
-    return [_read(row) for one in reversed(responses) for row in rows.of_parent(ITEM, one)]
+    return [row for one in reversed(responses) for row in rows.of_parent(ITEM, one)]
 
 
 def _items(items: Sequence[Fields], client: str, parent: str, state: str) -> Sequence[Row]:
