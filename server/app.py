@@ -4,6 +4,7 @@ import asyncio
 import http
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from sse_starlette.sse import AppStatus
@@ -92,7 +93,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     for dialect in app.state.dialects:
         if dialect.resume is not None:
-            services.jobs.spawn(dialect.resume(services))
+            services.jobs.spawn(partial(dialect.resume, services))
     yield
     await services.jobs.close()
     services.intake.close()

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 _logger = logging.getLogger("samewise.jobs")
+Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Job(Protocol):
@@ -35,11 +36,11 @@ class Jobs:
     def start(self, job_id: str, job: Job) -> None:
         """Begin with it; it is found until it has ended."""
         self._running[job_id] = job
-        self.spawn(self._run(job_id, job))
+        self.spawn(lambda: self._run(job_id, job))
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Work) -> None:
         """Do something that nobody waits for."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(_logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -59,7 +60,13 @@ class Jobs:
     async def _run(self, job_id: str, job: Job) -> None:
         try:
             await job.run()
-        except Exception:
-            _logger.exception("a job ended too early", extra={"answer_id": job_id})
         finally:
             del self._running[job_id]
+
+
+async def _logged(work: Work) -> None:
+    """The work, whose failure is seen by nobody but who reads the log."""
+    try:
+        await work()
+    except Exception:
+        _logger.exception("work in the background failed")

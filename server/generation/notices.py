@@ -41,7 +41,7 @@ def as_headers(notices: Sequence[Notice]) -> dict[str, str]:
     """Their paths, as the headers of an answer say them."""
     if not notices:
         return {}
-    paths = ", ".join(_UNSAFE.sub("?", notice.path) for notice in notices)
+    paths = ", ".join(dict.fromkeys(_UNSAFE.sub("?", notice.path) for notice in notices))
     return {"x-samewise-ignored": paths[:_LONGEST_HEADER]}
 
 

@@ -127,7 +127,7 @@ async def _resume(row: Row, services: Services) -> None:
     while True:
         try:
             response = await services.storage.run(lambda rows: store.find_response(rows, row.id, row.client))
-            if response["status"] in ("queued", "in_progress"):
+            if response["status"] in store.UNMADE:
                 await _start_again(row, services)
         except NotFoundError:
             return  # deleted meanwhile

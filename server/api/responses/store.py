@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.api.responses.intent import References, Stored
-from server.errors import InvalidRequestError, NotFoundError, shorten
+from server.errors import InvalidRequestError, NotFoundError, UnavailableError, shorten
 from server.storage.rows import Row, Rows
 from server.storage.storage import UNFINISHED
 
 RESPONSE, CONVERSATION, ITEM, EVENTS, JOB = "response", "conversation", "item", "events", "job"
 _INPUT, _OUTPUT = "input", "output"
+UNMADE = ("queued", "in_progress")
 _BREAK = b"\n\n"
 Fields = Mapping[str, Any]
 
@@ -70,7 +71,7 @@ def cancel(rows: Rows, response_id: str, client: str) -> Fields:
     if not response["background"]:
         message = "Invalid 'response_id': only responses in the background can be cancelled."
         raise InvalidRequestError(message, param="response_id", code="invalid_value")
-    if response["status"] in ("queued", "in_progress"):
+    if response["status"] in UNMADE:
         response = {**response, "status": "cancelled"}
         rows.delete(JOB, response_id, client, parent=response_id)
         rows.put(Row(RESPONSE, response_id, client, _json(response), state="cancelled"))
@@ -90,8 +91,12 @@ def input_of(rows: Rows, response_id: str, client: str) -> Sequence[Fields]:
 
 
 def events_of(rows: Rows, response_id: str, client: str) -> Sequence[bytes]:
-    """The frames of a response's stream. Raises NotFoundError, and InvalidRequestError if it had none."""
-    find_response(rows, response_id, client)
+    """The frames of a response's stream.
+
+    Raises NotFoundError, InvalidRequestError if it had none, UnavailableError while nobody makes it.
+    """
+    if find_response(rows, response_id, client)["status"] in UNMADE:
+        raise UnavailableError("The server was started again, and has not come to this response yet.")
     row = rows.get(EVENTS, response_id, client, parent=response_id)
     if row is None:
         message = "Invalid 'stream': this response was not streamed when it was made."
