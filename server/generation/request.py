@@ -33,11 +33,14 @@ class TokenPrompt:
         return TextPrompt(negative)
 
 
+Message = Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages to answer, by the model's chat template."""
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
     """As templates take them: role, content as one string, and what else a message has."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Of which the model is told, as templates take them."""
@@ -52,6 +55,8 @@ class Conversation:
     """Whether the prompt ends with the beginning of the assistant's turn."""
     continue_last: bool = False
     """Whether the last message is continued instead of answered."""
+    drops_oldest: bool = False
+    """Whether the oldest messages are left out, and that is reported, where all of them do not fit."""
 
     def opposed(self, negative: str) -> "Conversation":
         """The same with another system message, in place of the first one if there are several."""

@@ -45,7 +45,7 @@ def head_of(body: CreateResponse, plan: Plan, names: Mapping[str, QualifiedName]
         "tool_choice": _plain(body.tool_choice) or "auto",
         "tools": [_tool(tool) for tool in body.tools or () if not isinstance(tool, HostedTool)],
         "top_logprobs": body.top_logprobs or 0,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "seed": plan.seed,
         **({} if body.user is None else {"user": body.user}),
         **({} if body.conversation_id is None else {"conversation": {"id": body.conversation_id}}),

@@ -1,7 +1,7 @@
 """What the body of a response asks for, after the conversation that it goes on from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -116,10 +116,11 @@ def response_intent(
     offer = offer_of(body)
     history = history_of(body, stored, offer)
     wants_logprobs = "message.output_text.logprobs" in body.includes or bool(body.top_logprobs)
+    conversation = conversation_of(history, body, offer, body.chat_template_kwargs or {})
     request = GenerationRequest(
         **generation_fields(body, paths_of(history), body.constraint),
         id=answer_id,
-        prompts=(conversation_of(history, body, offer, body.chat_template_kwargs or {}),),
+        prompts=(replace(conversation, drops_oldest=body.truncation == "auto"),),
         tools=tool_use(offer, body.tool_choice, is_parallel=body.parallel_tool_calls is not False),
         thinking_budget=body.thinking_token_budget,
         max_tokens=body.max_output_tokens,

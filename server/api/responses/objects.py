@@ -137,7 +137,7 @@ class ResponseObject(ResponseModel):
     tools: list[dict[str, Any]] = Field(description="Those that the model was offered.")
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     user: str | None = None
     seed: int = Field(description="Extension: the request's seed, or the one that was drawn for it.")
     system_fingerprint: str = Field(description="Extension: changes whenever the answer to the same request may.")

@@ -137,7 +137,7 @@ class InputFields(WindowFields):
     text: TextConfig | None = Field(None, description="The form of the text.")
     reasoning: ReasoningConfig | None = Field(None, description="How to think first.")
     truncation: Literal["auto", "disabled"] | None = hint(
-        "What happens to a conversation that does not fit.", "One that does not fit is refused.", off=["disabled"]
+        "What happens to a conversation that does not fit.", "All of it is counted.", off=["disabled"]
     )
 
     @property
@@ -165,6 +165,11 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
 
     max_output_tokens: int | None = Field(
         None, ge=1, le=2**31 - 1, description="By default the rest of the context, and never more than that."
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None,
+        description="Of a conversation that does not fit, `auto` leaves out the oldest messages and reports it; else "
+        "it is refused.",
     )
     max_tool_calls: int | None = no_effect("Counts calls of hosted tools, of which there are none.", ge=1)
     top_logprobs: int | None = Field(

@@ -154,11 +154,11 @@ async def test_the_object_tells_the_settings(client: httpx.AsyncClient) -> None:
 
 async def test_what_is_left_out_is_reported(client: httpx.AsyncClient) -> None:
     fields = {
-        "tools": [WEATHER, {"type": "web_search", "external_web_access": True}], "truncation": "auto",
+        "tools": [WEATHER, {"type": "web_search", "external_web_access": True}],
         "text": {"verbosity": "low"}, "reasoning": {"effort": "high", "context": "all_turns"}, "service_tier": "flex",
     }  # fmt: skip
     answer = await client.post(RESPONSES, json=asking(**fields))
-    left_out = {"tools[1]", "truncation", "text.verbosity", "reasoning.effort", "reasoning.context", "service_tier"}
+    left_out = {"tools[1]", "text.verbosity", "reasoning.effort", "reasoning.context", "service_tier"}
     assert {one["path"] for one in answer.json()["warnings"]} == left_out
     assert set(answer.headers["x-samewise-ignored"].split(", ")) == left_out
 
@@ -190,6 +190,25 @@ async def test_a_request_that_rules_out_every_token_is_to_blame(client: httpx.As
 async def test_a_prompt_that_is_too_long(client: httpx.AsyncClient) -> None:
     error = error_of(await client.post(RESPONSES, json=asking(input="x" * 5000)))
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+
+
+async def test_a_conversation_that_is_too_long_loses_its_oldest_messages(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    turns = [{"role": role, "content": f"{number}" * 400} for number in range(9) for role in ("user", "assistant")]
+    said = [{"role": "system", "content": "Be brief."}, *turns, {"role": "user", "content": "And?"}]
+    error = error_of(await client.post(RESPONSES, json=asking(input=said)))
+    assert error["code"] == "context_length_exceeded"
+    response = await whole(client, input=said, truncation="auto")
+    (warning,) = response["warnings"]
+    kept = engine.requests[-1].prompt
+    assert warning["path"] == "input"
+    assert f"the {10} oldest messages" in warning["reason"]
+    assert await whole(client, input=[said[0], *said[11:]])
+    assert engine.requests[-1].prompt == kept
+    assert len(kept) + 400 <= 4096 < len(kept) + 400 + 850
+    fitting = await whole(client, truncation="auto")
+    assert "warnings" not in fitting
 
 
 async def test_silence_is_filled_with_events(make_app, engine: FakeEngine) -> None:
