@@ -146,7 +146,7 @@ class Settings(BaseSettings):
         30.0, gt=0, description="A client that keeps the server waiting for this long, sending or reading, is dropped."
     )
     drain_grace_s: float = Field(30.0, ge=0, description="How long running requests may finish after SIGTERM.")
-    keepalive_s: float = Field(15.0, gt=0, description="Silence on a stream after which a comment line is sent.")
+    keepalive_s: float = Field(15.0, gt=0, description="Silence on a stream after which a sign of life is sent.")
     engine_timeout_s: float = Field(300.0, gt=0, description="An engine silent for this long mid-step is restarted.")
     log_format: Literal["text", "json"] = Field("text", description="Format of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")

@@ -39,6 +39,6 @@ def migrate(connection: sqlite3.Connection) -> None:
     """Take the steps that this database has not taken. Raises StorageError for one that is ahead of them."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(_STEPS):
-        raise StorageError(f"The stored data has version {version}, and this server knows {len(_STEPS)}.")
+        raise StorageError(f"it has version {version}, and this server knows {len(_STEPS)}")
     for number, step in enumerate(_STEPS[version:], start=version + 1):
         connection.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")

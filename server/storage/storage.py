@@ -54,12 +54,15 @@ class Storage:
 
 def _connect(path: str) -> sqlite3.Connection:
     """The database, which no other process can use meanwhile. Raises StorageError."""
+    connection = None
     try:
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         migrate(connection)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, StorageError) as error:
+        if connection is not None:
+            connection.close()
         raise StorageError(f"The stored data in {path} cannot be used: {error}.") from error
     return connection

@@ -84,6 +84,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "aux_model": ("some/amateur", "some/amateur"),
     "tool_parser": ("hermes", "hermes"),
     "reasoning_parser": ("think", "think"),
+    "data_dir": ("data", Path("data")),
+    "max_stored_mib": ("0.5", 0.5),
     "strict": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "cors_origins": ("https://a.example", ("https://a.example",)),
