@@ -105,7 +105,8 @@ underscores, else a new one.
 
 An error before the first token is a real status, also for a stream, unless nothing came for `keepalive_s`
 ({keepalive:g} s by default): then the stream has begun with a comment line, to be kept alive by whatever lies between,
-and is a 200. A stream that has begun ends, after an error, with `data: {{"error": ...}}` and `data: [DONE]`.
+and is a 200. A stream that has begun ends, after an error, with `data: {{"error": ...}}` and `data: [DONE]`; one of a
+response begins and ends with events of its own, the last of them `response.failed`.
 
 {error_body}"""
 

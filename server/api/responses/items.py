@@ -15,8 +15,6 @@ _TEXTS = {"refusal": "refusal"}
 """Types of parts whose text is not under `text`."""
 _NO_MEDIA = "Unsupported value: '{path}' is no text, and this model takes text alone."
 
-Status = Literal["in_progress", "completed", "incomplete"]
-
 
 class Part(EchoedModel):
     """A piece of text."""
@@ -76,7 +74,7 @@ class Item(EchoedModel):
     """What all items have."""
 
     id: str | None = no_effect("Its own id.")
-    status: Status | None = no_effect("How far it came.")
+    status: str | None = no_effect("How far it came.")
 
 
 class MessageItem(Item):
