@@ -112,7 +112,8 @@ underscores, else a new one.
 An error before the first token is a real status, also for a stream, unless nothing came for `keepalive_s`
 ({keepalive:g} s by default): then the stream has begun with a comment line, to be kept alive by whatever lies between,
 and is a 200. A stream that has begun ends, after an error, with `data: {{"error": ...}}` and `data: [DONE]`;
-in Anthropic's API, with an event `error`.
+in Anthropic's API, with an event `error`; one of a response begins and ends with events of its own, the last of them
+`response.failed`.
 
 {error_body}"""
 
@@ -174,13 +175,14 @@ def _section(route: APIRoute) -> Iterator[str]:
     """One endpoint: its request and its answer."""
     yield f"## {_title(route)}\n"
     yield f"{_summary(route)}\n"
-    if request := BODIES.get(route.path):
+    takes_body = "requestBody" in (route.openapi_extra or {})
+    if takes_body and (request := BODIES.get(route.path)):
         yield from _request(request)
     for model in get_args(route.response_model) or (route.response_model,):
         if inspect.isclass(model):
             yield f"The answer{_form(model)}:\n"
             yield response_table(model)
-    if chunk := CHUNKS.get(route.path):
+    if takes_body and (chunk := CHUNKS.get(route.path)):
         yield "Each event of a stream:\n"
         yield response_table(chunk)
 

@@ -1,8 +1,10 @@
 """The HTTP application: wires the endpoints to an engine, a tokenizer and the settings."""
 
+import asyncio
 import http
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from sse_starlette.sse import AppStatus
@@ -13,6 +15,7 @@ from server import __version__
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS, error_writers
 from server.api.intake import Intake
+from server.api.jobs import Jobs
 from server.api.openapi import install_openapi
 from server.api.services import Services
 from server.config import Settings
@@ -27,6 +30,7 @@ from server.http.cors import allow_origins
 from server.http.head import HeadMiddleware
 from server.http.middleware import RequestMiddleware, report
 from server.http.responses import error_response
+from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
@@ -69,7 +73,8 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint, intake)
+    storage = Storage(settings.data_dir, int(settings.max_stored_mib * (1 << 20)))
+    app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint, intake, storage, Jobs())
     app.state.dialects = dialects
     app.add_middleware(AuthMiddleware, keys=load_keys(settings))
     app.add_middleware(HeadMiddleware)
@@ -87,8 +92,14 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    for dialect in app.state.dialects:
+        if dialect.resume is not None:
+            services.jobs.spawn(partial(dialect.resume, services))
     yield
-    app.state.services.intake.close()
+    await services.jobs.close()
+    services.intake.close()
+    await asyncio.to_thread(services.storage.close)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -139,6 +139,10 @@ class Settings(BaseSettings):
 
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
     api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
+    data_dir: Path | None = Field(
+        None, description="Folder for what clients have the server keep; by default it is kept in memory."
+    )
+    max_stored_mib: float = Field(256.0, gt=0, description="So much is kept; beyond that, the oldest is dropped.")
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")
     cors_origins: Origins = Field(
         (),
@@ -152,7 +156,7 @@ class Settings(BaseSettings):
         30.0, gt=0, description="A client that keeps the server waiting for this long, sending or reading, is dropped."
     )
     drain_grace_s: float = Field(30.0, ge=0, description="How long running requests may finish after SIGTERM.")
-    keepalive_s: float = Field(15.0, gt=0, description="Silence on a stream after which a comment line is sent.")
+    keepalive_s: float = Field(15.0, gt=0, description="Silence on a stream after which a sign of life is sent.")
     engine_timeout_s: float = Field(300.0, gt=0, description="An engine silent for this long mid-step is restarted.")
     log_format: Literal["text", "json"] = Field("text", description="Format of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")

@@ -6,7 +6,8 @@ ApiError
 │   ├── NotFoundError            404  unknown model or path
 │   ├── MethodNotAllowedError    405
 │   ├── BodyTooLargeError        413
-│   └── MediaTypeError           415
+│   ├── MediaTypeError           415
+│   └── UpgradeError             426  there is no such protocol here
 ├── AuthenticationError          401
 ├── RateLimitError               429  the queue is full
 ├── InternalError                500  our fault
@@ -96,6 +97,16 @@ class MediaTypeError(InvalidRequestError):
     """The body is not declared to be JSON."""
 
     status = 415
+
+
+class UpgradeError(InvalidRequestError):
+    """The path is answered over plain HTTP, by other methods."""
+
+    status = 426
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {**super().headers, "Upgrade": "HTTP/1.1", "Connection": "Upgrade"}
 
 
 class AuthenticationError(ApiError):

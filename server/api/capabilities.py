@@ -198,7 +198,7 @@ def _describe(field: dict[str, Any], required: bool, default: object, excludes: 
 def _default(request: type[RequestModel], name: str, defaults: Mapping[str, object]) -> object:
     if name in defaults:
         return defaults[name]
-    if name == "max_completion_tokens":
+    if name in ("max_completion_tokens", "max_output_tokens"):
         return defaults.get("max_tokens")
     if name == "max_tokens" and request is CompletionRequest:
         return DEFAULT_MAX_TOKENS

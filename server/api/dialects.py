@@ -10,6 +10,8 @@ from server.api.embeddings import routes as embeddings
 from server.api.messages import routes as messages
 from server.api.openai.errors import error_response
 from server.api.rerank import routes as rerank
+from server.api.responses import conversations
+from server.api.responses import routes as responses
 from server.api.scores import routes as scores
 from server.api.tokens import routes as tokens
 from server.http.responses import ErrorWriter
@@ -17,6 +19,8 @@ from server.http.responses import ErrorWriter
 DIALECTS: Sequence[Dialect] = (
     chat.DIALECT,
     completions.DIALECT,
+    responses.DIALECT,
+    conversations.DIALECT,
     messages.DIALECT,
     embeddings.DIALECT,
     scores.DIALECT,

@@ -33,7 +33,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     taken: Taken = await services.intake.run(take_in, body, services.info(), api, record.client)
     plan = taken.plan
     fingerprint = await services.fingerprint.of(services.info())
-    run = await _start(plan, record, services)
+    run = await start_run(plan, record, services)
     answering = Answering(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
     answer = api.answer(answering, taken.options)
     if plan.stream:
@@ -52,7 +52,7 @@ async def respond_with_numbers(api: PoolingApi, request: Request, services: Serv
     body = await read_body(request, services.settings.max_body_mib)
     record = record_of(request)
     taken: Taken = await services.intake.run(take_in_pooling, body, services.info(), api, record.client)
-    run = await _start(taken.plan, record, services)
+    run = await start_run(taken.plan, record, services)
     try:
         await unless_gone(request, collect(run))
     finally:
@@ -61,7 +61,7 @@ async def respond_with_numbers(api: PoolingApi, request: Request, services: Serv
     return json_response(content, as_headers(run.plan.notices))
 
 
-async def _start(plan: Plan, record: RequestRecord, services: Services) -> Run:
+async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Run:
     """The plan, submitted, with its meter running. Raises ApiError if the engine does not take it."""
     settings = services.settings
     meter = RequestMeter(services.metrics, record, keeps_text=settings.log_prompts)

@@ -4,7 +4,8 @@ It is a folder: schema.py (what clients send), intent.py (its fields as a Genera
 answer and its stream), routes.py. All else exists once, here and below.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,13 +72,16 @@ class Taken:
 def take_in(context: IntakeContext, body: bytes, api: GenerationApi, client: str) -> Taken:
     """The plan for the body of a request from this client. Raises ApiError."""
     asked = validated(api.schema, body)
-    try:
+    with refused_constraints():
         plan = context.planner().plan(api.intent(asked), client)
-    except ConstraintError as error:
-        raise refused_constraint(error) from error
     return Taken(plan, api.options(asked, plan, context.tokenizer))
 
 
-def refused_constraint(error: ConstraintError) -> InvalidRequestError:
-    """What the client is told of a form that answers cannot be held to."""
-    return InvalidRequestError(f"Invalid '{error.path}': {error.reason}", param=error.path, code="invalid_value")
+@contextmanager
+def refused_constraints() -> Iterator[None]:
+    """Within it, a ConstraintError becomes the InvalidRequestError that a client is told."""
+    try:
+        yield
+    except ConstraintError as error:
+        message = f"Invalid '{error.path}': {error.reason}"
+        raise InvalidRequestError(message, param=error.path, code="invalid_value") from error

@@ -32,7 +32,8 @@ SMALL_BYTES = 4 << 10
 LARGE_BYTES = 192 << 10
 """Bodies from this size on go to another process."""
 SLOW = re.compile(
-    rb"dry_sequence_breakers|response_format|output_config|output_format|structured_outputs|guided_|tools|functions|\\u00"
+    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|tools|"
+    rb"functions|\\u00"
 )
 """What takes a while, however short it is: breakers are looked for in the whole vocabulary, and grammars are compiled.
 A name may have escapes."""
@@ -69,16 +70,19 @@ class Intake:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samewise-intake")
         self._processes: ProcessPoolExecutor | None = None
 
-    async def run(self, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any) -> _T:
+    async def run(
+        self, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any, num_bytes: int | None = None
+    ) -> _T:
         """What `work` returns or raises, given an IntakeContext, the body and the other arguments.
 
-        It must be a function that can be imported, and all of this must be picklable. Raises InternalError if the
-        process of a large body ended before it was done.
+        It must be a function that can be imported, and all of this must be picklable. `num_bytes` is the size of it
+        all, if that is not the body's. Raises InternalError if the process of a large body ended before it was done.
         """
-        if len(body) >= LARGE_BYTES:
+        size = len(body) if num_bytes is None else num_bytes
+        if size >= LARGE_BYTES:
             return await self._elsewhere(work, body, info, *args)
         context = IntakeContext(self._tokenizer, self._model, info, self._settings)
-        if len(body) <= SMALL_BYTES and not SLOW.search(body):
+        if size <= SMALL_BYTES and not SLOW.search(body):
             return work(context, body, *args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, context, body, *args)
 

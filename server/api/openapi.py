@@ -21,6 +21,7 @@ ERRORS = {
     405: "The path takes other methods.",
     413: "The body is larger than `max_body_mib`.",
     415: "The body is not declared as `application/json`.",
+    426: "The path takes POST over plain HTTP, and no websockets.",
     429: "The server has as many requests as it can hold.",
     529: "The same, in Anthropic's API.",
     500: "A fault of the server; its log has more, under the request's id.",

@@ -7,12 +7,14 @@ from fastapi import Depends, Request
 
 from model_runner.info import RunnerInfo
 from server.api.intake import Intake
+from server.api.jobs import Jobs
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.errors import UnavailableError
 from server.generation.fingerprint import Fingerprint
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
+from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
@@ -30,6 +32,8 @@ class Services:
     metrics: Metrics
     fingerprint: Fingerprint
     intake: Intake
+    storage: Storage
+    jobs: Jobs
 
     def info(self) -> RunnerInfo:
         """What the engine knows about the model. Raises UnavailableError while it takes no work."""

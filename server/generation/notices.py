@@ -24,16 +24,16 @@ class Notice:
 
 
 def to_report(notices: Iterable[Notice], *, strict: bool) -> Sequence[Notice]:
-    """Those that an answer reports: of what each of many messages has, the first. With `strict` nothing is left out.
+    """Those that an answer reports: of what several messages have alike, the first. With `strict` nothing is left out.
 
     Raises InvalidRequestError then.
     """
-    first: dict[str, Notice] = {}
+    first: dict[tuple[str, str], Notice] = {}
     for notice in notices:
         if strict:
             message = f"Unsupported parameter: '{notice.path}' is refused by this server, which is strict. "
             raise InvalidRequestError(message + notice.reason, param=notice.path, code="unsupported_parameter")
-        first.setdefault(_INDEX.sub("[]", notice.path), notice)
+        first.setdefault((_INDEX.sub("[]", notice.path), notice.reason), notice)
     return tuple(first.values())[:MAX_NOTICES]
 
 
@@ -41,7 +41,7 @@ def as_headers(notices: Sequence[Notice]) -> dict[str, str]:
     """Their paths, as the headers of an answer say them."""
     if not notices:
         return {}
-    paths = ", ".join(_UNSAFE.sub("?", notice.path) for notice in notices)
+    paths = ", ".join(dict.fromkeys(_UNSAFE.sub("?", notice.path) for notice in notices))
     return {"x-samewise-ignored": paths[:_LONGEST_HEADER]}
 
 

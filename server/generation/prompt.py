@@ -18,12 +18,15 @@ MAY_SHOW = ("name", "reasoning_content")
 """Parts that clients send along: those that the template does not show are left out and reported."""
 
 
-def read_prompt(tokenizer: Tokenizer, prompt: TextPrompt | Conversation) -> tuple[str, list[Notice]]:
+def read_prompt(
+    tokenizer: Tokenizer, prompt: TextPrompt | Conversation, path: str = "messages"
+) -> tuple[str, list[Notice]]:
     """The prompt's text with all special tokens that it writes itself, and what was left out of it.
 
-    Raises InvalidRequestError for a conversation that the model has no template for, or that this does not take.
+    Raises InvalidRequestError for a conversation that the model has no template for, or that this does not take:
+    `path` is where it stands.
     """
-    return (prompt.text, []) if isinstance(prompt, TextPrompt) else render(tokenizer.chat_template, prompt)
+    return (prompt.text, []) if isinstance(prompt, TextPrompt) else render(tokenizer.chat_template, prompt, path)
 
 
 def encode(tokenizer: Tokenizer, text: str, prompt: Prompt | None = None) -> list[int]:
@@ -34,14 +37,16 @@ def encode(tokenizer: Tokenizer, text: str, prompt: Prompt | None = None) -> lis
     return tokenizer.encode(text, add_special_tokens=isinstance(prompt, TextPrompt))
 
 
-def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[str, list[Notice]]:
+def render(
+    template: ChatTemplate | None, conversation: Conversation, path: str = "messages"
+) -> tuple[str, list[Notice]]:
     """The text of the conversation, special tokens included, and what the template does not show of it.
 
     Raises InvalidRequestError as `read_prompt` does.
     """
     if template is None:
         message = "This model has no chat template. Use /v1/completions."
-        raise InvalidRequestError(message, param="messages", code="unsupported_parameter")
+        raise InvalidRequestError(message, param=path, code="unsupported_parameter")
     if conversation.continue_last and not conversation.messages[-1]["content"]:
         message = "'continue_final_message' needs a final message with content."
         raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
@@ -53,7 +58,7 @@ def render(template: ChatTemplate | None, conversation: Conversation) -> tuple[s
     except ChatTemplateError as error:
         reason = shorten(str(error), 200)
         message = f"The model's chat template does not accept these messages: {reason}"
-        raise InvalidRequestError(message, param="messages", code="invalid_value") from error
+        raise InvalidRequestError(message, param=path, code="invalid_value") from error
     return text, notices
 
 

@@ -34,11 +34,14 @@ class TokenPrompt:
         return TextPrompt(negative)
 
 
+Message = Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages to answer, by the model's chat template."""
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
     """As templates take them: role, content as one string, and what else a message has."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Of which the model is told, as templates take them."""
@@ -54,6 +57,8 @@ class Conversation:
     """Whether the prompt ends with the beginning of the assistant's turn."""
     continue_last: bool = False
     """Whether the last message is continued instead of answered."""
+    drops_oldest: bool = False
+    """Whether the oldest messages are left out, and that is reported, where all of them do not fit."""
 
     def opposed(self, negative: str) -> "Conversation":
         """The same with another system message, in place of the first one if there are several."""
@@ -76,8 +81,10 @@ class GenerationRequest:
     model: str
     """As the client named it."""
     prompts: Sequence[Prompt]
+    id: str | None = None
+    """Of the answer. None: one is made."""
     id_prefix: str = "gen-"
-    """Of the answer's id, as far as its API prescribes it."""
+    """Of an id that is made, as far as its API prescribes it."""
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
     max_tokens: int | None = None
     """For each choice."""

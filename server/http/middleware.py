@@ -39,11 +39,16 @@ def record_in(scope: Scope) -> RequestRecord:
 
 
 def report(error: Exception, scope: Scope) -> ApiError:
+    """See `report_of`."""
+    return report_of(error, record_in(scope), logging.DEBUG if scope["path"] in _PROBES else logging.WARNING)
+
+
+def report_of(error: Exception, record: RequestRecord, level: int = logging.WARNING) -> ApiError:
     """What the client is told of the error that ends its request. The server's own faults leave a line in the log.
 
-    Whatever is no ApiError is a bug: the log gets its trace, the client the id under which it is found there.
+    Whatever is no ApiError is a bug: the log gets its trace, the client the id under which it is found there. `level`
+    is that of the line for what passes by itself.
     """
-    record = record_in(scope)
     if not isinstance(error, ApiError):
         _errors.error("unhandled exception", extra=record.ids, exc_info=error)
         return InternalError("The server had an error while processing your request.").naming(record.request_id)
@@ -51,7 +56,6 @@ def report(error: Exception, scope: Scope) -> ApiError:
         _errors.error("request failed: %s", error.message, extra=record.ids)
         return error.naming(record.request_id)
     if error.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
-        level = logging.DEBUG if scope["path"] in _PROBES else logging.WARNING
         _errors.log(level, "request failed: %s", error.message, extra=record.ids)
     return error
 

@@ -85,6 +85,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "tool_parser": ("hermes", "hermes"),
     "reasoning_parser": ("think", "think"),
     "score_tokens": ("no,yes", ("no", "yes")),
+    "data_dir": ("data", Path("data")),
+    "max_stored_mib": ("0.5", 0.5),
     "strict": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "cors_origins": ("https://a.example", ("https://a.example",)),

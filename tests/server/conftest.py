@@ -37,7 +37,9 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Callable[..., FastAPI]:
+def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Iterator[Callable[..., FastAPI]]:
+    made: list[FastAPI] = []
+
     def make(
         model_folder: Path | None = None,
         aux: ModelFolder | None = None,
@@ -46,9 +48,12 @@ def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Callable
     ) -> FastAPI:
         path = model_folder or folder
         chosen = tokenizer if model_folder is None else Tokenizer.from_folder(path)
-        return create_app(engine, chosen, Settings(**settings), ModelFolder(path, "tiny"), aux, dialects)
+        made.append(create_app(engine, chosen, Settings(**settings), ModelFolder(path, "tiny"), aux, dialects))
+        return made[-1]
 
-    return make
+    yield make
+    for app in made:
+        app.state.services.storage.close()
 
 
 @pytest.fixture

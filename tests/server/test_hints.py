@@ -152,7 +152,7 @@ async def test_what_asks_for_nothing_is_not_reported(strict_client: httpx.AsyncC
 async def test_several_hints_are_reported_in_the_order_of_the_fields(client: httpx.AsyncClient):
     messages = [*user(name="Ann", b=1, a=2), *assistant(reasoning_content="hm")]
     hints = {"service_tier": "flex", "verbosity": "low", "reasoning_effort": "high"}
-    expected = ["messages[0].b", "messages[0].a", "verbosity", "service_tier", "reasoning_effort"]
+    expected = ["service_tier", "messages[0].b", "messages[0].a", "verbosity", "reasoning_effort"]
     shown_late = ["messages[0].name", "messages[2].reasoning_content"]
     await reports(client, *expected, *shown_late, messages=messages, **hints)
 

@@ -143,7 +143,7 @@ async def test_templates_that_refuse_several_system_messages(
         messages = [system(), user("a"), user("b"), system("Be kind.", "developer")]
         prompt, reported = await shown(client, engine, messages)
         assert prompt == "Be brief.\n\nBe kind.|<|start|>user\na\n\nb<|end|>"
-        assert reported == ["messages[].role"]
+        assert reported == ["messages[].role"] * 2
         prompt, reported = await shown(client, engine, [system(), system("Be kind."), user()])
         assert (prompt, reported) == ("Be brief.\n\nBe kind.|<|start|>user\nhi<|end|>", ["messages[].role"])
         prompt, reported = await shown(client, engine, [system(), user()])

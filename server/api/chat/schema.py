@@ -1,10 +1,11 @@
 """The request of POST /v1/chat/completions."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from server.api.fields.generation import ConversationFields
+from server.api.fields.account import AccountFields
+from server.api.fields.generation import ConversationFields, ReasoningEffort
 from server.api.fields.messages import Content, Message, text_of
 from server.api.fields.openai import SamplingFields
 from server.api.fields.rules import (
@@ -12,7 +13,6 @@ from server.api.fields.rules import (
     SUPPORTED_VALUES_ONLY,
     Refused,
     RequestModel,
-    at_most,
     hint,
     no_effect,
     refused,
@@ -39,7 +39,7 @@ class Prediction(RequestModel):
         return text_of(self.content)
 
 
-class ChatCompletionRequest(ToolFields, ConversationFields, SamplingFields):
+class ChatCompletionRequest(ToolFields, AccountFields, ConversationFields, SamplingFields):
     """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, oldest first.")
@@ -68,16 +68,11 @@ class ChatCompletionRequest(ToolFields, ConversationFields, SamplingFields):
         examples=[{"type": "content", "content": "def add(a, b):\n    return a + b\n"}],
     )
 
-    metadata: Annotated[
-        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None, at_most(16)
-    ] = no_effect("Up to 16 pairs of strings.")
     modalities: Annotated[list[Literal["text"]] | None, Field(min_length=1, max_length=1), SUPPORTED_VALUES_ONLY] = (
         no_effect("Text is the only one.")
     )
-    prompt_cache_key: str | None = no_effect("Prefixes are found without it.")
-    safety_identifier: str | None = no_effect("Your own id of the end user.", max_length=64)
 
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = hint(
+    reasoning_effort: ReasoningEffort | None = hint(
         "How much to think first. Given to a chat template that has a variable of this name.", ""
     )
     thinking: ThinkingSwitch | None = hint(
@@ -86,17 +81,7 @@ class ChatCompletionRequest(ToolFields, ConversationFields, SamplingFields):
     verbosity: Literal["low", "medium", "high"] | None = hint(
         "How long an answer should be.", "The length is not controlled."
     )
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = hint(
-        "How long prefixes are kept.", "Prefixes are kept in memory, for as long as there is room.",
-        off=["in_memory", "in-memory"],
-    )  # fmt: skip
-    prompt_cache_options: dict[str, Any] | None = hint(
-        "Control of the prompt cache.", "All prefixes are cached, for as long as there is room."
-    )
     store: bool | None = hint("Whether the answer is kept.", "Nothing is stored.")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = hint(
-        "Which price is paid for which speed.", "There is one tier.", off=["auto", "default"]
-    )
 
     audio: Refused = refused("Audio output.")
     moderation: Refused = refused("Moderation.")

@@ -1,6 +1,6 @@
 """The fields of every API that generates: which model, how its tokens are chosen, in what form."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,8 @@ from server.api.fields.wire import settings_of
 from server.generation.constraints.constraint import Constraint
 from server.generation.constraints.json_text import LooseJson
 from server.generation.settings import MAX_CANDIDATES, BeamSearchSettings, DecodingSettings
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class GenerationFields(StructuredFields, DecodingFields):

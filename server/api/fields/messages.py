@@ -46,7 +46,7 @@ def text_of(content: str | Sequence[TextPart] | None) -> str:
     return "\n".join((part.text if part.type == "text" else part.refusal) or "" for part in content)
 
 
-def _arguments(text: str) -> Any:
+def arguments_of(text: str) -> Any:
     """What the text of a call's arguments stands for: an object, which templates want to write themselves.
 
     What is no object (a model was cut off, or wrote no JSON) stays the text that it is: the conversation goes on.
@@ -177,4 +177,4 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
 
 
 def _function_for_template(call: FunctionCall) -> dict[str, Any]:
-    return {"name": call.name, "arguments": _arguments(call.arguments)}
+    return {"name": call.name, "arguments": arguments_of(call.arguments)}

@@ -177,13 +177,17 @@ def _of_format(asked: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat)
     match asked:
         case JsonObjectFormat():
             return JsonObject()
-        case JsonSchemaFormat(json_schema=named) if named.schema_ is None:
-            return JsonObject()
         case JsonSchemaFormat(json_schema=named):
-            path = "response_format.json_schema.schema"
-            return JsonSchema(named.schema_, path) if named.strict else LooseJson.read(named.schema_, path)
+            return constraint_of_schema(named, "response_format.json_schema.schema")
         case StructuralTagFormat():
             return StructuralTag(asked.model_dump(exclude_none=True), "response_format")
+
+
+def constraint_of_schema(named: NamedSchema, path: str) -> Constraint:
+    """What a schema asks for that stands at this path. Raises ConstraintError."""
+    if named.schema_ is None:
+        return JsonObject()
+    return JsonSchema(named.schema_, path) if named.strict else LooseJson.read(named.schema_, path)
 
 
 def _of_structured(asked: StructuredOutputs, path: str) -> Constraint:

@@ -10,7 +10,7 @@ from server.api.fields.structured import MAX_TEXT
 from server.generation.tools import TextForm, Tool, ToolUse
 
 MAX_TOOLS = 512
-_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-zA-Z0-9_.:-]+$")]
 
 
@@ -28,7 +28,7 @@ class FunctionDefinition(RequestModel):
 
     def tool(self, path: str) -> Tool:
         """For the pipeline; `path` is where it stands."""
-        parameters = _NO_ARGUMENTS if self.parameters is None else self.parameters
+        parameters = NO_ARGUMENTS if self.parameters is None else self.parameters
         return Tool(self.name, self.description, parameters, bool(self.strict), path=f"{path}.parameters")
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
 from server.api.endpoint import respond
-from server.api.generation_api import GenerationApi, refused_constraint
+from server.api.generation_api import GenerationApi, refused_constraints
 from server.api.intake import IntakeContext
 from server.api.messages.answer import MessagesAnswer
 from server.api.messages.errors import OVERLOADED, MessagesErrorBody, error_response
@@ -16,7 +16,6 @@ from server.api.messages.objects import AnsweredMessage, MessageEvent, TokenCoun
 from server.api.messages.schema import CountTokensRequest, MessagesRequest
 from server.api.openapi import documented_errors, streamed, takes
 from server.api.services import ServicesDep
-from server.generation.constraints.errors import ConstraintError
 from server.generation.notices import as_headers, as_json
 from server.http.body import read_body
 from server.http.json_body import validated
@@ -58,10 +57,8 @@ async def count_tokens(request: Request, services: ServicesDep) -> Response:
 def count_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
     """A TokenCount for the body, and headers. Raises ApiError."""
     asked = validated(CountTokensRequest, body)
-    try:
+    with refused_constraints():
         count, notices = context.planner().count(messages_intent(asked))
-    except ConstraintError as error:
-        raise refused_constraint(error) from error
     reported = {"warnings": as_json(notices)} if notices else {}
     return msgspec.json.encode({"input_tokens": count, **reported}), as_headers(notices)
 

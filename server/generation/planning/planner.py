@@ -19,6 +19,7 @@ from server.generation.planning.plan import OutputOptions, Plan
 from server.generation.planning.sampling import SamplingRules, check_tokens
 from server.generation.planning.scoring import ScoringRules
 from server.generation.planning.speculation import SpeculationRules
+from server.generation.planning.window import without_oldest
 from server.generation.prompt import encode, read_prompt
 from server.generation.request import Conversation, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from server.generation.served_model import ServedModel
@@ -123,7 +124,7 @@ class Planner:
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)
         return EngineRequest(
-            request_id=f"{request.id_prefix}{uuid.uuid4().hex}",
+            request_id=request.id or f"{request.id_prefix}{uuid.uuid4().hex}",
             prompt=(),
             sampling=sampling,
             max_tokens=0,
@@ -141,14 +142,36 @@ class Planner:
             check_tokens(prompt.tokens, prompt.path, self._info.vocab_size)
             return _Encoded(prompt.tokens)
         text = self._text(prompt, request, notices)
+        if isinstance(prompt, Conversation) and prompt.drops_oldest:
+            text = self._fitting(prompt, request, notices)
         is_cut = request.truncate_prompt is not None
         return _Encoded(self.encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
 
     def _text(self, prompt: TextPrompt | Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
         """The text of a prompt; adds what was left out of it to `notices`, by the names of the request's API."""
-        text, left_out = read_prompt(self._tokenizer, prompt)
+        text, left_out = read_prompt(self._tokenizer, prompt, request.path("prompt"))
         notices += [replace(notice, path=request.path(notice.path)) for notice in left_out]
         return text
+
+    def _fitting(self, conversation: Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
+        """The text of as much of the conversation as leaves room for the output, if that is not most of the context."""
+        path = request.path("prompt")
+        room = self._limits.capacity() - min(request.max_tokens or 1, self._limits.capacity() // 2)
+
+        def text_of(part: Conversation) -> str:
+            return read_prompt(self._tokenizer, part, path)[0]
+
+        def fits(part: Conversation) -> bool:
+            text = text_of(part)
+            return self._tokenizer.fewest_tokens(text) <= room and len(encode(self._tokenizer, text, part)) <= room
+
+        shorter = without_oldest(conversation, fits)
+        dropped = len(conversation.messages) - len(shorter.messages)
+        if dropped:
+            notices.append(
+                Notice(path, f"It is too long for the context: the {dropped} oldest messages were left out.")
+            )
+        return text_of(shorter)
 
     def _negative_prompt(self, request: GenerationRequest) -> Sequence[int] | None:
         """The tokens of what guidance goes away from; None: the last one of each prompt."""

@@ -1,0 +1,1 @@
+"""OpenAI's responses: POST /v1/responses and what belongs to it."""

@@ -1,0 +1,165 @@
+"""Responses that are made whether or not their clients wait for them, and after a restart of the server if need be."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from server.api.endpoint import start_run
+from server.api.responses import store
+from server.api.responses.following import Following
+from server.api.responses.intake import Occasion, TakenResponse, take_in_response
+from server.api.responses.intent import Stored
+from server.api.responses.store import Origin
+from server.api.responses.stream import ResponseStream
+from server.api.responses.telling import Head, Telling
+from server.api.services import Services
+from server.engine.client import EngineUnavailableError
+from server.errors import RETRY_AFTER_S, ApiError, NotFoundError, RateLimitError, UnavailableError
+from server.generation.run import Run
+from server.http.middleware import report_of
+from server.http.request_id import new_request_id
+from server.storage.rows import Row
+from server.storage.storage import Storage
+from server.telemetry.request_record import RequestRecord
+
+_logger = logging.getLogger("samewise.jobs")
+
+
+class BackgroundResponse:
+    """One of them (a Job)."""
+
+    def __init__(self, run: Run, telling: Telling, origin: Origin, storage: Storage, record: RequestRecord) -> None:
+        self.telling = telling
+        self.followers: set[Following] = set()
+        self.num_told = 0
+        self.has_ended = False
+        self._run = run
+        self._origin = origin
+        self._storage = storage
+        self._record = record
+        self._is_unwanted = False
+        self._end = asyncio.Event()
+        self._stream = ResponseStream(run, telling, self._keep, self._report)
+        self._stream.begin()
+        self.num_told = len(self.frames)
+
+    @property
+    def client(self) -> str:
+        """See Job."""
+        return self._origin.client
+
+    @property
+    def frames(self) -> Sequence[bytes]:
+        """See Followed."""
+        return self._stream.frames
+
+    async def run(self) -> None:
+        """See Job."""
+        try:
+            while await self._stream.wait():
+                if self._is_unwanted:
+                    self._stream.cancel()
+                    await self._keep(self.telling, self.frames)
+                    self._told()
+                    break
+                for _ in self._stream.take():
+                    pass
+                self._told()
+        except UnavailableError as error:
+            _logger.info("left for the next start: %s", error.message, extra=self._record.ids)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """See Job."""
+        self._run.close()
+        self.has_ended = True
+        self._end.set()
+        self._wake()
+
+    async def cancel(self) -> None:
+        """Make no more of it; returns when that is written down."""
+        self._is_unwanted = True
+        self._stream.wake()
+        await self._end.wait()
+
+    async def _keep(self, telling: Telling, frames: Sequence[bytes]) -> None:
+        await self._storage.run(lambda rows: store.keep(rows, telling.response(), self._origin, frames))
+
+    def _report(self, error: Exception) -> ApiError:
+        """A server that ends has not failed: the response is made when it is there again."""
+        if isinstance(error, UnavailableError):
+            raise error
+        return report_of(error, self._record)
+
+    def _told(self) -> None:
+        self.num_told = len(self.frames)
+        self._wake()
+
+    def _wake(self) -> None:
+        for follower in self.followers:
+            follower.wake()
+
+
+def written_promise(body: bytes, stored: Stored | None, seed: int, created: int) -> bytes:
+    """All that it takes to make the response to this body again, as it would have been."""
+    found = None if stored is None else asdict(stored)
+    return json.dumps({"body": body.decode(), "stored": found, "seed": seed, "created": created}).encode()
+
+
+async def resume(services: Services) -> None:
+    """Make the responses that were promised before the server was started."""
+    rows = await services.storage.run(store.unfinished)
+    if not rows:
+        return
+    try:
+        await services.engine.wait_ready()
+    except EngineUnavailableError:
+        return
+    for row in rows:
+        await _resume(row, services)
+
+
+async def _resume(row: Row, services: Services) -> None:
+    while True:
+        try:
+            response = await services.storage.run(lambda rows: store.find_response(rows, row.id, row.client))
+            if response["status"] in store.UNMADE:
+                await _start_again(row, services)
+        except NotFoundError:
+            return  # deleted meanwhile
+        except RateLimitError:
+            await asyncio.sleep(RETRY_AFTER_S)
+            continue
+        except UnavailableError:
+            return  # it ends again
+        except ApiError as error:
+            await _give_up(row, response, error, services)
+        return
+
+
+async def _start_again(row: Row, services: Services) -> None:
+    promise: dict[str, Any] = json.loads(row.body)
+    stored = Stored() if promise["stored"] is None else Stored(**promise["stored"])
+    occasion = Occasion(row.id, row.client, promise["created"], promise["seed"])
+    info, body = services.info(), promise["body"].encode()
+    taken = await services.intake.run(take_in_response, body, info, occasion, stored, num_bytes=len(row.body))
+    assert isinstance(taken, TakenResponse), "all that it names is given"
+    record = RequestRecord(new_request_id(), client=row.client)
+    run = await start_run(taken.plan, record, services)
+    telling = Telling(await with_fingerprint(taken.head, services), services.tokenizer)
+    services.jobs.start(row.id, BackgroundResponse(run, telling, taken.origin, services.storage, record))
+
+
+async def _give_up(row: Row, response: store.Fields, error: ApiError, services: Services) -> None:
+    failed = {**response, "status": "failed", "error": {"code": "server_error", "message": error.message}}
+    await services.storage.run(lambda rows: store.keep(rows, failed, Origin(row.client, (), None, is_stored=True), ()))
+
+
+async def with_fingerprint(head: Head, services: Services) -> Head:
+    """The head with the server's fingerprint."""
+    fingerprint = await services.fingerprint.of(services.info())
+    return replace(head, fields={**head.fields, "system_fingerprint": fingerprint})

@@ -1,0 +1,189 @@
+"""The paths of stored conversations."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from server.api.dialect import Dialect
+from server.api.fields.account import Metadata
+from server.api.fields.rules import RequestModel
+from server.api.intake import IntakeContext
+from server.api.openapi import documented_errors, takes
+from server.api.responses import store
+from server.api.responses.create import occasion_of, taken_in
+from server.api.responses.intake import Occasion, input_items
+from server.api.responses.intent import References, Stored
+from server.api.responses.items import InputItem, ReferenceItem
+from server.api.responses.objects import ConversationObject, Deleted, ItemList
+from server.api.responses.pages import ListQuery, list_of, page, query_of
+from server.api.services import Services, ServicesDep
+from server.http.body import read_body
+from server.http.json_body import validated
+from server.http.middleware import record_of
+from server.http.responses import json_response
+from server.storage.rows import Rows
+
+MAX_ITEMS = 20
+"""That one request may add: OpenAI's limit."""
+_ALL = "/v1/conversations"
+_ONE = "/v1/conversations/{conversation_id}"
+_ITEMS = f"{_ONE}/items"
+_ITEM = f"{_ITEMS}/{{item_id}}"
+_ERRORS = documented_errors(400, 401, 404, 413, 415, 500, 503)
+Fields = Mapping[str, Any]
+
+router = APIRouter(tags=["OpenAI"])
+
+
+class CreateConversation(RequestModel):
+    """The request of POST /v1/conversations."""
+
+    items: list[InputItem] | None = Field(None, max_length=MAX_ITEMS, description="Its first items.")
+    metadata: Metadata = Field(None, description="Up to 16 pairs of strings.")
+
+
+class UpdateConversation(RequestModel):
+    """The request of POST /v1/conversations/{conversation_id}."""
+
+    metadata: Metadata = Field(description="Up to 16 pairs of strings, in place of those that it has.")
+
+
+class CreateItems(RequestModel):
+    """The request of POST /v1/conversations/{conversation_id}/items."""
+
+    items: list[InputItem] = Field(min_length=1, max_length=MAX_ITEMS, description="Items to add at the end.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A body that was taken in."""
+
+    items: Sequence[Fields]
+    metadata: Mapping[str, str]
+
+
+@router.post(_ALL, response_model=ConversationObject, responses=_ERRORS, openapi_extra=takes(CreateConversation))
+async def create_conversation(request: Request, services: ServicesDep) -> Response:
+    """Begin a conversation."""
+    taken = await _taken(CreateConversation, request, services)
+    client = record_of(request).client
+    conversation_id = f"conv_{uuid.uuid4().hex}"
+    made = {
+        "id": conversation_id,
+        "object": "conversation",
+        "created_at": int(time.time()),
+        "metadata": taken.metadata,
+    }
+
+    def keep(rows: Rows) -> None:
+        store.keep_conversation(rows, made, client)
+        store.append(rows, conversation_id, taken.items, client)
+
+    await services.storage.run(keep)
+    return _json(made)
+
+
+@router.get(_ONE, response_model=ConversationObject, responses=_ERRORS)
+async def retrieve_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
+    """A conversation, without its items."""
+    client = record_of(request).client
+    return _json(await services.storage.run(lambda rows: store.find_conversation(rows, conversation_id, client)))
+
+
+@router.post(_ONE, response_model=ConversationObject, responses=_ERRORS, openapi_extra=takes(UpdateConversation))
+async def update_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
+    """Change its metadata."""
+    client = record_of(request).client
+    asked = validated(UpdateConversation, await read_body(request, services.settings.max_body_mib))
+
+    def change(rows: Rows) -> Fields:
+        changed = {**store.find_conversation(rows, conversation_id, client), "metadata": asked.metadata or {}}
+        store.keep_conversation(rows, changed, client)
+        return changed
+
+    return _json(await services.storage.run(change))
+
+
+@router.delete(_ONE, response_model=Deleted, responses=_ERRORS)
+async def delete_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
+    """Forget a conversation and its items. Responses that were made in it stay."""
+    client = record_of(request).client
+    await services.storage.run(lambda rows: store.delete_conversation(rows, conversation_id, client))
+    return _json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+@router.post(_ITEMS, response_model=ItemList, responses=_ERRORS, openapi_extra=takes(CreateItems))
+async def create_items(conversation_id: str, request: Request, services: ServicesDep) -> Response:
+    """Add items to a conversation."""
+    taken = await _taken(CreateItems, request, services)
+    client = record_of(request).client
+
+    def add(rows: Rows) -> None:
+        store.find_conversation(rows, conversation_id, client)
+        store.append(rows, conversation_id, taken.items, client)
+
+    await services.storage.run(add)
+    return _json(list_of(taken.items))
+
+
+@router.get(_ITEMS, response_model=ItemList, responses=_ERRORS)
+async def list_items(conversation_id: str, request: Request, services: ServicesDep) -> Response:
+    """The items of a conversation, a page at a time."""
+    client = record_of(request).client
+    asked = query_of(ListQuery, request)
+    items = await services.storage.run(lambda rows: store.conversation_items(rows, conversation_id, client))
+    return _json(page(items, asked))
+
+
+@router.get(_ITEM, responses=_ERRORS)
+async def retrieve_item(conversation_id: str, item_id: str, request: Request, services: ServicesDep) -> Response:
+    """One item of a conversation."""
+    client = record_of(request).client
+    return _json(
+        await services.storage.run(lambda rows: store.conversation_item(rows, conversation_id, item_id, client))
+    )
+
+
+@router.delete(_ITEM, response_model=ConversationObject, responses=_ERRORS)
+async def delete_item(conversation_id: str, item_id: str, request: Request, services: ServicesDep) -> Response:
+    """Take an item out of a conversation, which is returned."""
+    client = record_of(request).client
+    return _json(
+        await services.storage.run(lambda rows: store.delete_conversation_item(rows, conversation_id, item_id, client))
+    )
+
+
+def take_in_items(
+    schema: type[CreateConversation] | type[CreateItems],
+    context: IntakeContext,
+    body: bytes,
+    occasion: Occasion,
+    stored: Stored | None = None,
+) -> _Taken | References:
+    """What the body has; or, if it names items that are stored, and they are not given, the names. Raises ApiError."""
+    asked = validated(schema, body)
+    ids = [item.id for item in asked.items or () if isinstance(item, ReferenceItem)]
+    if ids and stored is None:
+        return References(None, None, ids)
+    items = input_items(asked.items, stored or Stored(), occasion.answer_id.partition("_")[2])
+    return _Taken(items, (asked.metadata if isinstance(asked, CreateConversation) else None) or {})
+
+
+async def _taken(schema: type[CreateConversation] | type[CreateItems], request: Request, services: Services) -> _Taken:
+    body = await read_body(request, services.settings.max_body_mib)
+    taken, _ = await taken_in(partial(take_in_items, schema), body, occasion_of(request), services)
+    return taken
+
+
+def _json(value: Fields) -> Response:
+    return json_response(msgspec.json.encode(value))
+
+
+DIALECT = Dialect(router, requests={_ALL: CreateConversation, _ONE: UpdateConversation, _ITEMS: CreateItems})

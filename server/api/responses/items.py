@@ -1,0 +1,231 @@
+"""Items of a conversation, as clients send them: their own, and those that they got from a response."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.api.fields.rules import EchoedModel, hint, no_effect, problem, shape
+from server.api.fields.tools import MAX_TOOLS
+from server.api.responses.opaque import opened
+from server.api.responses.tools import AnyTool
+from server.generation.notices import Notice
+
+_TEXTS = {"refusal": "refusal"}
+"""Types of parts whose text is not under `text`."""
+_NO_MEDIA = "Unsupported value: '{path}' is no text, and this model takes text alone."
+
+
+class Part(EchoedModel):
+    """A piece of text."""
+
+    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
+    text: str | None = Field(None, description="The parts of a message are joined by line breaks.")
+    refusal: str | None = Field(None, description="Of a refusal; read as text.")
+    annotations: list[Any] | None = hint("Of the assistant: links in its text.", "Annotations are not read.")
+    logprobs: list[Any] | None = no_effect("Of the assistant: how probable its tokens were.")
+
+    @model_validator(mode="after")
+    def _has_text(self) -> "Part":
+        name = _TEXTS.get(self.type, "text")
+        if getattr(self, name) is None:
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", name)
+        return self
+
+    @property
+    def content(self) -> str:
+        """Its text."""
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
+
+class MediaPart(EchoedModel):
+    """What is no text: refused."""
+
+    type: str
+
+    @model_validator(mode="after")
+    def _refuse(self) -> "MediaPart":
+        raise problem("unsupported_value", _NO_MEDIA, "type")
+
+
+def _part_tag(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<media>" if kind in ("input_image", "input_file", "input_audio", "computer_screenshot") else "<text>"
+
+
+AnyPart = Annotated[
+    Annotated[Part, Tag("<text>")] | Annotated[MediaPart, Tag("<media>")],
+    Discriminator(_part_tag),
+]
+Content = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[AnyPart], Field(fail_fast=True), Tag("<array>")],
+    Discriminator(shape),
+]
+
+
+def text_of(content: str | Sequence[Part | MediaPart]) -> str:
+    """The content as one string."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.content for part in content if isinstance(part, Part))
+
+
+class Item(EchoedModel):
+    """What all items have."""
+
+    id: str | None = no_effect("Its own id.")
+    status: str | None = no_effect("How far it came.")
+
+
+class MessageItem(Item):
+    """A message."""
+
+    type: Literal["message"] | None = Field(None, description="May be left out.")
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    phase: Literal["commentary", "final_answer"] | None = hint(
+        "Of the assistant: what the message was for.", "The model is not told of it."
+    )
+
+
+class ReasoningItem(Item):
+    """What the model thought; given to a chat template that shows it."""
+
+    type: Literal["reasoning"]
+    summary: list[Part] | None = Field(None, description="Read where there is neither content nor our own sealed text.")
+    content: list[Part] | None = Field(None, description="The text of it.")
+    encrypted_content: str | None = Field(None, description="The same, sealed by this server.")
+
+    @property
+    def text(self) -> str:
+        """All that is known of it."""
+        return text_of(self.content or ()) or self._sealed_text or text_of(self.summary or ())
+
+    @property
+    def _sealed_text(self) -> str:
+        text = opened(self.encrypted_content, "reasoning") if self.encrypted_content else None
+        return text if isinstance(text, str) else ""
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield from super().left_out(path)
+        if self.encrypted_content and not self.text:
+            yield Notice(f"{path}.encrypted_content", "It was not made by this server.")
+
+
+class CalledItem(Item):
+    """What calls and their results have."""
+
+    call_id: str = Field(description="What a result and its call have in common.")
+    caller: dict[str, Any] | None = no_effect("Who called.")
+
+
+class CallItem(CalledItem):
+    """A call."""
+
+    name: str = Field(description="The tool that was called.")
+    namespace: str | None = Field(None, description="The namespace that the tool is of.")
+
+
+class FunctionCallItem(CallItem):
+    """A call of a function."""
+
+    type: Literal["function_call"]
+    arguments: str = Field(
+        description="A JSON object, as text; the chat template is given the object. What is no such object it is given "
+        "as text."
+    )
+
+
+class CustomCallItem(CallItem):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    input: str = Field(description="The text that it was given.")
+
+
+class CallOutputItem(CalledItem):
+    """The result of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    output: Content = Field(description="What the tool said.")
+    name: str | None = no_effect("The tool; known from the call.")
+    namespace: str | None = no_effect("Its namespace; known from the call.")
+
+
+class ReferenceItem(EchoedModel):
+    """An item that the server stores."""
+
+    type: Literal["item_reference"] | None = Field(None, description="May be left out.")
+    id: str = Field(description="Its id; one that is not there is an error.")
+
+
+class AdditionalToolsItem(Item):
+    """Further tools, as if they were in `tools`."""
+
+    type: Literal["additional_tools"]
+    role: str | None = no_effect("Who offers them.")
+    tools: list[AnyTool] = Field(max_length=MAX_TOOLS, fail_fast=True, description="The tools.")
+
+
+class CompactionItem(Item):
+    """A conversation in short, made by POST /v1/responses/compact."""
+
+    type: Literal["compaction"]
+    encrypted_content: str = Field(description="As this server sealed it; any other is an error.")
+
+    @model_validator(mode="after")
+    def _is_ours(self) -> "CompactionItem":
+        if not isinstance(opened(self.encrypted_content, "summary"), str):
+            raise problem("invalid_value", "Invalid '{path}': it was not made by this server.", "encrypted_content")
+        return self
+
+    @property
+    def summary(self) -> str:
+        """What the conversation was about."""
+        text = opened(self.encrypted_content, "summary")
+        assert isinstance(text, str)
+        return text
+
+
+class HostedItem(EchoedModel):
+    """A call of a tool that another server ran, or its result: left out."""
+
+    type: Literal[
+        "file_search_call", "web_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
+        "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
+        "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
+        "mcp_approval_response", "mcp_call", "tool_search_call", "tool_search_output", "program", "program_output",
+    ]  # fmt: skip
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield Notice(path, f"Items of the type '{self.type}' belong to hosted tools, of which there are none here.")
+
+
+def _item_tag(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind is None and isinstance(value, dict):
+        return "<item_reference>" if "role" not in value and "id" in value else "<message>"
+    return "<any of hosted tools>" if kind in _HOSTED else f"<{kind}>"
+
+
+_HOSTED = frozenset(HostedItem.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[CallOutputItem, Tag("<function_call_output>")]
+    | Annotated[CustomCallItem, Tag("<custom_tool_call>")]
+    | Annotated[CallOutputItem, Tag("<custom_tool_call_output>")]
+    | Annotated[ReferenceItem, Tag("<item_reference>")]
+    | Annotated[AdditionalToolsItem, Tag("<additional_tools>")]
+    | Annotated[CompactionItem, Tag("<compaction>")]
+    | Annotated[HostedItem, Tag("<any of hosted tools>")],
+    Discriminator(_item_tag),
+]
+Input = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[InputItem], Field(fail_fast=True), Tag("<array>")],
+    Discriminator(shape),
+]

@@ -1,0 +1,79 @@
+"""What requests without a body ask for, and lists of which they get a page at a time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from fastapi import Request
+from pydantic import ConfigDict, Field, ValidationError
+
+from server.api.fields.rules import RequestModel, no_effect
+from server.errors import InvalidRequestError, shorten
+from server.http.validation import from_validation
+
+_LISTS = ("include",)
+Fields = Mapping[str, Any]
+
+
+class Query(RequestModel):
+    """The query of a request: its values are texts."""
+
+    model_config = ConfigDict(strict=False)
+
+    include: list[str] | None = no_effect("What is stored is told whole.")
+
+
+class RetrieveQuery(Query):
+    """How to get a response."""
+
+    stream: bool = Field(False, description="As the events of its stream.")
+    starting_after: int | None = Field(None, ge=0, description="Of these, those after the one of this number.")
+    include_obfuscation: bool | None = no_effect("Events are not padded.")
+
+
+class ListQuery(Query):
+    """Which items to get."""
+
+    limit: int = Field(20, ge=1, le=100, description="So many.")
+    order: Literal["asc", "desc"] = Field("desc", description="Newest first, or oldest.")
+    after: str | None = Field(None, description="Those behind this one.")
+
+
+_Query = TypeVar("_Query", bound=Query)
+
+
+def query_of(schema: type[_Query], request: Request) -> _Query:
+    """What the request's query says. Raises InvalidRequestError."""
+    values: dict[str, Any] = {}
+    for key, value in request.query_params.multi_items():
+        name = key.removesuffix("[]")
+        if name in _LISTS:
+            values.setdefault(name, []).append(value)
+        else:
+            values[name] = value
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+
+
+def page(items: Sequence[Fields], asked: ListQuery) -> Fields:
+    """Some of the items, which are given oldest first, as a list object. Raises InvalidRequestError."""
+    ordered = list(items) if asked.order == "asc" else list(reversed(items))
+    if asked.after is not None:
+        place = next((index for index, item in enumerate(ordered) if item["id"] == asked.after), None)
+        if place is None:
+            message = f"Invalid 'after': there is no item '{shorten(asked.after)}' in the list."
+            raise InvalidRequestError(message, param="after", code="invalid_value")
+        ordered = ordered[place + 1 :]
+    return list_of(ordered[: asked.limit], has_more=len(ordered) > asked.limit)
+
+
+def list_of(items: Sequence[Fields], *, has_more: bool = False) -> Fields:
+    """A list object."""
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
+    }

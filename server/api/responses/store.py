@@ -1,0 +1,213 @@
+"""Stored responses and conversations, as rows. Each function is the work of one transaction."""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.api.responses.intent import References, Stored
+from server.errors import InvalidRequestError, NotFoundError, UnavailableError, shorten
+from server.storage.rows import Row, Rows
+from server.storage.storage import UNFINISHED
+
+RESPONSE, CONVERSATION, ITEM, EVENTS, JOB = "response", "conversation", "item", "events", "job"
+_INPUT, _OUTPUT = "input", "output"
+UNMADE = ("queued", "in_progress")
+_BREAK = b"\n\n"
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a response comes from, beside its own object."""
+
+    client: str
+    items: Sequence[Fields]
+    """Of its input."""
+    conversation: str | None
+    is_stored: bool
+
+
+def promise(rows: Rows, response: Fields, origin: Origin, job: bytes) -> None:
+    """Write down a response that is to be made; `job` is all that it takes."""
+    rows.put(
+        Row(RESPONSE, response["id"], origin.client, _json(response), state=UNFINISHED),
+        Row(JOB, response["id"], origin.client, job, parent=response["id"]),
+        *_items(origin.items, origin.client, response["id"], _INPUT),
+    )
+
+
+def keep(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
+    """Write down a response that has ended, and its part of the conversation."""
+    response_id = response["id"]
+    if origin.is_stored:
+        rows.delete(JOB, response_id, origin.client, parent=response_id)
+        rows.put(
+            Row(RESPONSE, response_id, origin.client, _json(response), state=response["status"]),
+            *_items(origin.items, origin.client, response_id, _INPUT),
+            *_items(response["output"], origin.client, response_id, _OUTPUT),
+        )
+        if events:
+            rows.put(Row(EVENTS, response_id, origin.client, zlib.compress(b"".join(events)), parent=response_id))
+    if origin.conversation is not None and rows.get(CONVERSATION, origin.conversation, origin.client, parent=""):
+        append(rows, origin.conversation, [*origin.items, *response["output"]], origin.client)
+
+
+def find_response(rows: Rows, response_id: str, client: str) -> Fields:
+    """The object. Raises NotFoundError."""
+    row = rows.get(RESPONSE, response_id, client, parent="")
+    if row is None:
+        raise _not_found("Response", response_id)
+    return _read(row)
+
+
+def cancel(rows: Rows, response_id: str, client: str) -> Fields:
+    """The response, of which no more is made; one that has ended stays as it is.
+
+    Raises NotFoundError, and InvalidRequestError for one that its client has waited for.
+    """
+    response = find_response(rows, response_id, client)
+    if not response["background"]:
+        message = "Invalid 'response_id': only responses in the background can be cancelled."
+        raise InvalidRequestError(message, param="response_id", code="invalid_value")
+    if response["status"] in UNMADE:
+        response = {**response, "status": "cancelled"}
+        rows.delete(JOB, response_id, client, parent=response_id)
+        rows.put(Row(RESPONSE, response_id, client, _json(response), state="cancelled"))
+    return response
+
+
+def delete_response(rows: Rows, response_id: str, client: str) -> None:
+    """Raises NotFoundError."""
+    if not rows.delete(RESPONSE, response_id, client):
+        raise _not_found("Response", response_id)
+
+
+def input_of(rows: Rows, response_id: str, client: str) -> Sequence[Fields]:
+    """The items of a response's input. Raises NotFoundError."""
+    find_response(rows, response_id, client)
+    return [_read(row) for row in rows.of_parent(ITEM, response_id, _INPUT)]
+
+
+def events_of(rows: Rows, response_id: str, client: str) -> Sequence[bytes]:
+    """The frames of a response's stream.
+
+    Raises NotFoundError, InvalidRequestError if it had none, UnavailableError while nobody makes it.
+    """
+    if find_response(rows, response_id, client)["status"] in UNMADE:
+        raise UnavailableError("The server was started again, and has not come to this response yet.")
+    row = rows.get(EVENTS, response_id, client, parent=response_id)
+    if row is None:
+        message = "Invalid 'stream': this response was not streamed when it was made."
+        raise InvalidRequestError(message, param="stream", code="invalid_value")
+    frames = zlib.decompress(row.body).split(_BREAK)
+    return [frame + _BREAK for frame in frames[:-1]]
+
+
+def unfinished(rows: Rows) -> Sequence[Row]:
+    """What it takes to make each response that was promised, in the order of the promises."""
+    return rows.of_kind(JOB)
+
+
+def find(rows: Rows, names: References, client: str) -> Stored:
+    """What a body names. Raises NotFoundError for what is not there."""
+    context: Sequence[Row] = ()
+    if names.response is not None:
+        context = _conversation_until(rows, names.response, client)
+    elif names.conversation is not None:
+        find_conversation(rows, names.conversation, client, "conversation")
+        context = rows.of_parent(ITEM, names.conversation)
+    items: dict[str, Row] = {}
+    for item_id in names.items:
+        row = rows.get(ITEM, item_id, client)
+        if row is None:
+            raise _not_found("Item", item_id, "input")
+        items[item_id] = row
+    num_bytes = sum(len(row.body) for row in (*context, *items.values()))
+    return Stored([_read(row) for row in context], {name: _read(row) for name, row in items.items()}, num_bytes)
+
+
+def find_conversation(rows: Rows, conversation_id: str, client: str, param: str | None = None) -> Fields:
+    """The object. Raises NotFoundError."""
+    row = rows.get(CONVERSATION, conversation_id, client, parent="")
+    if row is None:
+        raise _not_found("Conversation", conversation_id, param)
+    return _read(row)
+
+
+def keep_conversation(rows: Rows, conversation: Fields, client: str) -> None:
+    """Write down the object."""
+    rows.put(Row(CONVERSATION, conversation["id"], client, _json(conversation)))
+
+
+def delete_conversation(rows: Rows, conversation_id: str, client: str) -> None:
+    """Raises NotFoundError."""
+    if not rows.delete(CONVERSATION, conversation_id, client):
+        raise _not_found("Conversation", conversation_id)
+
+
+def conversation_items(rows: Rows, conversation_id: str, client: str) -> Sequence[Fields]:
+    """All of its items, oldest first. Raises NotFoundError."""
+    find_conversation(rows, conversation_id, client)
+    return [_read(row) for row in rows.of_parent(ITEM, conversation_id)]
+
+
+def conversation_item(rows: Rows, conversation_id: str, item_id: str, client: str) -> Fields:
+    """One of its items. Raises NotFoundError."""
+    find_conversation(rows, conversation_id, client)
+    row = rows.get(ITEM, item_id, client, parent=conversation_id)
+    if row is None:
+        raise _not_found("Item", item_id)
+    return _read(row)
+
+
+def delete_conversation_item(rows: Rows, conversation_id: str, item_id: str, client: str) -> Fields:
+    """The conversation without this item. Raises NotFoundError."""
+    conversation = find_conversation(rows, conversation_id, client)
+    if not rows.delete(ITEM, item_id, client, parent=conversation_id):
+        raise _not_found("Item", item_id)
+    return conversation
+
+
+def append(rows: Rows, conversation_id: str, items: Sequence[Fields], client: str) -> None:
+    """Add items to a conversation. One that is there already, by its id, stays where it is."""
+    rows.put(*_items(items, client, conversation_id, ""))
+    rows.renew(CONVERSATION, conversation_id)
+
+
+def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[Row]:
+    """The items of a response, and of all before it in its conversation."""
+    responses: list[str] = []
+    before: str | None = response_id
+    while before is not None:
+        row = rows.get(RESPONSE, before, client, parent="")
+        if row is None:
+            raise _not_found("Previous response", before, "previous_response_id")
+        if row.state == UNFINISHED:
+            message = f"Invalid 'previous_response_id': the response '{before}' is not finished."
+            raise InvalidRequestError(message, param="previous_response_id", code="invalid_value")
+        response = _read(row)
+        if "conversation" in response:
+            message = f"Invalid 'previous_response_id': '{before}' is part of a conversation. Name that instead."
+            raise InvalidRequestError(message, param="previous_response_id", code="invalid_value")
+        responses.append(before)
+        before = response["previous_response_id"]
+    return [row for one in reversed(responses) for row in rows.of_parent(ITEM, one)]
+
+
+def _items(items: Sequence[Fields], client: str, parent: str, state: str) -> Sequence[Row]:
+    return [Row(ITEM, item["id"], client, _json(item), parent, state) for item in items]
+
+
+def _json(value: Fields) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _read(row: Row) -> Fields:
+    value: Fields = json.loads(row.body)
+    return value
+
+
+def _not_found(what: str, row_id: str, param: str | None = None) -> NotFoundError:
+    return NotFoundError(f"{what} with id '{shorten(row_id, 128)}' not found.", param=param, code="not_found")

@@ -1,0 +1,261 @@
+"""Tools and the choice among them, as responses have them: names in one level, or in namespaces."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from server.api.fields.rules import EchoedModel, RequestModel, hint, no_effect, tag_by_type
+from server.api.fields.tools import MAX_TOOLS, NO_ARGUMENTS, ToolName
+from server.errors import InvalidRequestError
+from server.generation.notices import Notice
+from server.generation.tools import Tool, ToolUse
+
+_BY_PROGRAMS = "Tools are called by the model alone."
+_NOT_DEFERRED = "All tools are shown to the model from the beginning."
+_SEPARATOR = "__"
+"""Between a namespace and a tool's name, where the model knows only one name."""
+
+
+class _Callable(RequestModel):
+    """What functions and custom tools have."""
+
+    name: ToolName
+    description: str | None = Field(None, description="What it does, for the model.")
+    defer_loading: bool | None = hint("Whether the model has to look for it.", _NOT_DEFERRED)
+    allowed_callers: list[str] | None = hint("Who may call it.", _BY_PROGRAMS, off=[["direct"]])
+
+
+class FunctionTool(_Callable):
+    """A function."""
+
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = Field(
+        None, description="A JSON schema of the object of its arguments; it takes none without one."
+    )
+    strict: bool | None = Field(
+        None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
+    )
+    output_schema: dict[str, Any] | None = no_effect("What its results look like.")
+
+    def tool(self, name: str, path: str) -> Tool:
+        """For the pipeline, which knows it by this name; `path` is where it stands."""
+        parameters = NO_ARGUMENTS if self.parameters is None else self.parameters
+        return Tool(name, self.description, parameters, bool(self.strict), path=f"{path}.parameters")
+
+
+class InputFormat(RequestModel):
+    """The form of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = Field(None, description="Of a grammar: its language.")
+    definition: str | None = Field(None, description="Of a grammar: shown to the model.")
+
+
+class CustomTool(_Callable):
+    """A tool that takes text in place of arguments."""
+
+    type: Literal["custom"]
+    format: InputFormat | None = Field(
+        None, description="Any text by default. A grammar is shown to the model and not enforced, which is reported."
+    )
+
+    def tool(self, name: str, path: str) -> Tool:
+        """See FunctionTool."""
+        described = [self.description] if self.description else []
+        if self._has_grammar and self.format is not None and self.format.definition:
+            described.append(f"Its input follows this grammar ({self.format.syntax}):\n{self.format.definition}")
+        return Tool.custom(name, "\n\n".join(described) or None)
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield from super().left_out(path)
+        if self._has_grammar:
+            yield Notice(f"{path}.format", "The grammar is shown to the model and not enforced.")
+
+    @property
+    def _has_grammar(self) -> bool:
+        return self.format is not None and self.format.type == "grammar"
+
+
+NamedTool = Annotated[
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    Discriminator(tag_by_type("function")),
+]
+
+
+class Namespace(RequestModel):
+    """Tools under a common name, which is told with their calls."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = Field(None, description="What the tools have in common.")
+    tools: list[NamedTool] = Field(max_length=MAX_TOOLS, fail_fast=True, description="The tools.")
+
+
+class HostedTool(EchoedModel):
+    """A tool that the server would run: there are none here, so it is left out and reported."""
+
+    type: Literal[
+        "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "file_search",
+        "computer", "computer_use_preview", "code_interpreter", "image_generation", "mcp", "tool_search", "local_shell",
+        "shell", "apply_patch", "programmatic_tool_calling",
+    ]  # fmt: skip
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield Notice(path, f"There is no tool '{self.type}' here.")
+
+
+HOSTED = frozenset(HostedTool.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def _tool_tag(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "function")
+    return "<any hosted tool>" if kind in HOSTED else f"<{kind}>"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("<function>")]
+    | Annotated[CustomTool, Tag("<custom>")]
+    | Annotated[Namespace, Tag("<namespace>")]
+    | Annotated[HostedTool, Tag("<any hosted tool>")],
+    Discriminator(_tool_tag),
+]
+
+
+class ToolRef(RequestModel):
+    """A tool by its name."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = Field(None, description="The namespace that it is of.")
+
+
+AllowedTool = Annotated[
+    Annotated[ToolRef, Tag("<named>")] | Annotated[HostedTool, Tag("<any hosted tool>")],
+    Discriminator(lambda value: "<any hosted tool>" if _tool_tag(value) == "<any hosted tool>" else "<named>"),
+]
+
+
+class AllowedTools(RequestModel):
+    """Tools that may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS, description="Those that may be called.")
+
+
+def _choice_tag(value: object) -> str:
+    if isinstance(value, str):
+        return "<string>"
+    kind = _tool_tag(value)
+    return "<tool>" if kind in ("<function>", "<custom>") else kind
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<string>")]
+    | Annotated[ToolRef, Tag("<tool>")]
+    | Annotated[AllowedTools, Tag("<allowed_tools>")]
+    | Annotated[HostedTool, Tag("<any hosted tool>")],
+    Discriminator(_choice_tag),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class QualifiedName:
+    """How a client calls a tool."""
+
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(slots=True)
+class Offer:
+    """All tools of a request, under names of one level, which is what models know."""
+
+    tools: list[Tool] = field(default_factory=list)
+    names: dict[str, QualifiedName] = field(default_factory=dict)
+    """The client's, by the model's."""
+
+    def add(self, tools: Sequence[FunctionTool | CustomTool | Namespace | HostedTool], path: str) -> None:
+        """Take in the tools that stand at this path. Raises InvalidRequestError for one that is there already."""
+        for index, tool in enumerate(tools):
+            at = f"{path}[{index}]"
+            match tool:
+                case Namespace():
+                    for number, inner in enumerate(tool.tools):
+                        self._add(inner, QualifiedName(inner.name, tool.name), f"{at}.tools[{number}]")
+                case FunctionTool() | CustomTool():
+                    self._add(tool, QualifiedName(tool.name), at)
+
+    def model_name(self, name: QualifiedName) -> str:
+        """What the model calls it, whether or not it is offered."""
+        known = next((ours for ours, theirs in self.names.items() if theirs == name), None)
+        return known or _flat(name)
+
+    def named(self, refs: Sequence[ToolRef], path: str) -> Sequence[str]:
+        """The model's names of these. Raises InvalidRequestError for one that is not offered."""
+        return [self._named(ref, path) for ref in refs]
+
+    def _add(self, tool: FunctionTool | CustomTool, name: QualifiedName, path: str) -> None:
+        if name in self.names.values():
+            message = f"Invalid '{path}': there are two tools called '{name.name}'."
+            raise InvalidRequestError(message, param=path, code="invalid_value")
+        flat = _flat(name)
+        while flat in self.names:  # a name with the separator in it is that of another namespace, too
+            flat += "_"
+        self.names[flat] = name
+        self.tools.append(tool.tool(flat, path))
+
+    def _named(self, ref: ToolRef, path: str) -> str:
+        wanted = QualifiedName(ref.name, ref.namespace)
+        if wanted in self.names.values():
+            return self.model_name(wanted)
+        alike = [ours for ours, theirs in self.names.items() if ref.namespace is None and ref.name == theirs.name]
+        if len(alike) != 1:
+            message = f"Invalid '{path}': there is no tool called '{ref.name}'."
+            raise InvalidRequestError(message, param=path, code="invalid_value")
+        return alike[0]
+
+
+def _flat(name: QualifiedName) -> str:
+    return name.name if name.namespace is None else f"{name.namespace}{_SEPARATOR}{name.name}"
+
+
+Choice = Literal["none", "auto", "required"] | ToolRef | AllowedTools | HostedTool | None
+
+
+def tool_use(offer: Offer, choice: Choice, *, is_parallel: bool) -> ToolUse | None:
+    """What the answer may call; None: nothing. Raises InvalidRequestError for what the choice cannot have."""
+    match choice:
+        case "none":
+            return None
+        case HostedTool():
+            raise _not_here(choice.type)
+        case ToolRef():
+            return ToolUse(offer.tools, "required", offer.named([choice], "tool_choice"), is_parallel=False)
+        case AllowedTools():
+            refs = [tool for tool in choice.tools if isinstance(tool, ToolRef)]
+            if not refs and choice.mode == "required":
+                raise _not_here(next(tool.type for tool in choice.tools))
+            allowed = offer.named(refs, "tool_choice.tools")
+            return ToolUse(offer.tools, choice.mode, allowed, is_parallel) if allowed else None
+        case "required" if not offer.tools:
+            message = "Invalid 'tool_choice': 'required' needs a tool that this server can offer, and there is none."
+            raise InvalidRequestError(message, param="tool_choice", code="invalid_value")
+    mode: Literal["auto", "required"] = "required" if choice == "required" else "auto"
+    return ToolUse(offer.tools, mode, None, is_parallel) if offer.tools else None
+
+
+def _not_here(kind: str) -> InvalidRequestError:
+    message = f"Unsupported value: 'tool_choice' forces '{kind}', and there is no such tool here."
+    return InvalidRequestError(message, param="tool_choice", code="unsupported_value")
+
+
+def as_sent(names: Mapping[str, QualifiedName], name: str) -> dict[str, str]:
+    """How an answer names the tool that the model calls so."""
+    qualified = names.get(name, QualifiedName(name))
+    space = {} if qualified.namespace is None else {"namespace": qualified.namespace}
+    return {"name": qualified.name, **space}

@@ -1,0 +1,81 @@
+"""Conversations that are measured or compacted, instead of answered."""
+
+import msgspec
+
+from server.api.generation_api import refused_constraints
+from server.api.intake import IntakeContext
+from server.api.responses.intake import Occasion
+from server.api.responses.intent import (
+    References,
+    Stored,
+    compact_intent,
+    conversation_of,
+    history_of,
+    offer_of,
+    paths_of,
+    references_of,
+)
+from server.api.responses.opaque import sealed
+from server.api.responses.schema import CompactResponse, CountInputTokens
+from server.api.responses.telling import make_usage
+from server.api.responses.tools import tool_use
+from server.generation.events import Usage
+from server.generation.notices import Notice, as_headers, as_json, to_report
+from server.generation.planning.plan import Plan
+from server.generation.prompt import encode, read_prompt
+from server.http.json_body import validated
+
+
+def count_tokens(
+    context: IntakeContext, body: bytes, occasion: Occasion, stored: Stored | None = None
+) -> tuple[bytes, dict[str, str]] | References:
+    """The body of an answer with the tokens of the input, and its headers; or what the body names that is stored.
+
+    Raises ApiError.
+    """
+    asked = validated(CountInputTokens, body)
+    references = references_of(asked)
+    if references and stored is None:
+        return references
+    if asked.model is not None:
+        context.model.check_name(asked.model)
+    offer = offer_of(asked)
+    history = history_of(asked, stored or Stored(), offer)
+    tool_use(offer, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
+    conversation = conversation_of(history, asked, offer, {})
+    text, left_out = read_prompt(context.tokenizer, conversation, "input")
+    paths = paths_of(history)
+    told = (Notice(paths.get(notice.path, notice.path), notice.reason) for notice in left_out)
+    notices = to_report([*asked.left_out(), *told], strict=context.settings.strict)
+    tokens = encode(context.tokenizer, text, conversation)
+    warnings = {"warnings": as_json(notices)} if notices else {}
+    answer = {"object": "response.input_tokens", "input_tokens": len(tokens), **warnings}
+    return msgspec.json.encode(answer), as_headers(notices)
+
+
+def take_in_compaction(
+    context: IntakeContext, body: bytes, occasion: Occasion, stored: Stored | None = None
+) -> Plan | References:
+    """The plan for a summary of the conversation; or what the body names that is stored. Raises ApiError."""
+    asked = validated(CompactResponse, body)
+    references = references_of(asked)
+    if references and stored is None:
+        return references
+    with refused_constraints():
+        return context.planner().plan(compact_intent(asked, stored or Stored(), occasion.answer_id), occasion.client)
+
+
+def compaction(plan: Plan, summary: str, usage: Usage, created: int) -> bytes:
+    """The body of an answer with the compacted conversation."""
+    suffix = plan.id.partition("_")[2]
+    item = {"id": f"cmp_{suffix}", "type": "compaction", "encrypted_content": sealed(summary=summary)}
+    answer = {
+        "id": plan.id,
+        "object": "response.compaction",
+        "created_at": created,
+        "output": [item],
+        "usage": make_usage(usage),
+        "seed": plan.seed,
+        **({"warnings": as_json(plan.notices)} if plan.notices else {}),
+    }
+    return msgspec.json.encode(answer)

@@ -1,0 +1,44 @@
+"""The form of the database, as the steps that lead to it. A step that was released is never changed."""
+
+import sqlite3
+from collections.abc import Sequence
+
+_ROWS = """
+CREATE TABLE rows (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL,
+    client TEXT NOT NULL,
+    parent TEXT NOT NULL,
+    state TEXT NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (parent, kind, id)
+);
+CREATE INDEX rows_by_id ON rows (kind, id, client);
+CREATE INDEX rows_by_parent ON rows (parent, number);
+CREATE TABLE total (bytes INTEGER NOT NULL);
+INSERT INTO total VALUES (0);
+CREATE TRIGGER row_came AFTER INSERT ON rows BEGIN
+    UPDATE total SET bytes = bytes + length(new.body) + 256;
+END;
+CREATE TRIGGER row_changed AFTER UPDATE OF body ON rows BEGIN
+    UPDATE total SET bytes = bytes + length(new.body) - length(old.body);
+END;
+CREATE TRIGGER row_went AFTER DELETE ON rows BEGIN
+    UPDATE total SET bytes = bytes - length(old.body) - 256;
+END;
+"""
+_STEPS: Sequence[str] = (_ROWS,)
+
+
+class StorageError(ValueError):
+    """The stored data cannot be used."""
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Take the steps that this database has not taken. Raises StorageError for one that is ahead of them."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(_STEPS):
+        raise StorageError(f"it has version {version}, and this server knows {len(_STEPS)}")
+    for number, step in enumerate(_STEPS[version:], start=version + 1):
+        connection.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")

@@ -1,0 +1,92 @@
+"""Rows: whatever is kept, as bytes with a kind, an id and an owner. All of it is called in the storage's thread."""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_COLUMNS = "kind, id, client, body, parent, state"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Something that is kept."""
+
+    kind: str
+    id: str
+    """Of its kind and parent, no other has it."""
+    client: str
+    """Whose it is: nobody else finds it."""
+    body: bytes
+    parent: str = ""
+    """Id of the row that it belongs to and goes with."""
+    state: str = ""
+    """By which rows are found that need something."""
+
+
+class Rows:
+    """The rows of a database, within one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def put(self, *rows: Row) -> None:
+        """Add rows, or change those that are there; these keep their places."""
+        self._connection.executemany(
+            f"INSERT INTO rows ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (parent, kind, id) DO UPDATE SET body = excluded.body, state = excluded.state",
+            [(row.kind, row.id, row.client, row.body, row.parent, row.state) for row in rows],
+        )
+
+    def get(self, kind: str, row_id: str, client: str, parent: str | None = None) -> Row | None:
+        """The client's row of this id, of this parent or else the newest one."""
+        of_parent = "" if parent is None else "AND parent = ? "
+        values = (kind, row_id, client) if parent is None else (kind, row_id, client, parent)
+        found = self._select(f"kind = ? AND id = ? AND client = ? {of_parent}ORDER BY number DESC LIMIT 1", *values)
+        return found[0] if found else None
+
+    def of_parent(self, kind: str, parent: str, state: str | None = None) -> Sequence[Row]:
+        """All of a kind that belong to it, oldest first."""
+        if state is None:
+            return self._select("parent = ? AND kind = ? ORDER BY number", parent, kind)
+        return self._select("parent = ? AND kind = ? AND state = ? ORDER BY number", parent, kind, state)
+
+    def of_kind(self, kind: str) -> Sequence[Row]:
+        """All of a kind, whoever has them, oldest first."""
+        return self._select("kind = ? ORDER BY number", kind)
+
+    def delete(self, kind: str, row_id: str, client: str, parent: str = "") -> bool:
+        """Delete a client's row, and all that belong to it; returns whether it was there."""
+        where = "kind = ? AND id = ? AND client = ? AND parent = ?"
+        found = self._connection.execute(f"DELETE FROM rows WHERE {where}", (kind, row_id, client, parent)).rowcount
+        if found and not parent:
+            self._connection.execute("DELETE FROM rows WHERE parent = ?", (row_id,))
+        return bool(found)
+
+    def renew(self, kind: str, row_id: str) -> None:
+        """Have a row count as the newest of those that have no parent."""
+        newest = "(SELECT max(number) + 1 FROM rows)"
+        self._connection.execute(
+            f"UPDATE rows SET number = {newest} WHERE kind = ? AND id = ? AND parent = ''", (kind, row_id)
+        )
+
+    def drop_oldest(self, max_bytes: int, *, but_kept: str) -> int:
+        """Delete the oldest rows without parents, and theirs, until the rest is no larger; returns how many.
+
+        Those that have this state are kept.
+        """
+        dropped = 0
+        while self._num_bytes() > max_bytes:
+            oldest = self._select("parent = '' AND state != ? ORDER BY number LIMIT 1", but_kept)
+            if not oldest:
+                break
+            self.delete(oldest[0].kind, oldest[0].id, oldest[0].client)
+            dropped += 1
+        return dropped
+
+    def _num_bytes(self) -> int:
+        (num_bytes,) = self._connection.execute("SELECT bytes FROM total").fetchone()
+        return int(num_bytes)
+
+    def _select(self, where: str, *values: object) -> Sequence[Row]:
+        found = self._connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE {where}", values)
+        return [Row(*columns) for columns in found]

@@ -1,0 +1,111 @@
+"""Stored conversations, and windows of them: counted and compacted."""
+
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
+from openai.types.responses import CompactedResponse, InputTokenCountResponse
+from openai.types.responses.response_input_item import ResponseInputItem
+from pydantic import TypeAdapter
+
+from server.api.responses.objects import Compaction, ConversationObject, InputTokens, ItemList
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import error_of, says
+from tests.server.responses.calling import CONVERSATIONS, RESPONSES, events, whole
+from tests.server.responses.test_answers import WEATHER
+from tests.server.responses.test_inputs import prompt_for, user
+from tests.server.test_tools import prompt_of
+
+
+async def made(client: httpx.AsyncClient, **fields: Any) -> str:
+    """The id of a new conversation."""
+    answer = await client.post(CONVERSATIONS, json=fields)
+    assert answer.status_code == 200, answer.text
+    Conversation.model_validate(answer.json())
+    ConversationObject.model_validate(answer.json())
+    return answer.json()["id"]
+
+
+async def items_of(client: httpx.AsyncClient, conversation: str) -> list[dict[str, Any]]:
+    listed = (await client.get(f"{CONVERSATIONS}/{conversation}/items?order=asc")).json()
+    ConversationItemList.model_validate(listed)
+    ItemList.model_validate(listed)
+    return listed["data"]
+
+
+def texts(items: list[dict[str, Any]]) -> list[str]:
+    return [item["content"][0]["text"] for item in items]
+
+
+async def test_a_conversation_is_kept(client: httpx.AsyncClient) -> None:
+    one = await made(client, items=[user("a")], metadata={"k": "v"})
+    path = f"{CONVERSATIONS}/{one}"
+    assert (await client.get(path)).json()["metadata"] == {"k": "v"}
+    changed = await client.post(path, json={"metadata": {"k": "w"}})
+    assert changed.json() == (await client.get(path)).json()
+    assert changed.json()["metadata"] == {"k": "w"}
+    added = await client.post(f"{path}/items", json={"items": [user("b"), user("c")]})
+    assert texts(added.json()["data"]) == ["b", "c"]
+    assert texts(await items_of(client, one)) == ["a", "b", "c"]
+    second = f"{path}/items/{added.json()['first_id']}"
+    assert texts([(await client.get(second)).json()]) == ["b"]
+    assert (await client.delete(second)).json() == changed.json()
+    assert texts(await items_of(client, one)) == ["a", "c"]
+    error_of(await client.get(second), 404)
+    ConversationDeletedResource.model_validate((await client.delete(path)).json())
+    for method, url in (("GET", path), ("DELETE", path), ("GET", f"{path}/items"), ("GET", second)):
+        assert one in error_of(await client.request(method, url), 404)["message"] or method == "GET"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_response_goes_on_with_it(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool, store: bool
+) -> None:
+    one = await made(client, items=[user("a")])
+    engine.script = says("b")
+    fields = {"conversation": {"id": one}, "input": "then", "store": store}
+    response = (await events(client, **fields))[-1]["response"] if stream else await whole(client, **fields)
+    assert response["conversation"] == {"id": one}
+    assert texts(await items_of(client, one)) == ["a", "then", "b"]
+    said = [user("a"), user("then"), {"role": "assistant", "content": "b"}, user("and?")]
+    prompt = await prompt_for(client, engine, "and?", conversation=one)
+    assert prompt == await prompt_for(client, engine, said)
+
+
+async def test_many_items_are_too_many(client: httpx.AsyncClient) -> None:
+    error = error_of(await client.post(CONVERSATIONS, json={"items": [user()] * 21}))
+    assert (error["param"], error["code"]) == ("items", "array_above_max_length")
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"input": "hi"}, {"input": [user("a"), user("b")], "instructions": "Be brief.", "tools": [WEATHER]}],
+)
+async def test_tokens_are_those_that_a_response_takes(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    counted = (await client.post(f"{RESPONSES}/input_tokens", json={"model": "tiny", **fields})).json()
+    InputTokenCountResponse.model_validate(counted)
+    InputTokens.model_validate(counted)
+    response = await whole(client, **fields)
+    assert counted["input_tokens"] == response["usage"]["input_tokens"]
+    later = {"previous_response_id": response["id"], "input": "and?"}
+    counted = (await client.post(f"{RESPONSES}/input_tokens", json=later)).json()
+    assert counted["input_tokens"] == (await whole(client, **later))["usage"]["input_tokens"]
+
+
+async def test_a_compacted_conversation_goes_on(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.script = says("They said hi.")
+    window = {"model": "tiny", "input": [user("hello"), {"role": "assistant", "content": "hi"}]}
+    answer = (await client.post(f"{RESPONSES}/compact", json=window)).json()
+    CompactedResponse.model_validate(answer)
+    Compaction.model_validate(answer)
+    assert "hello" in prompt_of(engine)
+    assert "Summarize" in prompt_of(engine)
+    TypeAdapter(list[ResponseInputItem]).validate_python(answer["output"])
+    prompt = await prompt_for(client, engine, [*answer["output"], user("and?")])
+    assert "They said hi." in prompt
+    assert "hello" not in prompt
