@@ -75,7 +75,15 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(embedded_folder: Path) -> Iterator[Server]:
-    """One server for all tests that do not end it. It takes the model for one that may think, which it never begins."""
+    """One server for all tests that do not end it."""
+    running = Server()
+    yield running
+    assert running.terminate() == 0
+
+
+@pytest.fixture
+def thinking_server(embedded_folder: Path) -> Iterator[Server]:
+    """One that takes the model for one that may think, so that its reasoning can be bounded."""
     running = Server("--reasoning-parser", "think")
     yield running
     assert running.terminate() == 0

@@ -153,7 +153,8 @@ async def stream_held(server: Server, fields: dict[str, Any], begun: asyncio.Eve
     return parts
 
 
-async def test_killing_the_engine_under_35_streams_changes_nothing(server: Server) -> None:
+async def test_killing_the_engine_under_35_streams_changes_nothing(thinking_server: Server) -> None:
+    server = thinking_server
     undisturbed = await stream_texts(server, 32)
     held = await asyncio.gather(*(stream_held(server, fields, asyncio.Event()) for fields in HELD.values()))
     assert held[0]["content"].startswith("{")
