@@ -44,8 +44,9 @@ help:
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
+# Two processes, each with threads of its own, which are not to wait for each other by spinning.
 test: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Clients bring other versions of libraries along, so these are kept from the server's own, and some from each other.
 test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)/newer/installed $(CLIENTS)/older/installed

@@ -1,0 +1,92 @@
+"""What a public tester of compliance asks of each API: all but images, which are refused."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import llm_comply.schema
+import pytest
+from fastapi import FastAPI
+from llm_comply.config import ComplianceConfig
+from llm_comply.http import close_client
+from llm_comply.runner import TestRunner as Runner
+from llm_comply.test_case import TestCase as Case
+from llm_comply.tests.anthropic import ANTHROPIC_TESTS
+from llm_comply.tests.open_responses import OPEN_RESPONSES_TESTS
+from llm_comply.tests.openai_chat import OPENAI_CHAT_TESTS
+
+from scheduler.interface import EngineRequest
+from tests.server.fake_engine import FakeEngine, Script
+from tests.server.helpers import serving
+from tests.server.test_reasoning import ECHOING
+from tests.server.test_tools import written
+from tests.server.tiny_model import END, write_folder
+
+SPECS = Path(llm_comply.schema.__file__).parent / "specs"
+TEMPLATE = ECHOING.replace("message.role == 'assistant' and loop.first", "false")
+"""Of a model that may have begun the conversation."""
+pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver:DeprecationWarning")  # used by the tester
+
+
+@dataclass(frozen=True)
+class Api:
+    """What the tester knows of it."""
+
+    cases: Sequence[Case]
+    spec: str
+    model: str
+    """By their names it knows models that think; in a chat it asks these for fields that OpenAI's API does not have, and
+    skips others."""
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+APIS = {
+    "chat": Api(OPENAI_CHAT_TESTS, "openai_chat.json", "tiny"),
+    "responses": Api(OPEN_RESPONSES_TESTS, "openresponses.json", "gpt-5-tiny"),
+    "messages": Api(
+        ANTHROPIC_TESTS, "anthropic.json", "claude-opus-tiny", {"auth_header": "x-api-key", "use_bearer_prefix": False}
+    ),
+}  # fmt: skip
+CASES = [
+    pytest.param(api, case, id=f"{name}: {case.id}")
+    for name, api in APIS.items()
+    for case in api.cases
+    if "image" not in case.id
+]
+
+
+def model(*, thinks: bool) -> Script:
+    """It calls where it has to."""
+
+    def script(request: EngineRequest, choice: int) -> list[int]:
+        calls = request.sampling.grammar is not None
+        said = written("get_weather", location="San Francisco") if calls else "Hello there."
+        return [*("<think>\nIs it?\n</think>\n\n" if thinks else "").encode(), *said.encode(), END]
+
+    return script
+
+
+@pytest.fixture
+def test_with(
+    make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path
+) -> Iterator[Callable[[Api, Case], Any]]:
+    engine.info_ = replace(engine.info_, max_model_len=2048, num_blocks=256)
+    folder = write_folder(tmp_path / "m", template=TEMPLATE)
+    names = tuple({api.model for api in APIS.values()})
+    with serving(make_app(folder, served_model_name=names)) as address:
+
+        def test(api: Api, case: Case) -> Any:
+            config = ComplianceConfig(f"{address}/v1", "none", api.model, **api.config)
+            return Runner(config, [case], llm_comply.schema.SpecLoader(str(SPECS / api.spec))).run_one(case)
+
+        yield test
+    close_client()
+
+
+@pytest.mark.parametrize(("api", "case"), CASES)
+def test_the_tester_is_content(test_with: Callable[[Api, Case], Any], engine: FakeEngine, api: Api, case: Case) -> None:
+    engine.script = model(thinks=any(word in case.id for word in ("reasoning", "thinking")))
+    result = test_with(api, case)
+    expected = "skipped" if case.id == "chat-reasoning-summary" else "passed"
+    assert (result.status.value, result.errors, result.warnings) == (expected, [], [])
