@@ -37,7 +37,7 @@ class Api:
     cases: Sequence[Case]
     spec: str
     model: str
-    """By their names it knows models that think. In a chat it asks these for a field that OpenAI's API does not have."""
+    """By their names it knows models that think: in a chat it asks these for a field that OpenAI has not."""
     config: dict[str, Any] = field(default_factory=dict)
 
 
