@@ -102,6 +102,8 @@ async def test_a_model_is_used_as_its_configuration_says(trained: httpx.AsyncCli
         ({"input": ["a"] * 2049}, "input", "array_above_max_length"),
         ({"input": [[1], [400]]}, "input[1][0]", "integer_above_max_value"),
         ({"input": "x" * 300}, "input", "context_length_exceeded"),
+        ({"input": ["a", "b", "x" * 300]}, "input[2]", "context_length_exceeded"),
+        ({"input": [[1], [2] * 300]}, "input[1]", "context_length_exceeded"),
         ({"encoding_format": "hex"}, "encoding_format", "invalid_value"),
         ({"dimensions": 0}, "dimensions", "integer_below_min_value"),
         ({"dimensions": 8}, "dimensions", "unsupported_parameter"),
@@ -123,12 +125,14 @@ async def test_what_cannot_be_is_refused_by_name(
     [
         ({"dimensions": 5}, "dimensions", "invalid_value"),
         ({"dimensions": 17}, "dimensions", "invalid_value"),
+        ({"dimensions": 10**1000}, "dimensions", "invalid_value"),
         ({"prompt_name": "nobody"}, "prompt_name", "invalid_value"),
+        ({"prompt_name": ""}, "prompt_name", "invalid_value"),
         ({"prompt_name": "query", "input": [1]}, "prompt_name", "invalid_parameter_combination"),
     ],
 )
 async def test_what_this_model_cannot_do(trained: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str):
-    await refused(trained, PATH, asked(**fields), param, code)
+    assert len(await refused(trained, PATH, asked(**fields), param, code)) < 200
 
 
 async def test_another_model_is_not_found(client: httpx.AsyncClient):
