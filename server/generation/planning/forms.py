@@ -98,6 +98,8 @@ class FormRules:
         offered = [
             OfferedTool(tool.name, tool.schema, tool.path, tool.is_strict, tool.pattern) for tool in tools.callable
         ]
+        for one in offered:
+            one.check_root()
         wanted = Wanted(
             offered,
             "calls",

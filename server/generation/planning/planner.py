@@ -14,7 +14,7 @@ from server.generation.constraints.constraint import grammar_of
 from server.generation.notices import Notice, to_report
 from server.generation.planning.beam_search import choose_beam_search
 from server.generation.planning.forms import Form, FormRules
-from server.generation.planning.limits import Limits
+from server.generation.planning.limits import Limits, Room
 from server.generation.planning.plan import OutputOptions, Plan
 from server.generation.planning.sampling import SamplingRules, check_tokens
 from server.generation.planning.scoring import ScoringRules
@@ -100,7 +100,8 @@ class Planner:
         )
 
     def count(self, request: GenerationRequest) -> tuple[int, Sequence[Notice]]:
-        """The tokens of the one prompt of a request, whether or not there is room for it, and what is left out of it.
+        """The tokens of the one prompt of a request, or of the end of it that is used, whether or not there is room for
+        it, and what is left out of it.
 
         Raises what `plan` does for such a prompt.
         """
@@ -110,7 +111,8 @@ class Planner:
         notices = list(request.notices)
         text = self._text(prompt, request, notices)
         tokens = self.encode(text, request.path("prompt"), prompt, is_cut=True)
-        return len(tokens), to_report(notices, strict=self._settings.strict)
+        room = Room(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
+        return len(room.cut(tokens)), to_report(notices, strict=self._settings.strict)
 
     def _of_all_prompts(
         self, request: GenerationRequest, options: OutputOptions, form: Form, client: str

@@ -199,6 +199,22 @@ async def test_a_reference_to_no_tool_is_left_out_and_reported(client: httpx.Asy
     assert "The tool time can be called now.<|end|>" in shown(engine)
 
 
+async def test_what_is_cut_off_is_not_counted(client: httpx.AsyncClient):
+    long = message(messages=[{"role": "user", "content": "x" * 5000}])
+    for keep, counted in ((5, 5), (-1, 4095)):
+        response = await client.post(COUNT, json={**long, "truncate_prompt_tokens": keep})
+        assert response.json()["input_tokens"] == counted
+
+
+@pytest.mark.parametrize("kind", ["array", 5, ["string", "null"]])
+async def test_arguments_are_an_object_whatever_their_schema_says(client: httpx.AsyncClient, kind: Any):
+    tool = {"name": "f", "input_schema": {"type": kind}}
+    response = await client.post(MESSAGES, json=message(tools=[tool]))
+    check_reported(response, response.json(), ["tools[0].input_schema.type"])
+    strict = message(tools=[{**tool, "strict": True}])
+    await refused(client, strict, "tools[0].input_schema.type", "invalid_value")
+
+
 async def test_thinking_is_never_summarized(of_template: Callable[[str], httpx.AsyncClient]):
     async with of_template(SWITCHED) as client:
         response = await client.post(MESSAGES, json=message(thinking={"type": "adaptive", "display": "summarized"}))
