@@ -249,6 +249,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "deta
         ({"input": None}, "input", "missing_required_parameter"),
         ({"input": []}, "input", "empty_array"),
         ({"input": 3}, "input", "invalid_type"),
+        ({"input": [None]}, "input[0]", "invalid_type"),
         ({"inputs": "x"}, "inputs", "unknown_parameter"),
         ({"max_tokens": 5}, "max_tokens", "unknown_parameter"),
         ({"input": [user([IMAGE])]}, "input[0].content[0].type", "unsupported_value"),
