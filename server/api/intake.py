@@ -40,6 +40,14 @@ A name may have escapes."""
 MAX_PROCESSES = 2
 
 
+class HeavyError(Exception):
+    """A body means more work than there may be where it is; it is done elsewhere then."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(f"As much work as {num_bytes} bytes of text.")
+        self.num_bytes = num_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class IntakeContext:
     """What a body meets."""
@@ -48,6 +56,13 @@ class IntakeContext:
     model: ServedModel
     info: RunnerInfo
     settings: Settings
+    most_bytes: int | None = None
+    """Of text that may be worked on at this place; None: any number."""
+
+    def weigh(self, num_bytes: int) -> None:
+        """Raises HeavyError if there is as much to do here as for so many bytes, and that is too much."""
+        if self.most_bytes is not None and num_bytes > self.most_bytes:
+            raise HeavyError(num_bytes)
 
     def planner(self) -> Planner:
         """For the plans of requests."""
@@ -79,10 +94,18 @@ class Intake:
         all, if that is not the body's. Raises InternalError if the process of a large body ended before it was done.
         """
         size = len(body) if num_bytes is None else num_bytes
+        try:
+            return await self._run(size, work, body, info, *args)
+        except HeavyError as error:
+            return await self._run(error.num_bytes, work, body, info, *args)
+
+    async def _run(self, size: int, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any) -> _T:
         if size >= LARGE_BYTES:
             return await self._elsewhere(work, body, info, *args)
-        context = IntakeContext(self._tokenizer, self._model, info, self._settings)
-        if size <= SMALL_BYTES and not SLOW.search(body):
+        is_small = size <= SMALL_BYTES and not SLOW.search(body)
+        most = SMALL_BYTES if is_small else LARGE_BYTES - 1
+        context = IntakeContext(self._tokenizer, self._model, info, self._settings, most)
+        if is_small:
             return work(context, body, *args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, context, body, *args)
 

@@ -27,6 +27,8 @@ class PoolingApi:
 
 
 def take_in_pooling(context: IntakeContext, body: bytes, api: PoolingApi, client: str) -> Taken:
-    """The plan for the body of a request from this client. Raises ApiError."""
+    """The plan for the body of a request from this client. Raises ApiError and HeavyError."""
     asked = validated(api.schema, body)
-    return Taken(context.pooling().plan(api.intent(asked), client), api.options(asked))
+    request = api.intent(asked)
+    context.weigh(request.asks.num_bytes)
+    return Taken(context.pooling().plan(request, client), api.options(asked))

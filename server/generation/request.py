@@ -16,6 +16,8 @@ class TextPrompt:
     """A text to continue."""
 
     text: str
+    path: str | None = None
+    """None: it is the request's only prompt."""
 
     def opposed(self, negative: str) -> "TextPrompt":
         """The prompt that guidance goes away from."""

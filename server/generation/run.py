@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from model_runner.contract import TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
-from server.engine.client import EngineClient, OutputStream
+from server.engine.client import EngineClient, OutputStream, QueueFullError
 from server.errors import RateLimitError, RequestTimeoutError
 from server.generation.choice_parts import ChoiceParts
 from server.generation.choice_text import ChoiceText
@@ -19,6 +19,8 @@ from server.text.tokenizer import Tokenizer
 
 _AT_A_TIME = 32
 """Prompts that are submitted before others get a turn."""
+_RETRY_S = 0.05
+"""Between two tries to submit one of a request that has been accepted."""
 
 
 class PromptRun:
@@ -85,6 +87,7 @@ class Run:
         self._running = list(self.prompts)
         self._error: Exception | None = None
         self._deadline = self._loop.call_later(timeout_s, self._expire)
+        self._waker: asyncio.TimerHandle | None = None
 
     @property
     def usage(self) -> Usage:
@@ -101,19 +104,40 @@ class Run:
     async def submit(self) -> None:
         """Give all prompts to the engine, or as many as the plan gives it at a time; the others follow as these end.
 
-        Raises ApiError if the engine does not take them; those that it has taken are aborted then.
+        Raises ApiError if the engine does not take all of them, or the first of those that follow each other; those
+        that it has taken are aborted then.
         """
         try:
-            for prompt in self.prompts[: self.plan.at_a_time]:
+            for prompt in self.prompts if self.plan.at_a_time is None else self.prompts[:1]:
                 self._submit(prompt)
                 if prompt.index % _AT_A_TIME == _AT_A_TIME - 1:  # others get a turn
                     await asyncio.sleep(0)
+            self._fill()
         except BaseException as error:
             self.close()
             known = from_engine(error) if isinstance(error, Exception) else None
             if known is None:
                 raise
             raise known from error
+
+    def _fill(self) -> None:
+        """Submit as many more as the plan gives the engine at a time: with one of them accepted, the others wait."""
+        for _ in range(_AT_A_TIME):
+            num_ended = len(self.prompts) - len(self._running)
+            is_full = self._num_submitted - num_ended >= (self.plan.at_a_time or 0)
+            if is_full or self._num_submitted == len(self.prompts):
+                return
+            try:
+                self._submit(self.prompts[self._num_submitted])
+            except QueueFullError:
+                self._wake_in(_RETRY_S)
+                return
+        self._wake_in(0.0)
+
+    def _wake_in(self, delay_s: float) -> None:
+        if self._waker is not None:
+            self._waker.cancel()
+        self._waker = self._loop.call_later(delay_s, self.wake)
 
     def _submit(self, prompt: PromptRun) -> None:
         prompt.stream = self._engine.submit(prompt.request, self.wake)
@@ -156,6 +180,7 @@ class Run:
                     raise prompt.stream.error
             if self._error is not None:
                 raise self._error
+            self._fill()
         except Exception as error:
             known = from_engine(error) or error
             self.close(_reason(known))
@@ -166,6 +191,8 @@ class Run:
     def close(self, reason: EndReason = "abort") -> None:
         """End all that still runs in the engine, for this reason."""
         self._deadline.cancel()
+        if self._waker is not None:
+            self._waker.cancel()
         self._meter.end(reason)
         for prompt in self._running:
             if prompt.stream is not None:
@@ -207,8 +234,6 @@ class Run:
         prompt.num_unfinished -= 1
         if not prompt.num_unfinished:
             self._running.remove(prompt)
-            if self._num_submitted < len(self.prompts):
-                self._submit(self.prompts[self._num_submitted])
             self._meter.prompt_end(sum(choice.num_tokens for choice in prompt.choices))
         if not self._running:
             self._deadline.cancel()

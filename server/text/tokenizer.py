@@ -66,6 +66,15 @@ class Tokenizer:
         """Two texts as the tokenizer joins them, with what it puts before, between and behind."""
         return self._model.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
 
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """What at most so many tokens spell of the text, in whole characters."""
+        spans = self._model.encode_batch([text], add_special_tokens=False)[0].offsets
+        if len(spans) <= num_tokens:
+            return text
+        while num_tokens and spans[num_tokens][0] < spans[num_tokens - 1][1]:  # both are of one character
+            num_tokens -= 1
+        return text[: spans[num_tokens - 1][1]] if num_tokens else ""
+
     @property
     def is_byte_level(self) -> bool:
         """Whether a text is the bytes of its tokens (`token_bytes`) one after the other."""

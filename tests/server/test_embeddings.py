@@ -1,5 +1,6 @@
 """POST /v1/embeddings, in memory and through the official client."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from openai import BadRequestError, OpenAI
 from safetensors.numpy import save_file
 
 from model_runner.pooling import Pooling
+from server.engine.client import QueueFullError
+from server.generation import run
 from server.generation.pooling.model_files import read_abilities
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
@@ -102,6 +105,8 @@ async def test_a_model_is_used_as_its_configuration_says(trained: httpx.AsyncCli
         ({"input": ["a"] * 2049}, "input", "array_above_max_length"),
         ({"input": [[1], [400]]}, "input[1][0]", "integer_above_max_value"),
         ({"input": "x" * 300}, "input", "context_length_exceeded"),
+        ({"input": ["a", "b", "x" * 300]}, "input[2]", "context_length_exceeded"),
+        ({"input": [[1], [2] * 300]}, "input[1]", "context_length_exceeded"),
         ({"encoding_format": "hex"}, "encoding_format", "invalid_value"),
         ({"dimensions": 0}, "dimensions", "integer_below_min_value"),
         ({"dimensions": 8}, "dimensions", "unsupported_parameter"),
@@ -123,12 +128,14 @@ async def test_what_cannot_be_is_refused_by_name(
     [
         ({"dimensions": 5}, "dimensions", "invalid_value"),
         ({"dimensions": 17}, "dimensions", "invalid_value"),
+        ({"dimensions": 10**1000}, "dimensions", "invalid_value"),
         ({"prompt_name": "nobody"}, "prompt_name", "invalid_value"),
+        ({"prompt_name": ""}, "prompt_name", "invalid_value"),
         ({"prompt_name": "query", "input": [1]}, "prompt_name", "invalid_parameter_combination"),
     ],
 )
 async def test_what_this_model_cannot_do(trained: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str):
-    await refused(trained, PATH, asked(**fields), param, code)
+    assert len(await refused(trained, PATH, asked(**fields), param, code)) < 200
 
 
 async def test_another_model_is_not_found(client: httpx.AsyncClient):
@@ -159,6 +166,30 @@ async def test_more_inputs_than_the_queue_holds_are_given_to_the_engine_bit_by_b
     assert len(answer.json()["data"]) == 50
     assert most == engine.info.max_num_seqs
     assert engine.num_live == 0
+
+
+async def test_a_request_that_was_accepted_waits_for_room(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """Even where none of it is in the engine any more."""
+    submit, tries = engine.submit, itertools.count()
+
+    def full_at_times(*arguments: Any) -> Any:
+        if next(tries) % 30 >= 10:
+            raise QueueFullError("full")
+        return submit(*arguments)
+
+    monkeypatch.setattr(engine, "submit", full_at_times)
+    monkeypatch.setattr(run, "_RETRY_S", 0.001)
+    answer = await client.post(PATH, json=asked(input=[f"{number}" for number in range(25)]))
+    assert [tuple(request.prompt) for request in engine.requests] == [tuple(b"%d" % number) for number in range(25)]
+    assert len(answer.json()["data"]) == 25
+
+
+async def test_without_room_for_the_first_a_request_is_refused(client: httpx.AsyncClient, engine: FakeEngine):
+    engine.refuse = QueueFullError("full")
+    assert (await client.post(PATH, json=asked(input=["a", "b"]))).status_code == 429
+    assert len(engine.requests) == 1
 
 
 def test_the_client_raises_what_is_refused(openai_client: OpenAI):

@@ -169,6 +169,31 @@ async def test_small_bodies_stay_unless_something_in_them_is_slow(taken_in):
     assert await taken_in(rb'{"\u0064ry_sequence_breakers": ["a"]}') is not here
 
 
+def heavy(context: intake.IntakeContext, body: bytes, num_bytes: int) -> threading.Thread:
+    """Work that says where it is done, which is more than the body shows."""
+    context.weigh(num_bytes)
+    return threading.current_thread()
+
+
+async def test_what_means_more_than_its_bytes_is_taken_in_where_that_belongs(
+    make_app: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    async def elsewhere(*args: object) -> str:
+        return "elsewhere"
+
+    taking = make_app().state.services.intake
+    monkeypatch.setattr(taking, "_elsewhere", elsewhere)
+
+    async def place(num_bytes: int) -> object:
+        return await taking.run(heavy, b"{}", engine.info, num_bytes)
+
+    assert await place(intake.SMALL_BYTES) is threading.current_thread()
+    in_thread = await place(intake.SMALL_BYTES + 1)
+    assert isinstance(in_thread, threading.Thread)
+    assert in_thread is not threading.current_thread()
+    assert await place(intake.LARGE_BYTES) == "elsewhere"
+
+
 async def test_many_bodies_compete_with_the_event_loop_no_more_than_one(taken_in):
     bodies = [b" " * size for size in (intake.SMALL_BYTES + 1, intake.LARGE_BYTES - 1)] * 20
     threads = set(await asyncio.gather(*map(taken_in, bodies)))

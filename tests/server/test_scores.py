@@ -12,6 +12,9 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.pooling import Pooling
+from server.api.rerank.intent import rerank_intent
+from server.api.rerank.schema import RerankRequest
+from server.generation.pooling import rules
 from server.generation.pooling.model_files import read_abilities
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, make_numbers
@@ -110,6 +113,45 @@ async def test_equally_good_documents_keep_their_order_and_long_ones_are_cut(
 
 
 @pytest.mark.parametrize(
+    ("limit", "kept"), [(2, ""), (3, "日"), (5, "日"), (6, "日本"), (7, "日本x"), (10**30, "日本x語")]
+)
+async def test_a_document_is_cut_between_characters(
+    reranker: httpx.AsyncClient, engine: FakeEngine, limit: int, kept: str
+):
+    """Each of the three is three tokens."""
+    asked = {"query": "?", "documents": ["日本x語"], "max_tokens_per_doc": limit}
+    assert (await reranker.post(RERANK, json=asked)).status_code == 200
+    shown = prompts(engine)[0].partition("<Document>:")[2].partition("assistant")[0]
+    assert shown.strip() == kept
+
+
+async def test_all_prompts_together_have_a_limit(
+    reranker: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    asked = {"query": "why", "documents": ["a", "b"]}
+    await reranker.post(RERANK, json=asked)
+    num_tokens = sum(len(request.prompt) for request in engine.requests)
+    monkeypatch.setattr(rules, "MAX_TOKENS", num_tokens)
+    assert (await reranker.post(RERANK, json=asked)).status_code == 200
+    monkeypatch.setattr(rules, "MAX_TOKENS", num_tokens - 1)
+    await refused(reranker, RERANK, asked, "documents", "invalid_value")
+    await refused(reranker, SCORE, {"text_1": "why", "text_2": ["a", "b"]}, "text_2", "invalid_value")
+    monkeypatch.setattr(rules, "MAX_TOKENS", 3)
+    assert (await reranker.post("/v1/embeddings", json=embedding(input="abc"))).status_code == 200
+    await refused(reranker, "/v1/embeddings", embedding(input=["ab", "cd"]), "input", "invalid_value")
+
+
+def test_a_query_weighs_as_often_as_it_is_read():
+    few, many = (rerank_intent(RerankRequest(query="x" * 1000, documents=["a"] * count)).asks for count in (1, 500))
+    assert many.num_bytes == 500 * few.num_bytes > 500_000
+
+
+async def test_a_pair_without_tokens_is_named(serving: Callable[..., httpx.AsyncClient]):
+    async with serving(OF_CLASSES) as client:
+        await refused(client, RERANK, {"query": "", "documents": ["a", ""]}, "documents[1]", "invalid_value")
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "param", "code"),
     [
         (SCORE, {}, "queries", "missing_required_parameter"),
@@ -118,6 +160,8 @@ async def test_equally_good_documents_keep_their_order_and_long_ones_are_cut(
         (SCORE, {"text_1": "a", "text_2": "b", "queries": "c"}, "text_1", "invalid_parameter_combination"),
         (SCORE, {"queries": ["a", "b"], "documents": ["c"]}, "queries", "invalid_value"),
         (SCORE, {"queries": ["a", "b"], "documents": ["c", "x" * 300]}, "documents[1]", "context_length_exceeded"),
+        (SCORE, {"queries": ["a", "x" * 600], "documents": ["c", "d"]}, "queries[1]", "context_length_exceeded"),
+        (RERANK, {"query": "x" * 600, "documents": ["b"]}, "query", "context_length_exceeded"),
         (SCORE, {"queries": "a", "documents": []}, "documents", "empty_array"),
         (RERANK, {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "integer_below_min_value"),
         (RERANK, {"query": "a", "documents": [{"txt": "b"}]}, "documents[0].txt", "unknown_parameter"),

@@ -66,6 +66,5 @@ def _echoes(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> Sequen
 
 
 def _prompt(body: CompletionRequest, index: int, prompt: str | list[int]) -> TextPrompt | TokenPrompt:
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    return TokenPrompt(tuple(prompt), "prompt" if body.prompt is prompt else f"prompt[{index}]")
+    path = "prompt" if body.prompt is prompt else f"prompt[{index}]"
+    return TextPrompt(prompt, path) if isinstance(prompt, str) else TokenPrompt(tuple(prompt), path)

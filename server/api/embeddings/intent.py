@@ -19,6 +19,5 @@ def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
 
 
 def _input(body: EmbeddingRequest, index: int, one: str | list[int]) -> TextPrompt | TokenPrompt:
-    if isinstance(one, str):
-        return TextPrompt(one)
-    return TokenPrompt(tuple(one), "input" if body.input is one else f"input[{index}]")
+    path = "input" if body.input is one else f"input[{index}]"
+    return TextPrompt(one, path) if isinstance(one, str) else TokenPrompt(tuple(one), path)

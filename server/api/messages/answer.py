@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from pydantic_core import from_json
 
 from server.api.generation_api import Answering
+from server.api.messages.arguments import as_written
 from server.api.messages.errors import error_body
 from server.api.messages.intent import MessageOptions
 from server.api.messages.signature import signature_of
@@ -103,8 +103,8 @@ class MessagesAnswer:
             case WholeReasoning():
                 hidden = part.text if self._options.hides_thinking else ""
                 return _thinking_block("" if hidden else part.text, signature_of(hidden))
-            case WholeCall():  # one that was cut off has what is complete of it, as clients read a stream
-                return _call_block(part.id, part.name, from_json(part.text or "{}", allow_partial=True))
+            case WholeCall():
+                return _call_block(part.id, part.name, as_written(part.text or "{}"))
 
     def _end(self, reason: FinishedBy, stop: str | int | None) -> dict[str, Any]:
         sequence = self._answering.tokenizer.token_text(stop) if isinstance(stop, int) else stop

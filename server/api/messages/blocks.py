@@ -1,6 +1,6 @@
 """Messages as Anthropic's API has them: texts, or lists of blocks. What is unknown in them is left out and reported."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -97,22 +97,27 @@ class ToolResultBlock(EchoedModel):
     is_error: bool | None = Field(None, description="The model is told so: `Error:` is put before the content.")
     cache_control: CacheControl | None = cache_control()
 
-    @property
-    def text(self) -> str:
-        """What the model is shown."""
+    def text(self, known: Collection[str]) -> str:
+        """What the model is shown, where there are these tools."""
         content = self.content or ""
-        text = content if isinstance(content, str) else "\n".join(_shown(block) for block in content)
+        text = content if isinstance(content, str) else "\n".join(_shown(content, known))
         return f"Error: {text}" if self.is_error else text
 
     @property
-    def loaded(self) -> Sequence[str]:
-        """The tools that were found."""
+    def found(self) -> Sequence[tuple[int, str]]:
+        """The tools that it names, and the places of their blocks."""
         content = () if self.content is None or isinstance(self.content, str) else self.content
-        return [block.tool_name for block in content if isinstance(block, ToolReferenceBlock)]
+        return [
+            (place, block.tool_name) for place, block in enumerate(content) if isinstance(block, ToolReferenceBlock)
+        ]
 
 
-def _shown(block: TextBlock | ToolReferenceBlock) -> str:
-    return block.text if isinstance(block, TextBlock) else f"The tool {block.tool_name} can be called now."
+def _shown(content: Sequence[TextBlock | ToolReferenceBlock], known: Collection[str]) -> Iterator[str]:
+    for block in content:
+        if isinstance(block, TextBlock):
+            yield block.text
+        elif block.tool_name in known:
+            yield f"The tool {block.tool_name} can be called now."
 
 
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock

@@ -6,7 +6,7 @@ from fastapi import Response
 from pydantic import BaseModel, Field
 from starlette.types import Scope
 
-from server.api.messages.schema import THREAD_UNSUPPORTED
+from server.api.messages.schema import THREAD_UNSUPPORTED, MessagesRequest
 from server.errors import (
     ApiError,
     AuthenticationError,
@@ -30,6 +30,8 @@ _TYPES: dict[type[ApiError], str] = {
     ApiError: "api_error",
 }
 _NOT_PERMITTED = frozenset({"unknown_parameter", "unsupported_parameter"})
+_NEEDED = frozenset(name for name, field in MessagesRequest.model_fields.items() if field.is_required())
+"""Fields of which no client can be told to leave them out."""
 
 
 class MessagesErrorDetails(BaseModel):
@@ -80,7 +82,7 @@ def _message(error: ApiError) -> str:
     """As Anthropic begins it where clients look for that, and always with the name of the field."""
     if isinstance(error, ContextLengthError) and error.param == "messages":
         return f"{_too_long(error)}. {error.message}"
-    if error.code in _NOT_PERMITTED:
+    if error.code in _NOT_PERMITTED and error.param not in _NEEDED:
         return f"{error.param}: Extra inputs are not permitted. {error.message}"
     is_named = error.param is None or error.param in error.message
     return error.message if is_named else f"{error.param}: {error.message}"

@@ -1,10 +1,12 @@
 """Anthropic's messages as chat templates take them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.api.messages.blocks import InputMessage, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from server.errors import shorten
+from server.generation.notices import Notice
 
 
 @dataclass(slots=True)
@@ -15,22 +17,26 @@ class History:
     """As templates take them."""
     paths: dict[str, str] = field(default_factory=dict)
     """From where something stands in these to where the client finds it."""
+    tools: Collection[str] = ()
+    """Names of those that there are."""
     loaded: set[str] = field(default_factory=set)
-    """Tools that results have named."""
+    """Those of them that results have named."""
+    notices: list[Notice] = field(default_factory=list)
+    """What was left out."""
     _calls: Sequence[str] = field(default=(), init=False)
     """Ids of the calls that were made last."""
 
     @classmethod
-    def of(cls, system: str, messages: Sequence[InputMessage]) -> "History":
-        """That of a request."""
-        history = cls()
+    def of(cls, system: str, messages: Sequence[InputMessage], tools: Collection[str]) -> "History":
+        """That of a request with tools of these names."""
+        history = cls(tools=tools)
         if system:
             history.messages.append({"role": "system", "content": system})
         for index, message in enumerate(messages):
             if message.role == "assistant":
                 history._add_assistant(message, f"messages[{index}]")
             else:
-                history._add_other(message)
+                history._add_other(message, f"messages[{index}]")
         return history
 
     def _add_assistant(self, message: InputMessage, path: str) -> None:
@@ -49,16 +55,27 @@ class History:
             self._calls = [call.id for call in calls]
         self.messages.append({**shown, "content": message.text})
 
-    def _add_other(self, message: InputMessage) -> None:
+    def _add_other(self, message: InputMessage, path: str) -> None:
         """Results first, since templates have them follow the calls, and in the order of the calls, since not all
         templates show which is which.
         """
         results = [block for block in message.blocks if isinstance(block, ToolResultBlock)]
+        for place, block in enumerate(message.blocks):
+            if isinstance(block, ToolResultBlock):
+                self._load(block, f"{path}.content[{place}]")
         for result in sorted(results, key=self._place):
-            self.loaded.update(result.loaded)
-            self.messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": result.text})
+            text = result.text(self.tools)
+            self.messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": text})
         if not results or any(isinstance(block, TextBlock) for block in message.blocks):
             self.messages.append({"role": message.role, "content": message.text})
+
+    def _load(self, result: ToolResultBlock, path: str) -> None:
+        for place, name in result.found:
+            if name in self.tools:
+                self.loaded.add(name)
+            else:
+                reason = f"There is no tool '{shorten(name)}'."
+                self.notices.append(Notice(f"{path}.content[{place}].tool_name", reason))
 
     def _place(self, result: ToolResultBlock) -> int:
         return self._calls.index(result.tool_use_id) if result.tool_use_id in self._calls else len(self._calls)

@@ -12,7 +12,6 @@ from server.text.tokenizer import Tokenizer
 
 _PATHS = {
     "prompt": "messages",
-    "continue_last": "messages",
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "messages[].tool_calls[].function.arguments": "messages[].content[].input",
@@ -30,7 +29,7 @@ class MessageOptions:
 
 def messages_intent(body: MessagesFields) -> GenerationRequest:
     """The body's fields as a request."""
-    history = History.of("" if body.system is None else text_of(body.system), body.messages)
+    history = History.of("" if body.system is None else text_of(body.system), body.messages, body.tool_names)
     tools = body.tool_use(history.loaded)
     effort = None if body.output_config is None else body.output_config.effort
     conversation = Conversation(
@@ -46,10 +45,16 @@ def messages_intent(body: MessagesFields) -> GenerationRequest:
     if isinstance(body.thinking, ThinkingOn):
         budget, budget_path = body.thinking.budget_tokens, "thinking.budget_tokens"
     stop = "stop" if body.stop_sequences is None else "stop_sequences"
+    paths = {
+        **_PATHS,
+        "continue_last": f"messages[{len(body.messages) - 1}]",
+        "thinking_budget": budget_path,
+        "stop": stop,
+        **history.paths,
+    }
+    fields = generation_fields(body, paths, body.constraint)
     return GenerationRequest(
-        **generation_fields(
-            body, {**_PATHS, "thinking_budget": budget_path, "stop": stop, **history.paths}, body.constraint
-        ),
+        **{**fields, "notices": (*fields["notices"], *history.notices)},
         id_prefix="msg_",
         prompts=(conversation,),
         tools=tools,

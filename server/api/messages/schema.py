@@ -30,22 +30,27 @@ THREAD_UNSUPPORTED = "thread_unsupported_request"
 """Of this code, clients send their whole history instead."""
 _KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
+Display = Literal["summarized", "omitted"]
+
+
+def _display(description: str) -> Any:
+    """The default of the field of this name."""
+    return hint(description, "Thinking is shown as it is, or not at all.", off=["omitted"])
+
 
 class ThinkingOn(RequestModel):
     """Think first."""
 
     type: Literal["enabled"]
     budget_tokens: int = Field(ge=0, le=2**31 - 1, description="Tokens of thinking after which its end is forced.")
-    display: Literal["summarized", "omitted"] | None = Field(
-        None, description="`omitted`: the thinking comes as a signature. It is never summarized."
-    )
+    display: Display | None = _display("`omitted`: the thinking comes as a signature.")
 
 
 class ThinkingAdaptive(RequestModel):
     """Think first, for as long as the model likes."""
 
     type: Literal["adaptive"]
-    display: Literal["summarized", "omitted"] | None = Field(None, description="As above.")
+    display: Display | None = _display("As above.")
 
 
 class ThinkingOff(RequestModel):

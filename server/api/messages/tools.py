@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from server.api.fields.rules import EchoedModel, RequestModel, hint, no_effect, problem, related, tag_by_type
 from server.api.fields.tools import MAX_TOOLS, ToolName
 from server.api.messages.blocks import CacheControl, cache_control
-from server.errors import shorten
+from server.errors import InvalidRequestError, shorten
 from server.generation.notices import Notice
 from server.generation.tools import Tool, ToolUse
 
@@ -147,11 +147,19 @@ class MessagesToolFields(RequestModel):
             raise problem("invalid_value", message, "tool_choice")
 
     @property
+    def tool_names(self) -> Collection[str]:
+        """Of the tools that there are, deferred or not."""
+        return {tool.name for _, tool in self._with_schema}
+
+    @property
     def _with_schema(self) -> Sequence[tuple[int, SchemaTool]]:
         return [(index, tool) for index, tool in enumerate(self.tools or ()) if isinstance(tool, SchemaTool)]
 
     def tool_use(self, loaded: Collection[str]) -> ToolUse | None:
-        """What the answer may call, given the tools that results have named; None: nothing."""
+        """What the answer may call, given the tools that results have named; None: nothing.
+
+        Raises InvalidRequestError if it has to call one and there is none.
+        """
         choice = self.tool_choice or AutoChoice(type="auto")
         if isinstance(choice, NoneChoice):
             return None
@@ -163,6 +171,9 @@ class MessagesToolFields(RequestModel):
             for index, tool in self._with_schema
             if not tool.defer_loading or searches or tool.name in loaded  # what would find them is left out
         ]
+        if not tools and isinstance(choice, AnyChoice):
+            message = "Invalid 'tool_choice': no tool can be called, since all are deferred and none was found yet."
+            raise InvalidRequestError(message, param="tool_choice", code="invalid_value")
         if not tools:
             return None
         return ToolUse(

@@ -19,7 +19,7 @@ class RerankOptions:
 
 def rerank_intent(body: RerankRequest) -> PoolingRequest:
     """The body's fields as a request."""
-    pairs = tuple(Pair(body.query, text, f"documents[{index}]") for index, text in enumerate(body.texts))
+    pairs = tuple(Pair(body.query, text, "query", f"documents[{index}]") for index, text in enumerate(body.texts))
     return PoolingRequest(
         **pooling_fields(body),
         model=body.model,

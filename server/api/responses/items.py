@@ -205,8 +205,9 @@ class HostedItem(EchoedModel):
 
 def _item_tag(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if kind is None and isinstance(value, dict):
-        return "<item_reference>" if "role" not in value and "id" in value else "<message>"
+    if kind is None:
+        is_reference = isinstance(value, dict) and "role" not in value and "id" in value
+        return "<item_reference>" if is_reference else "<message>"
     return "<any of hosted tools>" if kind in _HOSTED else f"<{kind}>"
 
 

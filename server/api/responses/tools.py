@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from server.api.fields.rules import EchoedModel, RequestModel, hint, no_effect, tag_by_type
-from server.api.fields.tools import MAX_TOOLS, NO_ARGUMENTS, ToolName
+from server.api.fields.tools import MAX_TOOLS, NO_ARGUMENTS, AnyText, GrammarDefinition, ToolName
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
-from server.generation.tools import Tool, ToolUse
+from server.generation.tools import TextForm, Tool, ToolUse
 
 _BY_PROGRAMS = "Tools are called by the model alone."
 _NOT_DEFERRED = "All tools are shown to the model from the beginning."
@@ -45,38 +45,30 @@ class FunctionTool(_Callable):
         return Tool(name, self.description, parameters, bool(self.strict), path=f"{path}.parameters")
 
 
-class InputFormat(RequestModel):
-    """The form of a custom tool's input."""
+class GrammarFormat(GrammarDefinition):
+    """Text of a language."""
 
-    type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = Field(None, description="Of a grammar: its language.")
-    definition: str | None = Field(None, description="Of a grammar: shown to the model.")
+    type: Literal["grammar"]
+
+
+InputFormat = Annotated[
+    Annotated[AnyText, Tag("<text>")] | Annotated[GrammarFormat, Tag("<grammar>")],
+    Discriminator(tag_by_type("text")),
+]
 
 
 class CustomTool(_Callable):
     """A tool that takes text in place of arguments."""
 
     type: Literal["custom"]
-    format: InputFormat | None = Field(
-        None, description="Any text by default. A grammar is shown to the model and not enforced, which is reported."
-    )
+    format: InputFormat | None = Field(None, description="What text it takes; by default any.")
 
     def tool(self, name: str, path: str) -> Tool:
         """See FunctionTool."""
-        described = [self.description] if self.description else []
-        if self._has_grammar and self.format is not None and self.format.definition:
-            described.append(f"Its input follows this grammar ({self.format.syntax}):\n{self.format.definition}")
-        return Tool.custom(name, "\n\n".join(described) or None)
-
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
-        yield from super().left_out(path)
-        if self._has_grammar:
-            yield Notice(f"{path}.format", "The grammar is shown to the model and not enforced.")
-
-    @property
-    def _has_grammar(self) -> bool:
-        return self.format is not None and self.format.type == "grammar"
+        form = None
+        if isinstance(self.format, GrammarFormat):
+            form = TextForm(self.format.syntax, self.format.definition, f"{path}.format.definition")
+        return Tool.custom(name, self.description, form)
 
 
 NamedTool = Annotated[

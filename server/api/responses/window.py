@@ -20,9 +20,9 @@ from server.api.responses.schema import CompactResponse, CountInputTokens
 from server.api.responses.telling import make_usage
 from server.api.responses.tools import tool_use
 from server.generation.events import Usage
-from server.generation.notices import Notice, as_headers, as_json, to_report
+from server.generation.notices import as_headers, as_json
 from server.generation.planning.plan import Plan
-from server.generation.prompt import encode, read_prompt
+from server.generation.request import GenerationRequest
 from server.http.json_body import validated
 
 
@@ -37,19 +37,18 @@ def count_tokens(
     references = references_of(asked)
     if references and stored is None:
         return references
-    if asked.model is not None:
-        context.model.check_name(asked.model)
     offer = offer_of(asked)
     history = history_of(asked, stored or Stored(), offer)
     tool_use(offer, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
-    conversation = conversation_of(history, asked, offer, {})
-    text, left_out = read_prompt(context.tokenizer, conversation, "input")
-    paths = paths_of(history)
-    told = (Notice(paths.get(notice.path, notice.path), notice.reason) for notice in left_out)
-    notices = to_report([*asked.left_out(), *told], strict=context.settings.strict)
-    tokens = encode(context.tokenizer, text, conversation)
+    request = GenerationRequest(
+        model=context.model.name if asked.model is None else asked.model,
+        prompts=(conversation_of(history, asked, offer, {}),),
+        paths=paths_of(history),
+        notices=tuple(asked.left_out()),
+    )
+    num_tokens, notices = context.planner().count(request)
     warnings = {"warnings": as_json(notices)} if notices else {}
-    answer = {"object": "response.input_tokens", "input_tokens": len(tokens), **warnings}
+    answer = {"object": "response.input_tokens", "input_tokens": num_tokens, **warnings}
     return msgspec.json.encode(answer), as_headers(notices)
 
 

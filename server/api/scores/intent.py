@@ -8,10 +8,14 @@ from server.generation.pooling.request import Pair, PoolingRequest, Score
 def score_intent(body: ScoreRequest) -> PoolingRequest:
     """The body's fields as a request."""
     queries, documents = body.texts
-    name = body.names[1]
-    is_one = isinstance(getattr(body, name), str)
+    of_queries, of_documents = body.names
     pairs = tuple(
-        Pair(queries[index % len(queries)], document, name if is_one else f"{name}[{index}]")
+        Pair(
+            queries[index % len(queries)],
+            document,
+            _path(body, of_queries, index % len(queries)),
+            _path(body, of_documents, index),
+        )
         for index, document in enumerate(documents)
     )
     return PoolingRequest(
@@ -19,5 +23,10 @@ def score_intent(body: ScoreRequest) -> PoolingRequest:
         model=body.model,
         asks=Score(pairs, body.instruction),
         id_prefix="score-",
-        paths={"prompt": name},
+        paths={"prompt": of_documents},
     )
+
+
+def _path(body: ScoreRequest, name: str, index: int) -> str:
+    """Of one of the texts."""
+    return name if isinstance(getattr(body, name), str) else f"{name}[{index}]"

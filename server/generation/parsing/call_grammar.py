@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from server.generation.constraints.errors import ConstraintError
+from server.generation.constraints.errors import ConstraintError, under
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, repeated, sequence, text, tokens, until
 from server.generation.constraints.json_text import JsonSchema, LooseJson
 from server.generation.notices import Notice
@@ -49,6 +49,12 @@ class OfferedTool:
         is_list = bool(self.schema.get("properties")) and not self.schema.keys() & _OPEN
         closed = {"additionalProperties": False} if is_list else {}
         return {**closed, **self.schema, "type": "object"}
+
+    def check_root(self) -> None:
+        """Arguments are one object, whatever the schema says that they are. Raises ConstraintError if it is strict."""
+        kind = self.schema.get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            self.leave_out(under(self.path, "type"), "The arguments of a call are an object.")
 
     def arguments(self) -> Fragment:
         """Them all as one object of JSON. Raises ConstraintError for what is refused."""

@@ -98,6 +98,8 @@ class FormRules:
         offered = [
             OfferedTool(tool.name, tool.schema, tool.path, tool.is_strict, tool.pattern) for tool in tools.callable
         ]
+        for one in offered:
+            one.check_root()
         wanted = Wanted(
             offered,
             "calls",
@@ -179,8 +181,9 @@ def _continuation(request: GenerationRequest, begun: str) -> Form:
     """The rest of an answer of a form, which is no reasoning and no call."""
     path = request.path("continue_last")
     if request.constraint is None or request.tools is not None:
+        other = request.path("tool_choice") if request.constraint is None else "tools"
         message = (
-            f"Setting '{path}' and 'tools' at the same time is not supported for an answer that is held to a form."
+            f"Setting '{path}' and '{other}' at the same time is not supported for an answer that is held to a form."
         )
         raise InvalidRequestError(message, param=path, code="invalid_parameter_combination")
     form = request.path("constraint")

@@ -14,7 +14,7 @@ from server.generation.constraints.constraint import grammar_of
 from server.generation.notices import Notice, to_report
 from server.generation.planning.beam_search import choose_beam_search
 from server.generation.planning.forms import Form, FormRules
-from server.generation.planning.limits import Limits
+from server.generation.planning.limits import Limits, Room
 from server.generation.planning.plan import OutputOptions, Plan
 from server.generation.planning.sampling import SamplingRules, check_tokens
 from server.generation.planning.scoring import ScoringRules
@@ -36,6 +36,7 @@ class _Encoded:
     """A prompt."""
 
     tokens: Sequence[int]
+    path: str
     text: str = ""
     """If it came as text."""
 
@@ -83,7 +84,7 @@ class Planner:
         for index, prompt in enumerate(encoded):
             sampling = replace(of_all.sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1))
             one = replace(of_all, request_id=f"{of_all.request_id}-{index}", sampling=sampling)
-            requests.append(self._with_prompt(one, prompt.tokens, negative_prompt, request, notices))
+            requests.append(self._with_prompt(one, prompt, negative_prompt, request, notices))
         self._limits.check_min_tokens(options.min_tokens, min(one.max_tokens for one in requests))
         return Plan(
             id=of_all.request_id,
@@ -99,7 +100,8 @@ class Planner:
         )
 
     def count(self, request: GenerationRequest) -> tuple[int, Sequence[Notice]]:
-        """The tokens of the one prompt of a request, whether or not there is room for it, and what is left out of it.
+        """The tokens of the one prompt of a request, or of the end of it that is used, whether or not there is room for
+        it, and what is left out of it.
 
         Raises what `plan` does for such a prompt.
         """
@@ -109,7 +111,8 @@ class Planner:
         notices = list(request.notices)
         text = self._text(prompt, request, notices)
         tokens = self.encode(text, request.path("prompt"), prompt, is_cut=True)
-        return len(tokens), to_report(notices, strict=self._settings.strict)
+        room = Room(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
+        return len(room.cut(tokens)), to_report(notices, strict=self._settings.strict)
 
     def _of_all_prompts(
         self, request: GenerationRequest, options: OutputOptions, form: Form, client: str
@@ -136,16 +139,17 @@ class Planner:
             beam_search=beams,
         )
 
-    def _encoded(self, prompt: Prompt, request: GenerationRequest, notices: list[Notice]) -> "_Encoded":
+    def _encoded(self, prompt: Prompt, request: GenerationRequest, notices: list[Notice]) -> _Encoded:
         """The tokens of a prompt; adds what was left out of it to `notices`."""
         if isinstance(prompt, TokenPrompt):
             check_tokens(prompt.tokens, prompt.path, self._info.vocab_size)
-            return _Encoded(prompt.tokens)
+            return _Encoded(prompt.tokens, prompt.path)
         text = self._text(prompt, request, notices)
         if isinstance(prompt, Conversation) and prompt.drops_oldest:
             text = self._fitting(prompt, request, notices)
         is_cut = request.truncate_prompt is not None
-        return _Encoded(self.encode(text, request.path("prompt"), prompt, is_cut=is_cut), text)
+        path = (prompt.path if isinstance(prompt, TextPrompt) else None) or request.path("prompt")
+        return _Encoded(self.encode(text, path, prompt, is_cut=is_cut), path, text)
 
     def _text(self, prompt: TextPrompt | Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
         """The text of a prompt; adds what was left out of it to `notices`, by the names of the request's API."""
@@ -224,15 +228,15 @@ class Planner:
     def _with_prompt(
         self,
         request: EngineRequest,
-        tokens: Sequence[int],
+        encoded: _Encoded,
         negative_prompt: Sequence[int] | None,
         asked: GenerationRequest,
         notices: list[Notice],
     ) -> EngineRequest:
         """The request with a prompt, or the end of it that is used, and with what follows from it."""
         room = self._limits.room(request, asked, self._default_max_tokens(asked), notices)
-        prompt = room.cut(tokens)
-        max_tokens = room.max_tokens(len(prompt), asked.path("prompt"))
+        prompt = room.cut(encoded.tokens)
+        max_tokens = room.max_tokens(len(prompt), encoded.path)
         guide: Sequence[int] = ()
         if request.sampling.guidance is not None:
             guide = prompt[-1:] if negative_prompt is None else negative_prompt

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from server.errors import InvalidRequestError, shorten
+from server.errors import ContextLengthError, InvalidRequestError, shorten
 from server.generation.pooling.abilities import Scoring
 from server.generation.pooling.request import Pair, Score
 from server.generation.prompt import render
@@ -35,9 +35,12 @@ class PairPrompts:
         """The prompt. Raises InvalidRequestError if it is too long or the model has no template for it."""
         document = pair.document
         if asks.max_document_tokens is not None:
-            tokens = self._tokenizer.encode(document, add_special_tokens=False)[: asks.max_document_tokens]
-            document = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return TokenPrompt(self._tokens(pair.query, document, asks.instruction, pair.path), pair.path)
+            document = self._tokenizer.beginning(document, asks.max_document_tokens)
+        try:
+            return TokenPrompt(self._tokens(pair.query, document, asks.instruction, pair.path), pair.path)
+        except ContextLengthError:
+            self._encode(pair.query, pair.query_path)  # which is to blame if it is too long by itself
+            raise
 
     def _tokens(self, query: str, document: str, asked: str | None, path: str) -> list[int]:
         template = self._tokenizer.chat_template

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from server.generation.notices import Notice
 from server.generation.request import TextPrompt, TokenPrompt
 
+_BYTES_EACH = 512
+"""What a prompt costs beside its own text, as bytes of text that take as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Embed:
@@ -19,6 +22,12 @@ class Embed:
     truncate: int | None = None
     """How many tokens at the end of each input are used; -1: as many as fit."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of text that take about as long to read as all of this."""
+        sizes = (len(one.text if isinstance(one, TextPrompt) else one.tokens) for one in self.inputs)
+        return sum(_BYTES_EACH + size for size in sizes)
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -26,8 +35,10 @@ class Pair:
 
     query: str
     document: str
+    query_path: str
+    """Of the query, in the request, and ..."""
     path: str
-    """Of the document, in the request."""
+    """... of the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,12 @@ class Score:
     """What is asked of a document."""
     max_document_tokens: int | None = None
     """So many at the beginning of each document are used."""
+
+    @property
+    def num_bytes(self) -> int:
+        """See Embed."""
+        shared = _BYTES_EACH + len(self.instruction or "")
+        return sum(shared + len(pair.query) + len(pair.document) for pair in self.pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """From what is asked for to a plan: how this model makes numbers of texts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from model_runner.pooling import Pooling
 from server.errors import InvalidRequestError, shorten
@@ -12,6 +13,9 @@ from server.generation.pooling.request import Embed, PoolingRequest, Score
 from server.generation.request import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
+
+MAX_TOKENS = 1 << 20
+"""Of all prompts of a request together."""
 
 
 class PoolingRules:
@@ -40,20 +44,22 @@ class PoolingRules:
             paths=request.paths,
             notices=request.notices,
         )
-        return self._planner.plan(asked, client)
+        plan = self._planner.plan(asked, client)
+        _check_total(sum(len(one.prompt) for one in plan.requests), asked.path("prompt"))
+        return plan
 
     def _embedding(self, asks: Embed, request: PoolingRequest) -> tuple[Pooling, Sequence[Prompt]]:
         form = self._model.abilities.embedding
         if form is None:
             raise unable(self._model.name, "embed texts", self._model.abilities.no_embedding)
-        name = asks.prompt_name or form.default_prompt
+        name = form.default_prompt if asks.prompt_name is None else asks.prompt_name
         if name is not None and name not in form.prompts:
             raise _unknown_prompt(name, form)
         if asks.prompt_name is not None and any(isinstance(prompt, TokenPrompt) for prompt in asks.inputs):
             message = "'prompt_name' needs texts: what is given as tokens is taken as it is."
             raise InvalidRequestError(message, param="prompt_name", code="invalid_parameter_combination")
         before = "" if name is None else form.prompts[name]
-        inputs = [TextPrompt(before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
+        inputs = [replace(one, text=before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
         return Pooling(form.by, self._dimensions(asks, form), form.normalizes), inputs
 
     def _dimensions(self, asks: Embed, form: Embedding) -> int | None:
@@ -68,8 +74,8 @@ class PoolingRules:
             message += "it was not trained for shorter ones."
             raise InvalidRequestError(message, param="dimensions", code="unsupported_parameter")
         if wanted > self._hidden_size or (form.dimensions and wanted not in form.dimensions):
-            sizes = ", ".join(map(str, form.dimensions)) or f"at most {self._hidden_size}"
-            message = f"Invalid 'dimensions': this model's vectors may have {sizes} numbers, but got {wanted} instead."
+            sizes, given = ", ".join(map(str, form.dimensions)) or f"at most {self._hidden_size}", shorten(str(wanted))
+            message = f"Invalid 'dimensions': this model's vectors may have {sizes} numbers, but got {given} instead."
             raise InvalidRequestError(message, param="dimensions", code="invalid_value")
         return wanted
 
@@ -77,8 +83,21 @@ class PoolingRules:
         form = self._model.abilities.scoring
         if form is None:
             raise unable(self._model.name, "score texts", self._model.abilities.no_scoring)
-        prompts = PairPrompts(self._tokenizer, form, self._planner.encode)
-        return Pooling(form.by, tokens=form.tokens), [prompts.of(pair, asks) for pair in asks.pairs]
+        pair_prompts = PairPrompts(self._tokenizer, form, self._planner.encode)
+        prompts: list[Prompt] = []
+        total = 0
+        for pair in asks.pairs:  # each has the whole query, so that a short body can mean a lot
+            prompt = pair_prompts.of(pair, asks)
+            total += len(prompt.tokens)
+            _check_total(total, request.paths["prompt"])
+            prompts.append(prompt)
+        return Pooling(form.by, tokens=form.tokens), prompts
+
+
+def _check_total(num_tokens: int, path: str) -> None:
+    if num_tokens > MAX_TOKENS:
+        message = f"Invalid '{path}': all prompts together have more than {MAX_TOKENS} tokens. Send several requests."
+        raise InvalidRequestError(message, param=path, code="invalid_value")
 
 
 def _unknown_prompt(name: str, form: Embedding) -> InvalidRequestError:

@@ -42,6 +42,14 @@ REFUSED: list[tuple[Any, str]] = [
     ({"const": "\ud800"}, "const"),
     ({"const": 2**53 + 1}, "const"),
     ({"const": 2**63}, "const"),
+    *(
+        ({keyword: 10**400}, keyword)
+        for keyword in ("minimum", "exclusiveMinimum", "multipleOf", "minLength", "minItems")
+    ),
+    ({"maximum": -(10**400)}, "maximum"),
+    ({"minProperties": 10**400}, "minProperties"),
+    ({"const": 10**400}, "const"),
+    ({"enum": [10**400]}, "enum[0]"),
     ({"const": ["a\x07"]}, "const[0]"),
     ({"enum": ["\x7f"]}, "enum[0]"),
     ({"pattern": "^a\\x07b$"}, "pattern"),
@@ -203,3 +211,20 @@ def test_large_schemas_of_every_kind_compile() -> None:
     ]
     for schema in schemas:
         grammar_of(JsonSchema(schema, "schema"), "schema")
+
+
+def test_a_maximum_beyond_all_numbers_leaves_all_of_them():
+    beyond = {
+        "maximum": 10**400,
+        "minimum": -(10**400),
+        "maxLength": 10**400,
+        "maxItems": 10**400,
+        "maxProperties": 10**400,
+    }
+    grammar = grammar_of(JsonSchema(beyond, "schema"), "schema")
+    for value in ("7", "-7", '"abc"', "[1, 2]", '{"a": 1}'):
+        assert accepts(grammar, value)
+
+
+def test_a_grammar_with_a_multiple_beyond_all_numbers_is_too_large():
+    assert grammar_error('start: %json {"type": "integer", "multipleOf": ' + "9" * 400 + "}") is not None

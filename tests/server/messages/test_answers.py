@@ -1,10 +1,13 @@
 """What answers consist of: whole they are what their streams add up to, and each event is as Anthropic's types say."""
 
+import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from server.api.messages.arguments import as_written
 from server.errors import RequestTimeoutError
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of, says
@@ -54,6 +57,24 @@ async def test_thinking_text_and_calls_keep_their_order(thinking: httpx.AsyncCli
     assert others[3] == call_block(whole, 4, "time", city="Øslo")
     assert whole["stop_reason"] == "tool_use"
     assert whole["usage"]["output_tokens_details"]["thinking_tokens"] >= len(THOUGHT)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["{}", r'{"city": "\ud800", "n": "\u00e9 é"}', '{"n": 1e999}', '{"n": 0.10, "n": 1}', f'{{"n": {"9" * 350}}}'],
+)
+async def test_arguments_are_what_the_model_wrote(client: httpx.AsyncClient, engine: FakeEngine, arguments: str):
+    engine.script = says(f'<tool_call>\n{{"name": "time", "arguments": {arguments}}}\n</tool_call>')
+    whole = await answered(client, tools=TOOLS, max_tokens=900)
+    (call,) = [block for block in whole["content"] if block["type"] == "tool_use"]
+    assert call["input"] == json.loads(arguments)
+
+
+@pytest.mark.parametrize(
+    ("cut", "value"), [('{"a": "x", "b', {"a": "x"}), (r'{"a": "\ud800", "b', {}), ("[" * 9999, {})]
+)
+def test_arguments_that_were_cut_off_have_what_is_complete(cut: str, value: object):
+    assert json.loads(msgspec.json.encode(as_written(cut))) == value
 
 
 async def test_no_block_is_made_of_nothing(client: httpx.AsyncClient, engine: FakeEngine):

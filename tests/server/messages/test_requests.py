@@ -184,6 +184,58 @@ async def test_a_tool_is_told_of_when_it_was_found(of_template: Callable[[str], 
         assert '"time"' in await prompt_of(client, engine, tools=[*tools, search])
 
 
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+async def test_no_tool_can_be_forced_while_all_are_deferred(client: httpx.AsyncClient, path: str):
+    asked = message(tools=[{**TOOLS[0], "defer_loading": True}], tool_choice={"type": "any"})
+    await refused(client, asked, "tool_choice", "invalid_value", path)
+
+
+async def test_a_reference_to_no_tool_is_left_out_and_reported(client: httpx.AsyncClient, engine: FakeEngine):
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("time", "nobody")]
+    asked = [HI, {"role": "assistant", "content": [use("search", "s")]}]
+    said = {"role": "user", "content": [text("so"), result("s", found)]}
+    response = await client.post(MESSAGES, json=message(tools=TOOLS, messages=[*asked, said]))
+    check_reported(response, response.json(), ["messages[2].content[1].content[1].tool_name"])
+    assert "The tool time can be called now.<|end|>" in shown(engine)
+
+
+async def test_what_is_cut_off_is_not_counted(client: httpx.AsyncClient):
+    long = message(messages=[{"role": "user", "content": "x" * 5000}])
+    for keep, counted in ((5, 5), (-1, 4095)):
+        response = await client.post(COUNT, json={**long, "truncate_prompt_tokens": keep})
+        assert response.json()["input_tokens"] == counted
+
+
+@pytest.mark.parametrize("kind", ["array", 5, ["string", "null"]])
+async def test_arguments_are_an_object_whatever_their_schema_says(client: httpx.AsyncClient, kind: Any):
+    tool = {"name": "f", "input_schema": {"type": kind}}
+    response = await client.post(MESSAGES, json=message(tools=[tool]))
+    check_reported(response, response.json(), ["tools[0].input_schema.type"])
+    strict = message(tools=[{**tool, "strict": True}])
+    await refused(client, strict, "tools[0].input_schema.type", "invalid_value")
+
+
+async def test_thinking_is_never_summarized(of_template: Callable[[str], httpx.AsyncClient]):
+    async with of_template(SWITCHED) as client:
+        response = await client.post(MESSAGES, json=message(thinking={"type": "adaptive", "display": "summarized"}))
+    check_reported(response, response.json(), ["thinking.display"])
+
+
+async def test_a_field_that_every_request_has_is_not_said_to_be_extra(make_app: Callable[..., FastAPI], tmp_path: Path):
+    async with client_of(make_app(write_folder(tmp_path / "m", template=None))) as client:
+        needed = await refused(client, message(), "messages", "unsupported_parameter")
+        extra = await refused(client, message(compaction={}), "compaction", "unsupported_parameter")
+    assert "Extra inputs" not in needed
+    assert extra.startswith("compaction: Extra inputs are not permitted.")
+
+
+async def test_a_forced_call_does_not_go_on_with_a_text(client: httpx.AsyncClient):
+    begun = [HI, {"role": "assistant", "content": "a"}]
+    asked = message(messages=begun, tools=TOOLS, tool_choice={"type": "any"})
+    told = await refused(client, asked, "messages[1]", "invalid_parameter_combination")
+    assert "'tool_choice'" in told
+
+
 async def test_a_tool_of_anthropic_s_is_left_out_and_reported(client: httpx.AsyncClient, engine: FakeEngine):
     response = await client.post(MESSAGES, json=message(tools=[SEARCH, TOOLS[0]]))
     check_reported(response, response.json(), ["tools[0]"])

@@ -200,11 +200,23 @@ async def test_a_choice_holds(client: httpx.AsyncClient, engine: FakeEngine, cho
     assert not accepts(grammar, "No.")
 
 
-async def test_a_grammar_of_a_custom_tool_is_shown(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_the_input_of_a_custom_tool_is_held_to_its_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     form = {"type": "grammar", "syntax": "lark", "definition": 'start: "BEGIN PATCH"'}
-    response = await whole(client, tools=[{**SHELL, "format": form}])
+    response = await whole(client, tools=[{**SHELL, "format": form}], tool_choice="required")
     assert "BEGIN PATCH" in prompt_of(engine)
-    assert [one["path"] for one in response["warnings"]] == ["tools[0].format"]
+    assert "warnings" not in response
+    grammar = engine.requests[-1].sampling.grammar
+    assert accepts(grammar, written("shell", input="BEGIN PATCH"))
+    assert not accepts(grammar, written("shell", input="END PATCH"))
+
+
+async def test_a_grammar_that_cannot_be_enforced_is_shown_and_reported(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "(?=BEGIN)x"}
+    response = await whole(client, tools=[{**SHELL, "format": form}])
+    assert "(?=BEGIN)x" in prompt_of(engine)
+    assert [one["path"] for one in response["warnings"]] == ["tools[0].format.definition"]
 
 
 async def test_a_conversation_with_a_call_that_was_cut_goes_on(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -237,6 +249,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "deta
         ({"input": None}, "input", "missing_required_parameter"),
         ({"input": []}, "input", "empty_array"),
         ({"input": 3}, "input", "invalid_type"),
+        ({"input": [None]}, "input[0]", "invalid_type"),
         ({"inputs": "x"}, "inputs", "unknown_parameter"),
         ({"max_tokens": 5}, "max_tokens", "unknown_parameter"),
         ({"input": [user([IMAGE])]}, "input[0].content[0].type", "unsupported_value"),

@@ -26,7 +26,9 @@ def read_count(value: object, path: str, *, is_minimum: bool) -> int | None:
 
 def read_number(value: object, path: str) -> int | float:
     """Raises ConstraintError for what is no number of JSON."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConstraintError(path, "Expected a number.")
+    if isinstance(value, float) and not math.isfinite(value):  # an integer may be more than any double
         raise ConstraintError(path, "Expected a number.")
     return value
 
@@ -68,7 +70,11 @@ def read_multiple(value: object, path: str) -> int | float:
 
 def multiple_size(number: int | float) -> int:
     """The number without its decimal point, as llguidance finds it: by multiplying doubles by ten."""
-    scaled = float(number)
+    if isinstance(number, int):
+        return number
+    if math.isinf(number):
+        return MAX_MULTIPLE + 1
+    scaled = number
     for _ in range(_MAX_DECIMALS):
         if scaled == int(scaled):
             return int(scaled)
