@@ -25,7 +25,7 @@ class Storage:
     """Runs work on the rows. What a work has written is on disk when it returns; what raises has written nothing."""
 
     def __init__(self, folder: Path | None, max_bytes: int) -> None:
-        """Without a folder, all is lost with the process. Of more than `max_bytes` the oldest is dropped; what is larger is not stored.
+        """Without a folder, all is lost with the process. Of more than `max_bytes` the oldest is dropped.
 
         Raises OSError if the folder cannot be made, StorageError if the database in it cannot be used.
         """
@@ -37,7 +37,10 @@ class Storage:
             self._connection = _connect(str(folder / FILE))
 
     async def run(self, work: Callable[[Rows], _T]) -> _T:
-        """What the work returns or raises, done in one transaction. Raises NotStoredError."""
+        """What the work returns or raises, done in one transaction.
+
+        Raises NotStoredError, also for what alone is larger than all that may be stored.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
     def close(self) -> None:

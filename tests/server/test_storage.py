@@ -77,6 +77,14 @@ async def test_what_is_too_large_drops_nothing(storage: Storage) -> None:
     assert await names(storage) == ["a", "b"]
 
 
+async def test_a_full_disk_is_told(storage: Storage) -> None:
+    await storage.run(lambda rows: rows.put(row("a")))
+    await storage.run(lambda rows: rows._connection.execute("PRAGMA max_page_count = 1"))
+    with pytest.raises(NotStoredError, match="full"):
+        await storage.run(lambda rows: rows.put(row("b", b"x" * 15 * KIB)))
+    assert await names(storage) == ["a"]
+
+
 async def test_of_what_is_in_use_the_older_half_is_renewed(storage: Storage) -> None:
     await storage.run(lambda rows: rows.put(*(row(name) for name in "abcdef")))
     for name in "ae":
