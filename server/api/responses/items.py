@@ -197,6 +197,7 @@ class HostedItem(EchoedModel):
         "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
         "mcp_approval_response", "mcp_call", "tool_search_call", "tool_search_output", "program", "program_output",
     ]  # fmt: skip
+    id: str | None = no_effect("Its own id.")
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
         """See RequestModel."""
