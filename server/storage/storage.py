@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from server.errors import ApiError
+from server.errors import ApiError, BodyTooLargeError
 from server.storage.migrations import StorageError, migrate
 from server.storage.rows import Rows
 
@@ -19,6 +19,10 @@ UNFINISHED = "unfinished"
 
 class NotStoredError(ApiError):
     """What was to be written is not: there is no room for it, or it could not be done. The message says why."""
+
+
+class TooLargeToStoreError(NotStoredError, BodyTooLargeError):
+    """It alone is larger than all that may be stored."""
 
 
 class Storage:
@@ -39,7 +43,7 @@ class Storage:
     async def run(self, work: Callable[[Rows], _T]) -> _T:
         """What the work returns or raises, done in one transaction.
 
-        Raises NotStoredError, also for what alone is larger than all that may be stored.
+        Raises NotStoredError, or TooLargeToStoreError of its kind.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
@@ -66,7 +70,7 @@ class Storage:
         if rows.num_bytes() <= self._max_bytes:
             return
         if rows.num_bytes_written() > self._max_bytes:
-            raise NotStoredError("This is larger than all that the server may store.")
+            raise TooLargeToStoreError("This is larger than all that the server may store.")
         rows.drop_oldest(self._max_bytes, but_kept=UNFINISHED)
 
 

@@ -206,9 +206,9 @@ class HostedItem(EchoedModel):
 
 def _item_tag(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if kind is None and isinstance(value, dict):
-        return "<item_reference>" if "role" not in value and "id" in value else "<message>"
-    return "<any of hosted tools>" if kind in _HOSTED else f"<{kind}>"
+    if kind is None:
+        return "<item_reference>" if isinstance(value, dict) and "role" not in value and "id" in value else "<message>"
+    return "<any of hosted tools>" if isinstance(kind, str) and kind in _HOSTED else f"<{kind}>"
 
 
 _HOSTED = frozenset(HostedItem.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]

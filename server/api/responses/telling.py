@@ -100,7 +100,7 @@ class Telling:
 
     def lose(self, error: ApiError) -> None:
         """What has ended is lost after all: there is no more than the error."""
-        self._error = failure_of(error)
+        self._error = {"code": "server_error", "message": error.message}
         self.status = "failed"
         self._completed_at = None
         self.output.items.clear()

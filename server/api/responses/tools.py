@@ -115,7 +115,7 @@ HOSTED = frozenset(HostedTool.model_fields["type"].annotation.__args__)  # type:
 
 def _tool_tag(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "function")
-    return "<any hosted tool>" if kind in HOSTED else f"<{kind}>"
+    return "<any hosted tool>" if isinstance(kind, str) and kind in HOSTED else f"<{kind}>"
 
 
 AnyTool = Annotated[

@@ -146,6 +146,16 @@ async def test_one_that_cannot_be_stored_has_failed(make_app: Callable[..., Fast
         assert "larger than all" in response["error"]["message"]
 
 
+async def test_what_is_too_large_to_be_stored_is_not_promised(
+    make_app: Callable[..., FastAPI], engine: FakeEngine
+) -> None:
+    async with client_of(make_app(max_stored_mib=0.004)) as client:
+        large = asking(background=True, metadata={str(number): "x" * 500 for number in range(9)})
+        error_of(await client.post(RESPONSES, json=large), 413)
+    await asyncio.sleep(0)  # the engine takes note
+    assert engine.num_live == 0
+
+
 async def test_it_has_failed_even_if_that_cannot_be_written(
     make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
