@@ -10,7 +10,7 @@ from scheduler.engine import Engine
 from scheduler.interface import ChoiceState, EngineRequest, FinishReason
 
 NUM_DRAFT = 4
-NUM_TOKENS = 16
+NUM_TOKENS = 24
 _GREEDY = SamplingParams(temperature=0.0, logprobs=1)
 _SAMPLED = SamplingParams(temperature=0.8, logprobs=1, seed=5)
 

@@ -1,10 +1,15 @@
 """Rows: whatever is kept, as bytes with a kind, an id and an owner. All of it is called in the storage's thread."""
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _COLUMNS = "kind, id, client, body, parent, state"
+_OLDEST = "SELECT min(number) FROM rows WHERE parent = ''"
+_AMONG = "IN (SELECT value FROM json_each(?))"
+_ROW_BYTES = 256
+"""That a row takes beside its body, as the database counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +33,15 @@ class Rows:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._written: dict[str, int] = {}
+        """Rows without parents that were written, or of which parts were: the bytes of those that were themselves."""
 
     def put(self, *rows: Row) -> None:
         """Add rows, or change those that are there; these keep their places."""
+        for row in rows:
+            self._written.setdefault(row.parent or row.id, 0)
+            if not row.parent:
+                self._written[row.id] = len(row.body) + _ROW_BYTES
         self._connection.executemany(
             f"INSERT INTO rows ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (parent, kind, id) DO UPDATE SET body = excluded.body, state = excluded.state",
@@ -64,28 +75,41 @@ class Rows:
 
     def renew(self, kind: str, row_id: str) -> None:
         """Have a row count as the newest of those that have no parent."""
-        newest = "(SELECT max(number) + 1 FROM rows)"
-        self._connection.execute(
-            f"UPDATE rows SET number = {newest} WHERE kind = ? AND id = ? AND parent = ''", (kind, row_id)
-        )
+        self._renew(kind, row_id, "number <= (SELECT max(number) FROM rows)")
 
-    def drop_oldest(self, max_bytes: int, *, but_kept: str) -> int:
-        """Delete the oldest rows without parents, and theirs, until the rest is no larger; returns how many.
+    def renew_old(self, kind: str, row_id: str) -> None:
+        """The same if it is of the older half: what is used often is not written every time."""
+        self._renew(kind, row_id, f"number - ({_OLDEST}) <= (SELECT max(number) FROM rows) - number")
 
-        Those that have this state are kept.
+    def num_bytes(self) -> int:
+        """Of all that is kept."""
+        (num_bytes,) = self._connection.execute("SELECT bytes FROM total").fetchone()
+        return int(num_bytes)
+
+    def num_bytes_written(self) -> int:
+        """Of the rows that this transaction has written, with all that belongs to them."""
+        parts = f"SELECT coalesce(sum(length(body) + {_ROW_BYTES}), 0) FROM rows WHERE parent {_AMONG}"
+        (num_bytes,) = self._connection.execute(parts, (json.dumps(list(self._written)),)).fetchone()
+        return int(num_bytes) + sum(self._written.values())
+
+    def drop_oldest(self, max_bytes: int, *, but_kept: str) -> None:
+        """Delete the oldest rows without parents, and theirs, until the rest is no larger.
+
+        Those that have this state are kept, and those that this transaction has written.
         """
-        dropped = 0
-        while self._num_bytes() > max_bytes:
-            oldest = self._select("parent = '' AND state != ? ORDER BY number LIMIT 1", but_kept)
+        names = json.dumps(list(self._written))
+        droppable = f"parent = '' AND state != ? AND NOT id {_AMONG} ORDER BY number LIMIT 1"
+        while self.num_bytes() > max_bytes:
+            oldest = self._select(droppable, but_kept, names)
             if not oldest:
                 break
             self.delete(oldest[0].kind, oldest[0].id, oldest[0].client)
-            dropped += 1
-        return dropped
 
-    def _num_bytes(self) -> int:
-        (num_bytes,) = self._connection.execute("SELECT bytes FROM total").fetchone()
-        return int(num_bytes)
+    def _renew(self, kind: str, row_id: str, where: str) -> None:
+        newest = "(SELECT max(number) + 1 FROM rows)"
+        self._connection.execute(
+            f"UPDATE rows SET number = {newest} WHERE kind = ? AND id = ? AND parent = '' AND {where}", (kind, row_id)
+        )
 
     def _select(self, where: str, *values: object) -> Sequence[Row]:
         found = self._connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE {where}", values)

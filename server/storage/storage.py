@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from server.errors import ApiError, BodyTooLargeError
 from server.storage.migrations import StorageError, migrate
 from server.storage.rows import Rows
 
@@ -14,6 +15,14 @@ _T = TypeVar("_T")
 FILE = "samewise.sqlite3"
 UNFINISHED = "unfinished"
 """State of rows that are not dropped: the server has promised to finish them."""
+
+
+class NotStoredError(ApiError):
+    """What was to be written is not: there is no room for it, or it could not be done. The message says why."""
+
+
+class TooLargeToStoreError(NotStoredError, BodyTooLargeError):
+    """It alone is larger than all that may be stored."""
 
 
 class Storage:
@@ -32,7 +41,10 @@ class Storage:
             self._connection = _connect(str(folder / FILE))
 
     async def run(self, work: Callable[[Rows], _T]) -> _T:
-        """What the work returns or raises, done in one transaction."""
+        """What the work returns or raises, done in one transaction.
+
+        Raises NotStoredError, or TooLargeToStoreError of its kind.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
     def close(self) -> None:
@@ -44,12 +56,22 @@ class Storage:
     def _run(self, work: Callable[[Rows], _T]) -> _T:
         if self._connection is None:
             self._connection = _connect(":memory:")
-        with self._connection:
-            self._connection.execute("BEGIN")
-            rows = Rows(self._connection)
-            result = work(rows)
-            rows.drop_oldest(self._max_bytes, but_kept=UNFINISHED)
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN")
+                rows = Rows(self._connection)
+                result = work(rows)
+                self._make_room(rows)
+        except sqlite3.Error as error:
+            raise NotStoredError(f"The server's storage failed: {error}.") from error
         return result
+
+    def _make_room(self, rows: Rows) -> None:
+        if rows.num_bytes() <= self._max_bytes:
+            return
+        if rows.num_bytes_written() > self._max_bytes:
+            raise TooLargeToStoreError("This is larger than all that the server may store.")
+        rows.drop_oldest(self._max_bytes, but_kept=UNFINISHED)
 
 
 def _connect(path: str) -> sqlite3.Connection:

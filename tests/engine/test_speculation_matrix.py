@@ -20,7 +20,7 @@ _CALLS = (
     'begin[lazy]: /(.|\\n)*/ "{"\n'
 )
 """As tools are called: any text, but what begins with a brace is held to a form."""
-_HELD = SamplingParams(temperature=0.8, logprobs=1, seed=5, grammar=_ITEMS, stop_token_ids=(2,), min_tokens=12)
+_HELD = SamplingParams(temperature=0.8, logprobs=1, seed=5, grammar=_ITEMS, stop_token_ids=(2,), min_tokens=20)
 _DOLA = SamplingParams(temperature=0.8, logprobs=1, seed=5, dola=DoLa((0, 1, 2)))
 _CONTRASTIVE = SamplingParams(temperature=0.8, logprobs=1, seed=5, contrastive=Contrastive())
 ALL_FEATURES = FEATURES | {

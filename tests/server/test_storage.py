@@ -8,7 +8,7 @@ import pytest
 
 from server.storage.migrations import StorageError
 from server.storage.rows import Row, Rows
-from server.storage.storage import FILE, UNFINISHED, Storage
+from server.storage.storage import FILE, UNFINISHED, NotStoredError, Storage
 
 KIB = 1 << 10
 
@@ -61,6 +61,35 @@ async def test_the_oldest_are_dropped_with_what_is_theirs(storage: Storage) -> N
     await storage.run(lambda rows: rows.renew("thing", "used"))
     await storage.run(lambda rows: rows.put(row("new", b"x" * 15 * KIB)))
     assert await names(storage) == ["promised", "used", "new"]
+
+
+async def test_what_is_written_is_not_dropped_for_its_age(storage: Storage) -> None:
+    await storage.run(lambda rows: rows.put(row("a"), row("b", b"x" * 12 * KIB)))
+    await storage.run(lambda rows: rows.put(row("part", b"x" * 8 * KIB, parent="a")))
+    assert await names(storage) == ["a", "part"]
+
+
+async def test_what_is_too_large_drops_nothing(storage: Storage) -> None:
+    await storage.run(lambda rows: rows.put(row("a"), row("b")))
+    for large in (row("large", b"x" * 16 * KIB), row("part", b"x" * 16 * KIB, parent="b")):
+        with pytest.raises(NotStoredError):
+            await storage.run(lambda rows, large=large: rows.put(large))
+    assert await names(storage) == ["a", "b"]
+
+
+async def test_a_full_disk_is_told(storage: Storage) -> None:
+    await storage.run(lambda rows: rows.put(row("a")))
+    await storage.run(lambda rows: rows._connection.execute("PRAGMA max_page_count = 1"))
+    with pytest.raises(NotStoredError, match="full"):
+        await storage.run(lambda rows: rows.put(row("b", b"x" * 15 * KIB)))
+    assert await names(storage) == ["a"]
+
+
+async def test_of_what_is_in_use_the_older_half_is_renewed(storage: Storage) -> None:
+    await storage.run(lambda rows: rows.put(*(row(name) for name in "abcdef")))
+    for name in "ae":
+        await storage.run(lambda rows, name=name: rows.renew_old("thing", name))
+    assert await names(storage) == ["b", "c", "d", "e", "f", "a"]
 
 
 async def test_what_was_deleted_makes_room(storage: Storage) -> None:

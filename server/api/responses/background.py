@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from server.api.endpoint import start_run
@@ -14,15 +14,15 @@ from server.api.responses.intake import Occasion, TakenResponse, take_in_respons
 from server.api.responses.intent import Stored
 from server.api.responses.store import Origin
 from server.api.responses.stream import ResponseStream
-from server.api.responses.telling import Head, Telling
+from server.api.responses.telling import Head, Telling, failure_of
 from server.api.services import Services
 from server.engine.client import EngineUnavailableError
-from server.errors import RETRY_AFTER_S, ApiError, NotFoundError, RateLimitError, UnavailableError
+from server.errors import RETRY_AFTER_S, ApiError, RateLimitError, UnavailableError
 from server.generation.run import Run
 from server.http.middleware import report_of
 from server.http.request_id import new_request_id
 from server.storage.rows import Row
-from server.storage.storage import Storage
+from server.storage.storage import NotStoredError, Storage
 from server.telemetry.request_record import RequestRecord
 
 _logger = logging.getLogger("samewise.jobs")
@@ -41,6 +41,8 @@ class BackgroundResponse:
         self._storage = storage
         self._record = record
         self._is_unwanted = False
+        self._is_lost = False
+        """It could not be stored, and that is still to be written down."""
         self._end = asyncio.Event()
         self._stream = ResponseStream(run, telling, self._keep, self._report)
         self._stream.begin()
@@ -61,10 +63,7 @@ class BackgroundResponse:
         try:
             while await self._stream.wait():
                 if self._is_unwanted:
-                    self._stream.cancel()
-                    await self._keep(self.telling, self.frames)
-                    self._told()
-                    break
+                    await self._stream.cancel()
                 for _ in self._stream.take():
                     pass
                 self._told()
@@ -72,6 +71,9 @@ class BackgroundResponse:
             _logger.info("left for the next start: %s", error.message, extra=self._record.ids)
         finally:
             self.close()
+        while self._is_lost:  # and found here meanwhile
+            await asyncio.sleep(RETRY_AFTER_S)
+            await self._write_loss()
 
     def close(self) -> None:
         """See Job."""
@@ -86,8 +88,24 @@ class BackgroundResponse:
         self._stream.wake()
         await self._end.wait()
 
-    async def _keep(self, telling: Telling, frames: Sequence[bytes]) -> None:
-        await self._storage.run(lambda rows: store.keep(rows, telling.response(), self._origin, frames))
+    async def _keep(self, telling: Telling, frames: Sequence[bytes]) -> bool:
+        """See Keep. What cannot be stored has failed: nothing else is left of it."""
+        try:
+            await self._storage.run(lambda rows: store.fulfil(rows, telling.response(), self._origin, frames))
+        except NotStoredError as error:
+            telling.lose(report_of(error, self._record))
+            self._is_lost = True
+            await self._write_loss()
+            return False
+        return True
+
+    async def _write_loss(self) -> None:
+        try:
+            await self._storage.run(lambda rows: store.fulfil(rows, self.telling.response(), self._origin, ()))
+        except NotStoredError as error:
+            _logger.info("its failure is not written down yet: %s", error.message, extra=self._record.ids)
+        else:
+            self._is_lost = False
 
     def _report(self, error: Exception) -> ApiError:
         """A server that ends has not failed: the response is made when it is there again."""
@@ -106,7 +124,7 @@ class BackgroundResponse:
 
 def written_promise(body: bytes, stored: Stored | None, seed: int, created: int) -> bytes:
     """All that it takes to make the response to this body again, as it would have been."""
-    found = None if stored is None else asdict(stored)
+    found = None if stored is None else {field.name: getattr(stored, field.name) for field in fields(stored)}
     return json.dumps({"body": body.decode(), "stored": found, "seed": seed, "created": created}).encode()
 
 
@@ -120,43 +138,51 @@ async def resume(services: Services) -> None:
     except EngineUnavailableError:
         return
     for row in rows:
-        await _resume(row, services)
+        try:
+            await _resume(row, services)
+        except Exception:  # those behind it are made all the same
+            _logger.exception("a response was left as it is", extra={"response_id": row.id})
 
 
 async def _resume(row: Row, services: Services) -> None:
+    record = RequestRecord(new_request_id(), client=row.client)
     while True:
         try:
-            response = await services.storage.run(lambda rows: store.find_response(rows, row.id, row.client))
-            if response["status"] in store.UNMADE:
-                await _start_again(row, services)
-        except NotFoundError:
-            return  # deleted meanwhile
+            await _start_again(row, record, services)
         except RateLimitError:
             await asyncio.sleep(RETRY_AFTER_S)
             continue
         except UnavailableError:
             return  # it ends again
-        except ApiError as error:
-            await _give_up(row, response, error, services)
+        except Exception as error:  # noqa: BLE001  (told to the client)
+            await _give_up(row, report_of(error, record), services)
         return
 
 
-async def _start_again(row: Row, services: Services) -> None:
+async def _give_up(row: Row, error: ApiError, services: Services) -> None:
+    failure = failure_of(error)
+    await services.storage.run(lambda rows: store.give_up(rows, row.id, row.client, failure))
+
+
+async def _start_again(row: Row, record: RequestRecord, services: Services) -> None:
     promise: dict[str, Any] = json.loads(row.body)
     stored = Stored() if promise["stored"] is None else Stored(**promise["stored"])
     occasion = Occasion(row.id, row.client, promise["created"], promise["seed"])
     info, body = services.info(), promise["body"].encode()
     taken = await services.intake.run(take_in_response, body, info, occasion, stored, num_bytes=len(row.body))
     assert isinstance(taken, TakenResponse), "all that it names is given"
-    record = RequestRecord(new_request_id(), client=row.client)
+    head = await with_fingerprint(taken.head, services)
+    if not await _is_promised(row, services):
+        return
     run = await start_run(taken.plan, record, services)
-    telling = Telling(await with_fingerprint(taken.head, services), services.tokenizer)
-    services.jobs.start(row.id, BackgroundResponse(run, telling, taken.origin, services.storage, record))
+    job = BackgroundResponse(run, Telling(head, services.tokenizer), taken.origin, services.storage, record)
+    services.jobs.start(row.id, job)
+    if not await _is_promised(row, services):  # it was cancelled or deleted before there was a job to be told
+        await job.cancel()
 
 
-async def _give_up(row: Row, response: store.Fields, error: ApiError, services: Services) -> None:
-    failed = {**response, "status": "failed", "error": {"code": "server_error", "message": error.message}}
-    await services.storage.run(lambda rows: store.keep(rows, failed, Origin(row.client, (), None, is_stored=True), ()))
+async def _is_promised(row: Row, services: Services) -> bool:
+    return await services.storage.run(lambda rows: store.is_promised(rows, row.id, row.client))
 
 
 async def with_fingerprint(head: Head, services: Services) -> Head:

@@ -24,6 +24,7 @@ from server.api.responses.items import InputItem, ReferenceItem
 from server.api.responses.objects import ConversationObject, Deleted, ItemList
 from server.api.responses.pages import ListQuery, list_of, page, query_of
 from server.api.services import Services, ServicesDep
+from server.generation.notices import Notice, as_headers, as_json, to_report
 from server.http.body import read_body
 from server.http.json_body import validated
 from server.http.middleware import record_of
@@ -67,6 +68,13 @@ class _Taken:
 
     items: Sequence[Fields]
     metadata: Mapping[str, str]
+    notices: Sequence[Notice]
+    """What of it means nothing here."""
+
+    def answered(self, value: Fields) -> Response:
+        """The answer of this value, with the warnings."""
+        warnings = {"warnings": as_json(self.notices)} if self.notices else {}
+        return _json({**value, **warnings}, as_headers(self.notices))
 
 
 @router.post(_ALL, response_model=ConversationObject, responses=_ERRORS, openapi_extra=takes(CreateConversation))
@@ -87,7 +95,7 @@ async def create_conversation(request: Request, services: ServicesDep) -> Respon
         store.append(rows, conversation_id, taken.items, client)
 
     await services.storage.run(keep)
-    return _json(made)
+    return taken.answered(made)
 
 
 @router.get(_ONE, response_model=ConversationObject, responses=_ERRORS)
@@ -125,12 +133,11 @@ async def create_items(conversation_id: str, request: Request, services: Service
     taken = await _taken(CreateItems, request, services)
     client = record_of(request).client
 
-    def add(rows: Rows) -> None:
+    def add(rows: Rows) -> Sequence[Fields]:
         store.find_conversation(rows, conversation_id, client)
-        store.append(rows, conversation_id, taken.items, client)
+        return store.append(rows, conversation_id, taken.items, client)
 
-    await services.storage.run(add)
-    return _json(list_of(taken.items))
+    return taken.answered(list_of(await services.storage.run(add)))
 
 
 @router.get(_ITEMS, response_model=ItemList, responses=_ERRORS)
@@ -172,8 +179,9 @@ def take_in_items(
     ids = [item.id for item in asked.items or () if isinstance(item, ReferenceItem)]
     if ids and stored is None:
         return References(None, None, ids)
+    notices = to_report(asked.left_out(), strict=context.settings.strict)
     items = input_items(asked.items, stored or Stored(), occasion.answer_id.partition("_")[2])
-    return _Taken(items, (asked.metadata if isinstance(asked, CreateConversation) else None) or {})
+    return _Taken(items, (asked.metadata if isinstance(asked, CreateConversation) else None) or {}, notices)
 
 
 async def _taken(schema: type[CreateConversation] | type[CreateItems], request: Request, services: Services) -> _Taken:
@@ -182,8 +190,8 @@ async def _taken(schema: type[CreateConversation] | type[CreateItems], request: 
     return taken
 
 
-def _json(value: Fields) -> Response:
-    return json_response(msgspec.json.encode(value))
+def _json(value: Fields, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(msgspec.json.encode(value), headers)
 
 
 DIALECT = Dialect(router, requests={_ALL: CreateConversation, _ONE: UpdateConversation, _ITEMS: CreateItems})

@@ -21,13 +21,14 @@ from server.api.responses.telling import Telling
 from server.api.responses.window import compaction, count_tokens, take_in_compaction
 from server.api.services import Services
 from server.errors import ApiError
-from server.generation.notices import as_headers
+from server.generation.notices import Notice, as_headers
 from server.generation.result import collect
 from server.generation.run import Run
 from server.http.body import read_body
 from server.http.event_stream import EventStream, StreamLimits
 from server.http.middleware import record_of, report
 from server.http.responses import json_response
+from server.storage.storage import NotStoredError
 
 _T = TypeVar("_T")
 
@@ -41,7 +42,9 @@ async def respond(request: Request, services: Services) -> Response:
     run = await start_run(taken.plan, record_of(request), services)
     answering = _Answering(request, services, taken, telling, run)
     if taken.is_background:
-        return await answering.in_background(written_promise(body, found, taken.plan.seed, occasion.created))
+        return await answering.in_background(
+            lambda: written_promise(body, found, taken.plan.seed, occasion.created)  # much to write, in its own thread
+        )
     return answering.streamed() if taken.plan.stream else await answering.whole()
 
 
@@ -55,13 +58,13 @@ class _Answering:
     telling: Telling
     run: Run
 
-    async def in_background(self, promise: bytes) -> Response:
-        """The answer that it will be made."""
+    async def in_background(self, promise: Callable[[], bytes]) -> Response:
+        """The answer that it will be made, when that is written down with the promise."""
         services, origin, record = self.services, self.taken.origin, record_of(self.request)
         job = BackgroundResponse(self.run, self.telling, origin, services.storage, record)
         response = self.telling.response()
         try:
-            await services.storage.run(lambda rows: store.promise(rows, response, origin, promise))
+            await services.storage.run(lambda rows: store.promise(rows, response, origin, promise()))
         except BaseException:
             self.run.close()
             raise
@@ -87,12 +90,21 @@ class _Answering:
 
     @property
     def _headers(self) -> Mapping[str, str]:
-        return as_headers(self.taken.plan.notices)
+        return as_headers([*self.taken.plan.notices, *self.telling.late_notices])
 
-    async def _keep(self, telling: Telling, frames: Sequence[bytes]) -> None:
+    async def _keep(self, telling: Telling, frames: Sequence[bytes]) -> bool:
+        """See Keep. The answer is there whether or not it can be stored."""
         origin = self.taken.origin
-        if origin.is_stored or origin.conversation is not None:
+        wanted = {"store": origin.is_stored, "conversation": origin.conversation is not None}
+        if not any(wanted.values()):
+            return True
+        try:
             await self.services.storage.run(lambda rows: store.keep(rows, telling.response(), origin, frames))
+        except NotStoredError as error:
+            known = report(error, self.request.scope)
+            telling.warn(*(Notice(path, f"Not kept: {known.message}") for path, wants in wanted.items() if wants))
+            return False
+        return True
 
     def _report(self, error: Exception) -> ApiError:
         known = report(error, self.request.scope)
@@ -117,7 +129,7 @@ async def compact(request: Request, services: Services) -> Response:
         (choice,) = await unless_gone(request, collect(run))
     finally:
         run.close()
-    return json_response(compaction(plan, choice.text, run.usage, occasion.created), as_headers(plan.notices))
+    return json_response(*compaction(plan, choice, run.usage, occasion.created))
 
 
 def occasion_of(request: Request) -> Occasion:

@@ -197,6 +197,7 @@ class HostedItem(EchoedModel):
         "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
         "mcp_approval_response", "mcp_call", "tool_search_call", "tool_search_output", "program", "program_output",
     ]  # fmt: skip
+    id: str | None = no_effect("Its own id.")
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
         """See RequestModel."""
@@ -208,7 +209,7 @@ def _item_tag(value: object) -> str:
     if kind is None:
         is_reference = isinstance(value, dict) and "role" not in value and "id" in value
         return "<item_reference>" if is_reference else "<message>"
-    return "<any of hosted tools>" if kind in _HOSTED else f"<{kind}>"
+    return "<any of hosted tools>" if isinstance(kind, str) and kind in _HOSTED else f"<{kind}>"
 
 
 _HOSTED = frozenset(HostedItem.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]

@@ -213,6 +213,7 @@ class ItemList(ResponseModel):
     first_id: str | None = Field(description="Null where there is none.")
     last_id: str | None = Field(description="For `after`, to get those behind it.")
     has_more: bool
+    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
 
 
 class ConversationObject(ResponseModel):
@@ -222,3 +223,4 @@ class ConversationObject(ResponseModel):
     object: Literal["conversation"]
     created_at: int = Field(description="Unix time in seconds.")
     metadata: dict[str, str]
+    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)

@@ -5,6 +5,9 @@ import binascii
 import json
 from typing import Any
 
+from server.errors import InvalidRequestError
+from server.http.strict_json import parse_json
+
 _VERSION = 1
 
 
@@ -16,8 +19,8 @@ def sealed(**content: Any) -> str:
 def opened(text: str, key: str) -> Any:
     """What a sealed text has under this key; None if it was not sealed here or has nothing there."""
     try:
-        content = json.loads(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError, RecursionError):
+        content = parse_json(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, InvalidRequestError):
         return None
     if not isinstance(content, dict) or content.get("v") != _VERSION:
         return None

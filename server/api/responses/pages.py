@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 from fastapi import Request
 from pydantic import ConfigDict, Field, ValidationError
 
-from server.api.fields.rules import RequestModel, no_effect
+from server.api.fields.rules import RequestModel, no_effect, related
 from server.errors import InvalidRequestError, shorten
 from server.http.validation import from_validation
 
@@ -26,7 +26,12 @@ class RetrieveQuery(Query):
     """How to get a response."""
 
     stream: bool = Field(False, description="As the events of its stream.")
-    starting_after: int | None = Field(None, ge=0, description="Of these, those after the one of this number.")
+    starting_after: int | None = Field(
+        None,
+        ge=0,
+        description="Of these, those after the one of this number.",
+        json_schema_extra=related(requires=["stream"]),
+    )
     include_obfuscation: bool | None = no_effect("Events are not padded.")
 
 

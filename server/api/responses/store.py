@@ -1,6 +1,7 @@
 """Stored responses and conversations, as rows. Each function is the work of one transaction."""
 
 import json
+import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,10 +49,29 @@ def keep(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) 
             *_items(origin.items, origin.client, response_id, _INPUT),
             *_items(response["output"], origin.client, response_id, _OUTPUT),
         )
+        rows.renew(RESPONSE, response_id)
         if events:
             rows.put(Row(EVENTS, response_id, origin.client, zlib.compress(b"".join(events)), parent=response_id))
     if origin.conversation is not None and rows.get(CONVERSATION, origin.conversation, origin.client, parent=""):
         append(rows, origin.conversation, [*origin.items, *response["output"]], origin.client)
+
+
+def is_promised(rows: Rows, response_id: str, client: str) -> bool:
+    """Whether it is still to be made: it was neither cancelled nor deleted, and has not ended."""
+    return rows.get(JOB, response_id, client, parent=response_id) is not None
+
+
+def fulfil(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
+    """Write down a response that was promised, if it still is."""
+    if is_promised(rows, response["id"], origin.client):
+        keep(rows, response, origin, events)
+
+
+def give_up(rows: Rows, response_id: str, client: str, failure: Fields) -> None:
+    """Have a response that was promised end with this error, if it is still promised."""
+    if is_promised(rows, response_id, client):
+        failed = {**find_response(rows, response_id, client), "status": "failed", "error": failure}
+        keep(rows, failed, Origin(client, (), None, is_stored=True), ())
 
 
 def find_response(rows: Rows, response_id: str, client: str) -> Fields:
@@ -170,20 +190,26 @@ def delete_conversation_item(rows: Rows, conversation_id: str, item_id: str, cli
     return conversation
 
 
-def append(rows: Rows, conversation_id: str, items: Sequence[Fields], client: str) -> None:
-    """Add items to a conversation. One that is there already, by its id, stays where it is."""
-    rows.put(*_items(items, client, conversation_id, ""))
+def append(rows: Rows, conversation_id: str, items: Sequence[Fields], client: str) -> Sequence[Fields]:
+    """Add items to a conversation; returns them, with new ids where others in it have theirs."""
+    added = [
+        item if rows.get(ITEM, item["id"], client, parent=conversation_id) is None else {**item, "id": _new_id()}
+        for item in items
+    ]
+    rows.put(*_items(added, client, conversation_id, ""))
     rows.renew(CONVERSATION, conversation_id)
+    return added
 
 
 def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[Row]:
-    """The items of a response, and of all before it in its conversation."""
+    """The items of a response, and of all before it in its conversation, which count as used."""
     responses: list[str] = []
     before: str | None = response_id
     while before is not None:
         row = rows.get(RESPONSE, before, client, parent="")
         if row is None:
-            raise _not_found("Previous response", before, "previous_response_id")
+            lost = "" if before == response_id else f": '{before}', which it goes on from, is not stored any more"
+            raise _not_found("Previous response", response_id, "previous_response_id", why=lost)
         if row.state == UNFINISHED:
             message = f"Invalid 'previous_response_id': the response '{before}' is not finished."
             raise InvalidRequestError(message, param="previous_response_id", code="invalid_value")
@@ -193,11 +219,18 @@ def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[R
             raise InvalidRequestError(message, param="previous_response_id", code="invalid_value")
         responses.append(before)
         before = response["previous_response_id"]
-    return [row for one in reversed(responses) for row in rows.of_parent(ITEM, one)]
+    responses.reverse()
+    for one in responses:
+        rows.renew_old(RESPONSE, one)
+    return [row for one in responses for row in rows.of_parent(ITEM, one)]
 
 
 def _items(items: Sequence[Fields], client: str, parent: str, state: str) -> Sequence[Row]:
     return [Row(ITEM, item["id"], client, _json(item), parent, state) for item in items]
+
+
+def _new_id() -> str:
+    return f"item_{uuid.uuid4().hex}"
 
 
 def _json(value: Fields) -> bytes:
@@ -209,5 +242,5 @@ def _read(row: Row) -> Fields:
     return value
 
 
-def _not_found(what: str, row_id: str, param: str | None = None) -> NotFoundError:
-    return NotFoundError(f"{what} with id '{shorten(row_id, 128)}' not found.", param=param, code="not_found")
+def _not_found(what: str, row_id: str, param: str | None = None, *, why: str = "") -> NotFoundError:
+    return NotFoundError(f"{what} with id '{shorten(row_id, 128)}' not found{why}.", param=param, code="not_found")

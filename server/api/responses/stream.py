@@ -12,8 +12,11 @@ from server.http.event_stream import Source
 
 KEEP_ALIVE = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
 """An event of a type that nobody knows: some clients do not take a comment for a sign of life."""
-Keep = Callable[[Telling, Sequence[bytes]], Awaitable[None]]
-"""Awaited when all is known and nobody was told: gets the response, and the frames of its stream."""
+Keep = Callable[[Telling, Sequence[bytes]], Awaitable[bool]]
+"""Awaited when all is known and nobody was told: gets the response, and the frames of its stream.
+
+Returns whether it is kept like that; if not, it has told the response so, whose last event is written anew.
+"""
 Report = Callable[[Exception], ApiError]
 """Notes an error for those who run the server; returns it as clients may see it, or raises it."""
 
@@ -111,14 +114,15 @@ class ResponseStream(SentFrames):
         for _ in self._written(self._telling.begin()):
             pass
 
-    def cancel(self) -> None:
-        """Tell that there is no more of it."""
-        for _ in self._written(self._telling.cancel()):
-            pass
+    async def cancel(self) -> None:
+        """There is no more of it; what has ended stays as it is."""
+        if self._last is None:
+            await self._end(self._telling.cancel())
 
     async def _end(self, events: Iterator[Told]) -> None:
         self._last = list(self._written(events))
-        await self._keep(self._telling, self.frames)
+        if not await self._keep(self._telling, self.frames):
+            self._last[-1] = self.frames[-1] = frame(self._telling.end_anew())
 
     def _written(self, events: Iterable[Told]) -> Iterator[bytes]:
         for event in events:

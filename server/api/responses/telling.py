@@ -1,13 +1,14 @@
 """A response as its client sees it: the object, and the numbered events of its stream."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from server.api.responses.output import Output, OutputForm, Told
 from server.errors import ApiError, InvalidRequestError, RateLimitError
 from server.generation.events import ChoiceEnd, Event, Usage
+from server.generation.notices import Notice, as_json
 from server.text.tokenizer import Tokenizer
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -36,6 +37,12 @@ class Telling:
         self._completed_at: int | None = None
         self._usage: Mapping[str, Any] | None = None
         self._number = 0
+        self._late: list[Notice] = []
+
+    @property
+    def late_notices(self) -> Sequence[Notice]:
+        """Warnings that its beginning did not have."""
+        return self._late
 
     def response(self) -> dict[str, Any]:
         """The object as it is now."""
@@ -84,14 +91,30 @@ class Telling:
 
     def fail(self, error: ApiError) -> Iterator[Told]:
         """It came to nothing."""
-        kinds = ((RateLimitError, "rate_limit_exceeded"), (InvalidRequestError, "invalid_prompt"))
-        code = next((code for kind, code in kinds if isinstance(error, kind)), "server_error")
-        self._error = {"code": code, "message": error.message}
+        self._error = failure_of(error)
         yield from self._ended("failed")
 
     def cancel(self) -> Iterator[Told]:
         """Nobody wants the rest."""
         yield from self._ended("cancelled")
+
+    def lose(self, error: ApiError) -> None:
+        """What has ended is lost after all: there is no more than the error."""
+        self._error = {"code": "server_error", "message": error.message}
+        self.status = "failed"
+        self._completed_at = None
+        self.output.items.clear()
+
+    def warn(self, *notices: Notice) -> None:
+        """Have the object say more than it did at its beginning."""
+        self._late += notices
+        warnings = [*self._head.get("warnings", ()), *as_json(notices)]
+        self._head = {**self._head, "warnings": warnings}
+
+    def end_anew(self) -> Told:
+        """The last event once more, after the response has changed."""
+        self._number -= 1
+        return self._with_response(f"response.{self.status}")
 
     def _ended(self, status: Status) -> Iterator[Told]:
         yield from self.start()
@@ -107,6 +130,13 @@ class Telling:
         for event in events:
             yield {"type": event["type"], "sequence_number": self._number, **event}
             self._number += 1
+
+
+def failure_of(error: ApiError) -> Mapping[str, str]:
+    """A ResponseFailure of objects.py."""
+    kinds = ((RateLimitError, "rate_limit_exceeded"), (InvalidRequestError, "invalid_prompt"))
+    code = next((code for kind, code in kinds if isinstance(error, kind)), "server_error")
+    return {"code": code, "message": error.message}
 
 
 def make_usage(usage: Usage) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Tools and the choice among them, as responses have them: names in one level, or in namespaces."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -82,7 +82,9 @@ class Namespace(RequestModel):
 
     type: Literal["namespace"]
     name: ToolName
-    description: str | None = Field(None, description="What the tools have in common.")
+    description: str | None = Field(
+        None, description="What the tools have in common; the model reads it before what each of them does."
+    )
     tools: list[NamedTool] = Field(max_length=MAX_TOOLS, fail_fast=True, description="The tools.")
 
 
@@ -105,7 +107,7 @@ HOSTED = frozenset(HostedTool.model_fields["type"].annotation.__args__)  # type:
 
 def _tool_tag(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "function")
-    return "<any hosted tool>" if kind in HOSTED else f"<{kind}>"
+    return "<any hosted tool>" if isinstance(kind, str) and kind in HOSTED else f"<{kind}>"
 
 
 AnyTool = Annotated[
@@ -178,7 +180,8 @@ class Offer:
             match tool:
                 case Namespace():
                     for number, inner in enumerate(tool.tools):
-                        self._add(inner, QualifiedName(inner.name, tool.name), f"{at}.tools[{number}]")
+                        name = QualifiedName(inner.name, tool.name)
+                        self._add(inner, name, f"{at}.tools[{number}]", tool.description)
                 case FunctionTool() | CustomTool():
                     self._add(tool, QualifiedName(tool.name), at)
 
@@ -191,7 +194,7 @@ class Offer:
         """The model's names of these. Raises InvalidRequestError for one that is not offered."""
         return [self._named(ref, path) for ref in refs]
 
-    def _add(self, tool: FunctionTool | CustomTool, name: QualifiedName, path: str) -> None:
+    def _add(self, tool: FunctionTool | CustomTool, name: QualifiedName, path: str, common: str | None = None) -> None:
         if name in self.names.values():
             message = f"Invalid '{path}': there are two tools called '{name.name}'."
             raise InvalidRequestError(message, param=path, code="invalid_value")
@@ -199,7 +202,9 @@ class Offer:
         while flat in self.names:  # a name with the separator in it is that of another namespace, too
             flat += "_"
         self.names[flat] = name
-        self.tools.append(tool.tool(flat, path))
+        made = tool.tool(flat, path)
+        described = "\n\n".join(filter(None, (common, made.description)))
+        self.tools.append(replace(made, description=described or made.description))
 
     def _named(self, ref: ToolRef, path: str) -> str:
         wanted = QualifiedName(ref.name, ref.namespace)

@@ -19,10 +19,12 @@ from server.api.responses.opaque import sealed
 from server.api.responses.schema import CompactResponse, CountInputTokens
 from server.api.responses.telling import make_usage
 from server.api.responses.tools import tool_use
+from server.errors import InvalidRequestError
 from server.generation.events import Usage
-from server.generation.notices import as_headers, as_json
+from server.generation.notices import Notice, as_headers, as_json
 from server.generation.planning.plan import Plan
 from server.generation.request import GenerationRequest
+from server.generation.result import WholeChoice
 from server.http.json_body import validated
 
 
@@ -64,10 +66,18 @@ def take_in_compaction(
         return context.planner().plan(compact_intent(asked, stored or Stored(), occasion.answer_id), occasion.client)
 
 
-def compaction(plan: Plan, summary: str, usage: Usage, created: int) -> bytes:
-    """The body of an answer with the compacted conversation."""
+def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> tuple[bytes, dict[str, str]]:
+    """The body of an answer with the conversation that the choice sums up, and its headers.
+
+    Raises InvalidRequestError if it has no summary.
+    """
+    if not choice.text.strip():
+        message = "Invalid 'input': the model came to no summary of it, perhaps for want of room in the context."
+        raise InvalidRequestError(message, param="input", code="invalid_value")
+    cut = [Notice("input", "Its summary was cut off where the context ends.")]
+    notices = [*plan.notices, *(cut if choice.finish_reason == "length" else [])]
     suffix = plan.id.partition("_")[2]
-    item = {"id": f"cmp_{suffix}", "type": "compaction", "encrypted_content": sealed(summary=summary)}
+    item = {"id": f"cmp_{suffix}", "type": "compaction", "encrypted_content": sealed(summary=choice.text)}
     answer = {
         "id": plan.id,
         "object": "response.compaction",
@@ -75,6 +85,6 @@ def compaction(plan: Plan, summary: str, usage: Usage, created: int) -> bytes:
         "output": [item],
         "usage": make_usage(usage),
         "seed": plan.seed,
-        **({"warnings": as_json(plan.notices)} if plan.notices else {}),
+        **({"warnings": as_json(notices)} if notices else {}),
     }
-    return msgspec.json.encode(answer)
+    return msgspec.json.encode(answer), as_headers(notices)

@@ -1,6 +1,8 @@
 """Responses in the background: made without their clients, followed, cancelled, and made after a restart."""
 
 import asyncio
+import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +12,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from server.api.responses.background import resume
+from server.api.responses.store import unfinished
 from server.app import _lifespan
 from server.engine.client import EngineUnavailableError, QueueFullError, RequestFailedError
+from server.storage.storage import FILE, NotStoredError
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, error_of, says
 from tests.server.responses.calling import RESPONSES, asking, events_of, kinds_of, text_of, whole
@@ -39,6 +44,13 @@ async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     last = events_of((await client.get(f"{path}?stream=true")).text)[-1]["response"]
     response = (await client.get(path)).json()
     assert response == last
+    return response
+
+
+async def no_longer_waiting(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """The response after a restart: until it is taken up, there is nothing to follow."""
+    while (response := (await client.get(path)).json())["status"] in ("queued", "in_progress"):  # noqa: ASYNC110
+        await asyncio.sleep(0)
     return response
 
 
@@ -116,6 +128,140 @@ async def test_an_unfinished_one_is_nothing_to_go_on_from(client: httpx.AsyncCli
     await client.post(f"{path}/cancel")
 
 
+async def test_it_is_there_when_it_ends_in_a_full_store(make_app: Callable[..., FastAPI], engine: FakeEngine) -> None:
+    async with client_of(make_app(max_stored_mib=0.02)) as client:
+        engine.first_delay_s = 60
+        path = await begun(client)
+        engine.first_delay_s = 0
+        others = [(await whole(client, input="x" * 1000))["id"] for _ in range(9)]
+        assert (await client.get(f"{RESPONSES}/{others[0]}")).status_code == 404
+        await client.post(f"{path}/cancel")
+        assert (await client.get(path)).json()["status"] == "cancelled"
+
+
+async def test_one_that_cannot_be_stored_has_failed(make_app: Callable[..., FastAPI]) -> None:
+    async with client_of(make_app(max_stored_mib=0.004)) as client:
+        response = await ended(client, await begun(client))
+        assert (response["status"], response["output"]) == ("failed", [])
+        assert "larger than all" in response["error"]["message"]
+
+
+async def test_what_is_too_large_to_be_stored_is_not_promised(
+    make_app: Callable[..., FastAPI], engine: FakeEngine
+) -> None:
+    async with client_of(make_app(max_stored_mib=0.004)) as client:
+        large = asking(background=True, metadata={str(number): "x" * 500 for number in range(9)})
+        error_of(await client.post(RESPONSES, json=large), 413)
+    await asyncio.sleep(0)  # the engine takes note
+    assert engine.num_live == 0
+
+
+async def test_it_has_failed_even_if_that_cannot_be_written(
+    make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app()
+    storage, works = app.state.services.storage, []
+    write = storage.run
+
+    async def full_after_the_promise(work: Any) -> Any:
+        works.append(work)
+        if len(works) > 1:
+            raise NotStoredError("disk full")
+        return await write(work)
+
+    monkeypatch.setattr(storage, "run", full_after_the_promise)
+    async with client_of(app) as client:
+        response = await ended(client, await begun(client))
+    await app.state.services.jobs.close()
+    assert (response["status"], response["error"]["message"]) == ("failed", "disk full")
+    assert await write(unfinished), "it is made when the server is started again"
+
+
+async def test_one_that_is_cancelled_when_it_has_ended_is_completed(
+    make_app: Callable[..., FastAPI], engine: FakeEngine
+) -> None:
+    app = make_app()
+    engine.script = says("Done.")
+    services, others_end = app.state.services, threading.Event()
+    async with client_of(app) as client:
+        path = await begun(client)
+        job = services.jobs.get(path.rpartition("/")[2], "")
+        writing = asyncio.ensure_future(services.storage.run(lambda rows: others_end.wait()))
+        following = asyncio.ensure_future(client.get(f"{path}?stream=true"))
+        while job.telling.status != "completed":  # noqa: ASYNC110
+            await asyncio.sleep(0)  # nobody is told before it is written
+        cancelling = asyncio.ensure_future(client.post(f"{path}/cancel"))
+        while not job._is_unwanted:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        others_end.set()
+        await writing
+        assert (await cancelling).json()["status"] == "completed"
+        assert kinds_of(events_of((await following).text))[-2:] == ["output_item.done", "completed"]
+
+
+async def test_one_whose_model_is_gone_after_a_restart_has_failed(
+    make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.first_delay_s = 60
+    async with running(make_app(data_dir=tmp_path)) as client:
+        path = await begun(client)
+    async with running(make_app(data_dir=tmp_path, served_model_name=["other"])) as client:
+        response = await no_longer_waiting(client, path)
+    assert response["status"] == "failed"
+    assert "`tiny` does not exist" in response["error"]["message"]
+
+
+async def test_a_damaged_promise_fails_alone(
+    make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.first_delay_s = 60
+    async with running(make_app(data_dir=tmp_path)) as client:
+        paths = [await begun(client) for _ in range(2)]
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        first = paths[0].rpartition("/")[2]
+        connection.execute("UPDATE rows SET body = '{}' WHERE kind = 'job' AND id = ?", (first,))
+    connection.close()
+    engine.first_delay_s = 0
+    async with running(make_app(data_dir=tmp_path)) as client:
+        statuses = [(await no_longer_waiting(client, path))["status"] for path in paths]
+    assert statuses == ["failed", "incomplete"]
+
+
+@pytest.mark.parametrize("method", ["DELETE", "POST"])
+async def test_one_that_is_unwanted_while_it_is_taken_up_again_is_not_made(
+    make_app: Callable[..., FastAPI],
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    engine.first_delay_s = 60
+    async with running(make_app(data_dir=tmp_path)) as client:
+        path = await begun(client)
+    app = make_app(data_dir=tmp_path)
+    intake, begins, goes_on = app.state.services.intake, asyncio.Event(), asyncio.Event()
+    take_in = intake.run
+
+    async def slowly(*args: Any, **fields: Any) -> Any:
+        begins.set()
+        await goes_on.wait()
+        return await take_in(*args, **fields)
+
+    monkeypatch.setattr(intake, "run", slowly)
+    resuming = asyncio.ensure_future(resume(app.state.services))
+    async with client_of(app) as client:
+        await begins.wait()
+        await client.request(method, path if method == "DELETE" else f"{path}/cancel")
+        goes_on.set()
+        await resuming
+        answer = await client.get(path)
+    assert engine.num_live == 0
+    if method == "POST":
+        assert answer.json()["status"] == "cancelled"
+    else:
+        error_of(answer, 404)
+
+
 @pytest.mark.parametrize("dies", [False, True])
 async def test_it_is_made_after_a_restart(
     make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path, dies: bool
@@ -130,8 +276,7 @@ async def test_it_is_made_after_a_restart(
     engine.first_delay_s, engine.fail_after = 0, None
     async with running(make_app(data_dir=tmp_path)) as client:
         waiting = (await client.get(path)).json()
-        while (response := (await client.get(path)).json())["status"] in ("queued", "in_progress"):  # noqa: ASYNC110
-            await asyncio.sleep(0)  # until it is taken up, there is nothing to follow
+        response = await no_longer_waiting(client, path)
         again = await whole(client, **fields, previous_response_id=first["id"], seed=response["seed"])
     assert waiting["id"] == response["id"]
     assert waiting["seed"] == response["seed"]

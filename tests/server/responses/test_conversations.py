@@ -74,6 +74,33 @@ async def test_a_response_goes_on_with_it(
     assert prompt == await prompt_for(client, engine, said)
 
 
+ODD = [{"type": "web_search_call", "id": "ws_1"}, {"role": "assistant", "content": "x", "phase": "commentary", "k": 1}]
+
+
+async def test_what_means_nothing_in_an_item_is_reported(client: httpx.AsyncClient) -> None:
+    created = await client.post(CONVERSATIONS, json={"items": ODD})
+    path = f"{CONVERSATIONS}/{created.json()['id']}"
+    for answer in (created, await client.post(f"{path}/items", json={"items": ODD})):
+        assert [one["path"] for one in answer.json()["warnings"]] == ["items[0]", "items[1].phase", "items[1].k"]
+        assert answer.headers["x-samewise-ignored"] == "items[0], items[1].phase, items[1].k"
+    assert "warnings" not in (await client.get(path)).json()
+
+
+async def test_what_means_nothing_in_an_item_is_refused_if_strict(strict_client: httpx.AsyncClient) -> None:
+    error = error_of(await strict_client.post(CONVERSATIONS, json={"items": ODD}))
+    assert (error["param"], error["code"]) == ("items[0]", "unsupported_parameter")
+
+
+async def test_an_item_with_the_id_of_another_gets_its_own(client: httpx.AsyncClient) -> None:
+    one = await made(client, items=[{"id": "m1", **user("first")}])
+    added = (await client.post(f"{CONVERSATIONS}/{one}/items", json={"items": [{"id": "m1", **user("second")}]})).json()
+    await whole(client, conversation=one, input=[{"id": "m1", **user("third")}])
+    items = await items_of(client, one)
+    assert texts(items)[:3] == ["first", "second", "third"]
+    assert [item["id"] for item in items][:2] == ["m1", added["first_id"]]
+    assert len({item["id"] for item in items}) == len(items)
+
+
 async def test_many_items_are_too_many(client: httpx.AsyncClient) -> None:
     error = error_of(await client.post(CONVERSATIONS, json={"items": [user()] * 21}))
     assert (error["param"], error["code"]) == ("items", "array_above_max_length")
@@ -109,3 +136,16 @@ async def test_a_compacted_conversation_goes_on(client: httpx.AsyncClient, engin
     prompt = await prompt_for(client, engine, [*answer["output"], user("and?")])
     assert "They said hi." in prompt
     assert "hello" not in prompt
+
+
+async def test_a_summary_that_is_cut_off_is_reported(client: httpx.AsyncClient) -> None:
+    answer = await client.post(f"{RESPONSES}/compact", json={"model": "tiny", "input": "hi"})
+    Compaction.model_validate(answer.json())
+    assert "cut off" in answer.json()["warnings"][0]["reason"]
+    assert answer.headers["x-samewise-ignored"] == "input"
+
+
+async def test_no_summary_is_an_error(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.script = says("")
+    error = error_of(await client.post(f"{RESPONSES}/compact", json={"model": "tiny", "input": "hi"}))
+    assert error["param"] == "input"

@@ -154,6 +154,11 @@ async def test_namespaces_are_told_apart(client: httpx.AsyncClient, engine: Fake
     assert (item["namespace"], item["name"]) == ("mcp__other", "add")
 
 
+async def test_what_a_namespace_is_for_stands_before_its_tools(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    tools = [{**DEMO, "description": "For sums.", "tools": [{**WEATHER, "name": "add", "description": "Adds."}]}]
+    assert '"For sums.\\n\\nAdds."' in await prompt_for(client, engine, "hi", tools=tools)
+
+
 async def test_names_that_would_fall_together_do_not(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     alike = [{**DEMO, "name": "a", "tools": [{**WEATHER, "name": "b__c"}]}]
     alike += [{**DEMO, "name": "a__b", "tools": [{**WEATHER, "name": "c"}]}]
@@ -256,10 +261,16 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "deta
         ({"input": [user(), call(), result([IMAGE])]}, "input[2].output[0].type", "unsupported_value"),
         ({"input": [{"role": "critic", "content": "x"}]}, "input[0].role", "invalid_value"),
         ({"input": [{"type": "magic"}]}, "input[0].type", "invalid_value"),
+        ({"input": ["x"]}, "input[0]", "invalid_type"),
+        ({"input": [{"type": []}]}, "input[0].type", "invalid_type"),
+        ({"tools": [{"type": {}}]}, "tools[0].type", "invalid_type"),
         ({"input": [user(), {"type": "function_call", "name": "x", "arguments": ""}]}, "input[1].call_id",
          "missing_required_parameter"),
         ({"input": [{"type": "compaction", "encrypted_content": "gAAA"}]}, "input[0].encrypted_content",
          "invalid_value"),
+        ({"input": [{"type": "compaction", "encrypted_content": sealed(summary="\ud800")}]},
+         "input[0].encrypted_content", "invalid_value"),
+        ({"input": [user(), {"type": "web_search_call", "id": {"a": 1}}]}, "input[1].id", "invalid_type"),
         ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0].function", "unknown_parameter"),
         ({"tools": [{"type": "magic"}]}, "tools[0].type", "invalid_value"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]", "invalid_value"),

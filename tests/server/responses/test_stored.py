@@ -107,6 +107,12 @@ async def test_mistakes_in_queries_are_named(client: httpx.AsyncClient, query: s
     assert error["param"] == query.partition("=")[0]
 
 
+async def test_a_place_in_a_stream_needs_a_stream(client: httpx.AsyncClient) -> None:
+    response = await whole(client)
+    error = error_of(await client.get(f"{RESPONSES}/{response['id']}?starting_after=0"))
+    assert error["param"] == "starting_after"
+
+
 async def test_a_deleted_response_is_forgotten(client: httpx.AsyncClient) -> None:
     response = await whole(client)
     path = f"{RESPONSES}/{response['id']}"
@@ -148,6 +154,36 @@ async def test_the_oldest_go_when_there_is_no_more_room(make_app: Callable[..., 
         kept = [one for one in ids if (await client.get(f"{RESPONSES}/{one}")).status_code == 200]
     assert 0 < len(kept) < len(ids)
     assert kept == ids[-len(kept) :]
+
+
+async def test_an_answer_that_cannot_be_stored_says_so(make_app: Callable[..., FastAPI]) -> None:
+    async with client_of(make_app(max_stored_mib=0.01)) as client:
+        first = await whole(client, max_output_tokens=3)
+        large = {"input": [{**user(), "junk": "x" * 10000}], "max_output_tokens": 3}
+        answer = await client.post(RESPONSES, json=asking(**large))
+        told = await events(client, **large)
+        for response in (answer.json(), told[-1]["response"]):
+            assert response["status"] == "incomplete"
+            assert "Not kept" in next(one["reason"] for one in response["warnings"] if one["path"] == "store")
+            error_of(await client.get(f"{RESPONSES}/{response['id']}"), 404)
+        assert "store" in answer.headers["x-samewise-ignored"]
+        assert (await client.get(f"{RESPONSES}/{first['id']}")).json() == first
+
+
+async def test_what_a_response_goes_on_from_is_not_dropped_for_its_age(make_app: Callable[..., FastAPI]) -> None:
+    async with client_of(make_app(max_stored_mib=0.03)) as client:
+        fields = {"max_output_tokens": 3}
+        first = await whole(client, **fields)
+        second = await whole(client, **fields, previous_response_id=first["id"])
+        for _ in range(9):
+            await whole(client, **fields, store=False, previous_response_id=second["id"])
+            other = await whole(client, input="x" * 1000)
+        assert (await client.get(f"{RESPONSES}/{other['id']}")).status_code == 200
+        await client.delete(f"{RESPONSES}/{first['id']}")
+        error = error_of(await client.post(RESPONSES, json=asking(previous_response_id=second["id"])), 404)
+    assert error["param"] == "previous_response_id"
+    assert second["id"] in error["message"]
+    assert first["id"] in error["message"]
 
 
 async def test_what_is_stored_outlives_the_server(make_app: Callable[..., FastAPI], tmp_path: Path) -> None:
