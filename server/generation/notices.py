@@ -1,7 +1,7 @@
 """What is left out of a request or changed, and told to the client: nothing is ignored in silence."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.errors import InvalidRequestError
@@ -45,6 +45,8 @@ def as_headers(notices: Sequence[Notice]) -> dict[str, str]:
     return {"x-samewise-ignored": paths[:_LONGEST_HEADER]}
 
 
-def as_json(notices: Iterable[Notice]) -> list[dict[str, str]]:
-    """As `warnings` of an answer."""
-    return [{"path": notice.path, "reason": notice.reason} for notice in notices]
+def as_warnings(notices: Sequence[Notice]) -> Mapping[str, Sequence[Mapping[str, str]]]:
+    """As the property `warnings`, which only answers have that left something out."""
+    if not notices:
+        return {}
+    return {"warnings": [{"path": notice.path, "reason": notice.reason} for notice in notices]}

@@ -57,6 +57,12 @@ def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Iterator
 
 
 @pytest.fixture
+def client_with(make_app: Callable[..., FastAPI], tmp_path: Path) -> Callable[..., httpx.AsyncClient]:
+    """Of a model with this chat template."""
+    return lambda template, **settings: client_of(make_app(write_folder(tmp_path / "m", template=template), **settings))
+
+
+@pytest.fixture
 async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
     app = make_app()
     await app.state.services.fingerprint.wait_known()  # or it would not be ready

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from model_runner.contract import Failure, TokenLogprobs
 from model_runner.info import RunnerInfo
@@ -99,6 +99,13 @@ class FakeEngine:
     aborted: list[tuple[str, int]] = field(default_factory=list)
     closed_early: list[str] = field(default_factory=list)
     num_live: int = 0
+
+    @classmethod
+    def roomy(cls, max_model_len: int = 4096) -> "FakeEngine":
+        """With room for tools and histories in the prompt."""
+        engine = cls()
+        engine.info_ = replace(engine.info_, max_model_len=max_model_len, num_blocks=512)
+        return engine
 
     @property
     def info(self) -> RunnerInfo:

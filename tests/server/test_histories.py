@@ -2,17 +2,14 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, chat, client_of, refused
-from tests.server.tiny_model import TEMPLATE, byte_level_tokenizer, write_folder
+from tests.server.helpers import CHAT, chat, refused
+from tests.server.tiny_model import TEMPLATE, byte_level_tokenizer
 
 PLAIN = """{%- for message in messages -%}
     <|start|>{{ message.role }}
@@ -99,15 +96,7 @@ HISTORIES: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    engine = FakeEngine()
-    engine.info_ = replace(engine.info_, max_model_len=4096, num_blocks=512)
-    return engine
-
-
-@pytest.fixture
-def client_with(make_app: Callable[..., FastAPI], tmp_path: Path) -> Callable[..., httpx.AsyncClient]:
-    """Of a model with this chat template."""
-    return lambda template, **settings: client_of(make_app(write_folder(tmp_path / "m", template=template), **settings))
+    return FakeEngine.roomy()
 
 
 async def shown(

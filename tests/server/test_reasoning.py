@@ -2,19 +2,16 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, chat, client_of, events_of, joined, refused, requested, says, without_ids
+from tests.server.helpers import CHAT, chat, events_of, joined, refused, requested, says, without_ids
 from tests.server.test_tools import ROME, TIME, WEATHER, call_of
-from tests.server.tiny_model import TEMPLATE, byte_level_tokenizer, write_folder
+from tests.server.tiny_model import TEMPLATE, byte_level_tokenizer
 
 ECHOING = TEMPLATE.replace(
     "{{ message.content | trim }}",
@@ -37,15 +34,7 @@ AS_COLOUR = {"response_format": {"type": "json_schema", "json_schema": {"name": 
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    engine = FakeEngine()
-    engine.info_ = replace(engine.info_, max_model_len=4096, num_blocks=512)
-    return engine
-
-
-@pytest.fixture
-def client_with(make_app: Callable[..., FastAPI], tmp_path: Path) -> Callable[..., httpx.AsyncClient]:
-    """Of a model with this chat template."""
-    return lambda template, **settings: client_of(make_app(write_folder(tmp_path / "m", template=template), **settings))
+    return FakeEngine.roomy()
 
 
 async def answered(client: httpx.AsyncClient, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,7 @@ ROME, OSLO = written("weather", city="Rome"), written("time", city="Øslo")
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    """With room for tools in the prompt."""
-    engine = FakeEngine()
-    engine.info_ = replace(engine.info_, max_model_len=8192, num_blocks=512)
-    return engine
+    return FakeEngine.roomy(8192)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import msgspec
 
 from server.api.embeddings.schema import EmbeddingRequest
 from server.api.openai.numbers import floats_of, prompt_usage
-from server.generation.notices import as_json
+from server.generation.notices import as_warnings
 from server.generation.run import Run
 from server.generation.served_model import ServedModel
 
@@ -27,5 +27,6 @@ def embedding_answer(run: Run, model: ServedModel, in_base64: bool) -> bytes:
         for prompt in run.prompts
     ]
     usage = prompt_usage(run.usage.prompt_tokens)
-    warnings = {"warnings": as_json(run.plan.notices)} if run.plan.notices else {}
-    return msgspec.json.encode({"object": "list", "model": run.plan.model, "data": data, "usage": usage, **warnings})
+    return msgspec.json.encode(
+        {"object": "list", "model": run.plan.model, "data": data, "usage": usage, **as_warnings(run.plan.notices)}
+    )

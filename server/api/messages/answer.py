@@ -22,7 +22,7 @@ from server.generation.events import (
     ToolCallDelta,
     Usage,
 )
-from server.generation.notices import as_json
+from server.generation.notices import as_warnings
 from server.generation.result import WholeCall, WholeChoice, WholePart, WholeReasoning, WholeText
 from server.http.ascii_json import ascii_json
 
@@ -93,7 +93,7 @@ class MessagesAnswer:
             "system_fingerprint": self._answering.fingerprint,
             "seed": plan.seed,
             **({} if plan.verification == "match" else {"verification": plan.verification}),
-            **({"warnings": as_json(plan.notices)} if plan.notices else {}),
+            **as_warnings(plan.notices),
         }
 
     def _block(self, part: WholePart) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from server.api.messages.objects import AnsweredMessage, MessageEvent, TokenCoun
 from server.api.messages.schema import CountTokensRequest, MessagesRequest
 from server.api.openapi import documented_errors, streamed, takes
 from server.api.services import ServicesDep
-from server.generation.notices import as_headers, as_json
+from server.generation.notices import as_headers, as_warnings
 from server.http.body import read_body
 from server.http.json_body import validated
 from server.http.responses import json_response
@@ -59,8 +59,7 @@ def count_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str,
     asked = validated(CountTokensRequest, body)
     with refused_constraints():
         count, notices = context.planner().count(messages_intent(asked))
-    reported = {"warnings": as_json(notices)} if notices else {}
-    return msgspec.json.encode({"input_tokens": count, **reported}), as_headers(notices)
+    return msgspec.json.encode({"input_tokens": count, **as_warnings(notices)}), as_headers(notices)
 
 
 DIALECT = Dialect(

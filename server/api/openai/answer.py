@@ -15,7 +15,7 @@ from server.api.generation_api import Answering
 from server.api.openai.errors import error_body
 from server.errors import ApiError
 from server.generation.events import Usage
-from server.generation.notices import as_json
+from server.generation.notices import as_warnings
 from server.http.ascii_json import ascii_json
 
 _DONE = b"data: [DONE]\n\n"
@@ -49,7 +49,7 @@ class OpenAIAnswer:
             **({} if plan.verification == "match" else {"verification": plan.verification}),
             **constants,
         }
-        self._warnings = {"warnings": as_json(plan.notices)}
+        self._warnings = as_warnings(plan.notices)
         self._usage = usage
         self._frame_head = b"data: " + ascii_json(self._head)[:-1] + b',"choices":['
         self._frame_tail = b'],"usage":null}\n\n' if usage.at_end else b"]}\n\n"
@@ -57,7 +57,7 @@ class OpenAIAnswer:
 
     def body(self, choices: list[dict[str, Any]], **extra: object) -> bytes:
         """A whole answer. Each choice is encoded by itself: no call keeps other threads waiting for long."""
-        rest = {"usage": make_usage(self.run.usage), **extra, **self._reported_warnings()}
+        rest = {"usage": make_usage(self.run.usage), **extra, **self._warnings}
         encoded = b",".join(msgspec.json.encode(choice) for choice in choices)
         head, tail = msgspec.json.encode(self._head)[:-1], msgspec.json.encode(rest)[1:]
         return b"".join((head, b',"choices":[', encoded, b"],", tail))
@@ -72,7 +72,7 @@ class OpenAIAnswer:
         usage: dict[str, Any] = {"usage": None} if self._usage.at_end else {}
         if self._usage.in_every_chunk:
             usage = {"usage": make_usage(self.run.usage)}
-        first = self._reported_warnings() if self._is_first else {}
+        first = self._warnings if self._is_first else {}
         self._is_first = False
         return self._frame({"choices": [choice], **usage, **extra, **first})
 
@@ -88,9 +88,6 @@ class OpenAIAnswer:
 
     def _frame(self, rest: Mapping[str, Any]) -> bytes:
         return b"data: " + ascii_json({**self._head, **rest}) + b"\n\n"
-
-    def _reported_warnings(self) -> Mapping[str, Any]:
-        return self._warnings if self.run.plan.notices else {}
 
 
 def make_usage(usage: Usage) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import msgspec
 from server.api.openai.numbers import prompt_usage
 from server.api.rerank.intent import RerankOptions
 from server.api.scores.answer import scores_of
-from server.generation.notices import as_json
+from server.generation.notices import as_warnings
 from server.generation.run import Run
 from server.generation.served_model import ServedModel
 
@@ -24,4 +24,4 @@ def rerank_answer(run: Run, model: ServedModel, options: RerankOptions) -> bytes
         results.append(result)
     usage = prompt_usage(run.usage.prompt_tokens)
     answer = {"id": run.plan.id, "model": run.plan.model, "results": results, "usage": usage}
-    return msgspec.json.encode(answer | ({"warnings": as_json(run.plan.notices)} if run.plan.notices else {}))
+    return msgspec.json.encode({**answer, **as_warnings(run.plan.notices)})

@@ -24,7 +24,7 @@ from server.api.responses.items import InputItem, ReferenceItem
 from server.api.responses.objects import ConversationObject, Deleted, ItemList
 from server.api.responses.pages import ListQuery, list_of, page, query_of
 from server.api.services import Services, ServicesDep
-from server.generation.notices import Notice, as_headers, as_json, to_report
+from server.generation.notices import Notice, as_headers, as_warnings, to_report
 from server.http.body import read_body
 from server.http.json_body import validated
 from server.http.middleware import record_of
@@ -73,8 +73,7 @@ class _Taken:
 
     def answered(self, value: Fields) -> Response:
         """The answer of this value, with the warnings."""
-        warnings = {"warnings": as_json(self.notices)} if self.notices else {}
-        return _json({**value, **warnings}, as_headers(self.notices))
+        return _json({**value, **as_warnings(self.notices)}, as_headers(self.notices))
 
 
 @router.post(_ALL, response_model=ConversationObject, responses=_ERRORS, openapi_extra=takes(CreateConversation))

@@ -9,7 +9,7 @@ from server.api.responses.output import OutputForm
 from server.api.responses.schema import CreateResponse, JsonSchemaFormat, TextConfig
 from server.api.responses.telling import Head
 from server.api.responses.tools import HostedTool, QualifiedName
-from server.generation.notices import as_json
+from server.generation.notices import as_warnings
 from server.generation.planning.plan import Plan
 
 
@@ -50,7 +50,7 @@ def head_of(body: CreateResponse, plan: Plan, names: Mapping[str, QualifiedName]
         **({} if body.user is None else {"user": body.user}),
         **({} if body.conversation_id is None else {"conversation": {"id": body.conversation_id}}),
         **({} if plan.verification == "match" else {"verification": plan.verification}),
-        **({"warnings": as_json(plan.notices)} if plan.notices else {}),
+        **as_warnings(plan.notices),
     }
     return Head(fields, _form(body, plan, names))
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from server.api.responses.output import Output, OutputForm, Told
 from server.errors import ApiError, InvalidRequestError, RateLimitError
 from server.generation.events import ChoiceEnd, Event, Usage
-from server.generation.notices import Notice, as_json
+from server.generation.notices import Notice, as_warnings
 from server.text.tokenizer import Tokenizer
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -108,7 +108,7 @@ class Telling:
     def warn(self, *notices: Notice) -> None:
         """Have the object say more than it did at its beginning."""
         self._late += notices
-        warnings = [*self._head.get("warnings", ()), *as_json(notices)]
+        warnings = [*self._head.get("warnings", ()), *as_warnings(notices).get("warnings", ())]
         self._head = {**self._head, "warnings": warnings}
 
     def end_anew(self) -> Told:

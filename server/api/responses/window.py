@@ -21,7 +21,7 @@ from server.api.responses.telling import make_usage
 from server.api.responses.tools import tool_use
 from server.errors import InvalidRequestError
 from server.generation.events import Usage
-from server.generation.notices import Notice, as_headers, as_json
+from server.generation.notices import Notice, as_headers, as_warnings
 from server.generation.planning.plan import Plan
 from server.generation.request import GenerationRequest
 from server.generation.result import WholeChoice
@@ -49,8 +49,7 @@ def count_tokens(
         notices=tuple(asked.left_out()),
     )
     num_tokens, notices = context.planner().count(request)
-    warnings = {"warnings": as_json(notices)} if notices else {}
-    answer = {"object": "response.input_tokens", "input_tokens": num_tokens, **warnings}
+    answer = {"object": "response.input_tokens", "input_tokens": num_tokens, **as_warnings(notices)}
     return msgspec.json.encode(answer), as_headers(notices)
 
 
@@ -85,6 +84,6 @@ def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> t
         "output": [item],
         "usage": make_usage(usage),
         "seed": plan.seed,
-        **({"warnings": as_json(notices)} if notices else {}),
+        **as_warnings(notices),
     }
     return msgspec.json.encode(answer), as_headers(notices)

@@ -7,7 +7,7 @@ import msgspec
 
 from server.api.openai.numbers import floats_of, prompt_usage
 from server.api.scores.schema import ScoreRequest
-from server.generation.notices import as_json
+from server.generation.notices import as_warnings
 from server.generation.run import Run
 from server.generation.served_model import ServedModel
 
@@ -35,4 +35,4 @@ def score_answer(run: Run, model: ServedModel, time_created: int) -> bytes:
         "data": [{"object": "score", "index": index, "score": score} for index, score in scores],
         "usage": prompt_usage(run.usage.prompt_tokens),
     }
-    return msgspec.json.encode(answer | ({"warnings": as_json(run.plan.notices)} if run.plan.notices else {}))
+    return msgspec.json.encode({**answer, **as_warnings(run.plan.notices)})

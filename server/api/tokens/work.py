@@ -7,7 +7,7 @@ import msgspec
 
 from server.api.intake import IntakeContext
 from server.api.tokens.schema import DetokenizeRequest, TokenizeRequest
-from server.generation.notices import Notice, as_headers, as_json, to_report
+from server.generation.notices import Notice, as_headers, as_warnings, to_report
 from server.generation.planning.sampling import check_tokens
 from server.generation.prompt import render
 from server.generation.request import Conversation
@@ -35,9 +35,7 @@ def tokenize_body(context: IntakeContext, body: bytes) -> Tokenized:
     answer = {"count": len(tokens), "max_model_len": context.info.max_model_len, "tokens": tokens}
     if asked.return_token_strs:
         answer["token_strs"] = [context.tokenizer.token_text(token) for token in tokens]
-    if notices:
-        answer["warnings"] = as_json(notices)
-    return Tokenized(msgspec.json.encode(answer), as_headers(notices))
+    return Tokenized(msgspec.json.encode({**answer, **as_warnings(notices)}), as_headers(notices))
 
 
 def detokenize_body(context: IntakeContext, body: bytes) -> bytes:

@@ -1,7 +1,6 @@
 """An engine with room for tools in the prompt, and models that think."""
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,9 +15,7 @@ from tests.server.tiny_model import write_folder
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    engine = FakeEngine()
-    engine.info_ = replace(engine.info_, max_model_len=4096, num_blocks=512)
-    return engine
+    return FakeEngine.roomy()
 
 
 @pytest.fixture
