@@ -63,6 +63,7 @@ class RunnerParts:
     needs_clean_blocks: bool = False
     """See AttentionBackend."""
     picks_ahead: bool = False
+    runs_beside: bool = False
     """See Platform."""
     drafter: TargetModel | None = None
     """The draft model, if there is one, to be warmed up."""
@@ -208,13 +209,14 @@ def _put_together(
         state=RunnerState(blocks.max_num_seqs, config.block_size, sampling, speculator, search),
         speculator=speculator,
         budget=budget,
-        verifier=Verifier(sampling, sampler),
+        verifier=Verifier(sampling, sampler, platform.pick_allowed),
         search=search,
         grammars=grammars,
         scoring=_make_scoring(amateur, early_exit, ties_embeddings=shapes.target.num_shared > 0),
         pooler=Pooler(load_classification_head(config.model, target.model.config)),
         needs_clean_blocks=target.attention.needs_clean_blocks,
         picks_ahead=platform.picks_ahead,
+        runs_beside=platform.runs_beside,
         drafter=drafter,
     )
     return parts, 0 if early_exit is None else early_exit.num_layers

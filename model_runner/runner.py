@@ -63,6 +63,7 @@ class ModelRunner:
         self._scoring = parts.scoring
         self._pool = parts.pooler
         self._picks_ahead = parts.picks_ahead
+        self._runs_beside = parts.runs_beside
         self._launched: _Work | None = None
         """What the step launched last computes."""
         self._last_s = 0.0
@@ -143,7 +144,8 @@ class ModelRunner:
         needs = self._scoring.needs(sampling) | self._search.needs(work.slots) | self._pool.needs(sampling)
         plan = self._state.plan_picks(work.batch, work.choices, int(is_ahead)) if self._picks_ahead else None
         follows = self._rows_before(work) if is_ahead else None
-        self._state.begin_masks(work.batch, work.choices)
+        if self._runs_beside:
+            self._state.begin_masks(work.batch, work.choices)
         logits = self._target.forward(work.batch, needs, plan, follows)
         return RawStep(work.batch, sampling, logits, self._target.features(), plan)
 
@@ -156,7 +158,9 @@ class ModelRunner:
 
     def _can_follow(self, work: "_Work", step: RawStep) -> bool:
         """Whether nothing is read from the step but the tokens that are found already, one for each choice."""
-        are_found = step.plan is not None and len(step.plan.choices) == len(work.choices)
+        if not self._runs_beside or step.plan is None:
+            return False
+        are_found = len(step.plan.choices - step.plan.held) == len(work.choices)
         is_read = work.batch.prompt_rows or self._speculator.reads_step(work.slots)
         return are_found and not is_read and len(work.batch.logits_index) == len(work.choices)
 

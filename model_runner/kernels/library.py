@@ -7,15 +7,17 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.kernels.arena import Arena
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.structs import (
+    PICK,
     AttentionStruct,
     DecoderLayerStruct,
-    DrawStruct,
     KVCacheStruct,
     MoveStruct,
     StepStruct,
@@ -45,7 +47,7 @@ _SIGNATURES = {
         c_int32,
         [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
     ),
-    "sw_gumbel_max": (c_int32, [c_void_p, c_void_p, c_int64, POINTER(DrawStruct), c_int32, POINTER(c_int64)]),
+    "sw_pick": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_void_p]),
     "sw_move_kv": (c_int32, [c_void_p, POINTER(KVCacheStruct), c_int32, POINTER(MoveStruct), c_int32]),
 }
 
@@ -143,17 +145,37 @@ class Kernels:
         self._call("sw_decoder_layer", layer, step, *pointers)
         return output
 
-    def gumbel_max(self, logits: Tensor, draws: Sequence[tuple[int, int, float]]) -> list[int]:
-        """The token that each draw picks from logits [n, vocab]; the lowest among equals.
+    def pick(
+        self,
+        logits: Tensor,
+        keys: NDArray[np.uint64],
+        temperatures: NDArray[np.float64],
+        rows: Sequence[int] | None = None,
+        masks: NDArray[np.int32] | None = None,
+    ) -> Tensor:
+        """A token of each row of logits [n, vocab] that is named: the highest, or a draw; the lowest among equals.
 
-        A draw names a row, the key of its noise and the temperature that the row is still to be divided by. Each row
-        that is named has at least one finite entry and none above. What is drawn is what sampling.noise.GumbelMax
-        draws from the divided row, bit for bit.
+        What is drawn is what sampling.noise.GumbelMax draws from the row divided by its temperature, bit for bit.
+
+        Args:
+            logits: of which these are rows.
+            keys: [count] of the noise; of no matter where nothing is drawn.
+            temperatures: [count] what the rows are still to be divided by; 0 takes the highest logit.
+            rows: [count] of the logits; all of them in order when left out.
+            masks: [count, words] the tokens that may be taken: bit t % 32 of word t // 32; any when left out.
+
+        Returns:
+            [count] int64; -1 where a logit that may be taken is NaN or +inf, or none of them is finite.
         """
-        tokens = (c_int64 * len(draws))()
-        structs = (DrawStruct * len(draws))(*(DrawStruct(*draw) for draw in draws))
-        self._call("sw_gumbel_max", logits.data_ptr(), logits.shape[1], structs, len(draws), tokens)
-        return list(tokens)
+        picks = np.zeros(len(keys), dtype=PICK)
+        picks["row"] = range(len(logits)) if rows is None else rows
+        picks["key"] = keys
+        picks["temperature"] = temperatures
+        if masks is not None:
+            picks["mask"] = masks.ctypes.data + masks.strides[0] * np.arange(len(masks))
+        tokens = torch.empty(len(picks), dtype=torch.int64)
+        self._call("sw_pick", logits.data_ptr(), logits.shape[1], picks.ctypes.data, len(picks), tokens.data_ptr())
+        return tokens
 
     def move_kv(self, layers: "ctypes.Array[KVCacheStruct]", moves: Sequence[tuple[int, int, int, int]]) -> None:
         """Copy keys and values of tokens in all layers, one move (from block, offset; to block, offset) after another.

@@ -1,7 +1,9 @@
 """The C interface of cpu/samewise.h in ctypes; the comments are there. Pointers are addresses as integers."""
 
 import ctypes
-from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_void_p
+
+import numpy as np
 
 
 class KVCacheStruct(ctypes.Structure):
@@ -82,10 +84,8 @@ class DecoderLayerStruct(ctypes.Structure):
     )
 
 
-class DrawStruct(ctypes.Structure):
-    """SwDraw."""
-
-    _fields_ = (("row", c_int64), ("key", c_uint64), ("temperature", c_double))
+PICK = np.dtype([("row", np.int64), ("key", np.uint64), ("temperature", np.float64), ("mask", np.uint64)])
+"""SwPick, for arrays of them."""
 
 
 class MoveStruct(ctypes.Structure):

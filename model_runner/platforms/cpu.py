@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from model_runner.models.packed import Packer, pack_weights
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.platform import Platform
-from model_runner.sampling.draw import NativeDraw, TorchDraw
+from model_runner.sampling.draw import NativeDraw, TorchDraw, pick, pick_allowed
 from model_runner.sampling.sampler import Sampler
 
 logger = logging.getLogger("samewise.runner")
@@ -47,7 +48,7 @@ class CpuPlatform(Platform):
 
     device = _DEVICE
     exact = True
-    picks_ahead = False
+    runs_beside = False
 
     def __init__(self, config: RunnerConfig) -> None:
         """Builds the native kernels at the first time. Raises ValueError for settings that the CPU cannot follow."""
@@ -62,6 +63,8 @@ class CpuPlatform(Platform):
         self._packer = NativePacker(self._kernels, weights) if self._kernels and weights else None
         kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
         self.types = StorageTypes(torch.float32, weights, kv)
+        self.picks_ahead = self._kernels is not None
+        self.pick_allowed = None if self._kernels is None else partial(pick_allowed, self._kernels)
         self.kernels = "none" if self._kernels is None else self._kernels.isa
 
     @property
@@ -110,7 +113,7 @@ class CpuPlatform(Platform):
         """See Platform.make_target."""
         if self._packer is not None and isinstance(attention, NativeAttention):
             bind_layers(model, cache_structs(attention.cache))
-        return HFTargetModel(model, attention, needs)
+        return HFTargetModel(model, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
 
     def prepare_heads(self, heads: nn.Module) -> None:
         """See Platform.prepare_heads."""

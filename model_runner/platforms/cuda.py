@@ -51,6 +51,7 @@ class CudaPlatform(Platform):
     """Everything in the checkpoint's own type, unless weights, keys and values are to take less."""
 
     picks_ahead = True
+    runs_beside = True
     kernels = f"triton {triton.__version__}"
 
     def __init__(

@@ -18,6 +18,7 @@ from model_runner.models.features import Feature
 from model_runner.models.inspection import ModelShape
 from model_runner.models.loading import load_config
 from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.sampling.picks import PickAllowed
 from model_runner.sampling.sampler import Sampler
 
 
@@ -30,6 +31,10 @@ class Platform(ABC):
     """See RunnerConfig."""
     picks_ahead: bool
     """Whether target models find the tokens of plain rows themselves."""
+    runs_beside: bool
+    """Whether the device computes a step while the host goes on: it can look for masks, and launch the next step."""
+    pick_allowed: PickAllowed | None = None
+    """Picks tokens where grammars hold rows; None where the sampler is as quick."""
     kernels: str
     """What runs the models: an instruction set, or a compiler with its version; "none" for plain torch."""
 

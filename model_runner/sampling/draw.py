@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.noise import GumbelMax
+from model_runner.sampling.picks import MaskedRows
 from model_runner.sampling.rows import SamplingRows
 from model_runner.sampling.truncations import compact
 
@@ -57,11 +59,26 @@ class NativeDraw:
         self._kernels = kernels
 
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        draws = [
-            (row, rows.key(row), rows.sampling[row].temperature if self.divides else 1.0) for row in rows.whole
-        ] + [(row, rows.key(row), 1.0) for row in rows.truncated]
-        tokens = self._kernels.gumbel_max(scores.contiguous(), draws)
-        return dict(zip((*rows.whole, *rows.truncated), tokens, strict=True))
+        drawn = (*rows.whole, *rows.truncated)
+        keys = np.array([rows.key(row) for row in drawn], dtype=np.uint64)
+        temperatures = np.ones(len(drawn))
+        if self.divides:
+            temperatures[: len(rows.whole)] = [rows.sampling[row].temperature for row in rows.whole]
+        tokens = self._kernels.pick(scores.contiguous(), keys, temperatures, drawn).tolist()
+        return dict(zip(drawn, tokens, strict=True))
+
+
+def pick(kernels: Kernels, logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
+    """By the native kernels: see models.target.Pick."""
+    return kernels.pick(logits.contiguous(), keys.numpy().view(np.uint64), temperatures.numpy())
+
+
+def pick_allowed(kernels: Kernels, logits: Tensor, masked: MaskedRows) -> list[int]:
+    """By the native kernels: see picks.PickAllowed."""
+    tokens: list[int] = kernels.pick(
+        logits.contiguous(), masked.keys, masked.temperatures, masked.rows, masked.masks
+    ).tolist()
+    return tokens
 
 
 def take(scores: Tensor, rows: Sequence[int]) -> Tensor:

@@ -6,7 +6,6 @@ What a matcher allows depends on its grammar and the tokens before, and on nothi
 again gets a new matcher and replays its output.
 """
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +17,10 @@ from typing import Final
 import llguidance
 import llguidance.numpy
 import numpy as np
+from numpy.typing import NDArray
 
 from model_runner.contract import Failure
+from model_runner.cores import available_cores
 from model_runner.sampling.look_ahead import LookAhead
 from model_runner.sampling.vocabulary import Mask, Vocabulary
 
@@ -64,7 +65,8 @@ class Matcher:
         self._vocabulary = vocabulary
         self._stop_ids = frozenset(stop_token_ids)
         self._stops = _Bits(self._stop_ids)
-        self._ends = _Bits(self._stop_ids | frozenset(vocabulary.tokenizer.eos_tokens))
+        self._end_ids = self._stop_ids | frozenset(vocabulary.tokenizer.eos_tokens)
+        self._ends = _Bits(self._end_ids)
         self._mask: Mask | None = None
         self._being_filled: Future[None] | None = None
         self._has_ended = False
@@ -96,7 +98,7 @@ class Matcher:
                 self._begin_anew()
 
     def mask(self) -> Mask:
-        """The tokens that may come next, [words]. Not to be changed. Means nothing where there is a failure."""
+        """The tokens that may come next, [words]; none where there is a failure. Not to be changed."""
         self.wait()
         if self._mask is None:
             self._mask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
@@ -112,6 +114,9 @@ class Matcher:
         if self.inner.is_error():
             self._begin_anew()
             self._fill(mask)
+        if self.inner.is_error():
+            mask.fill(0)
+            return
         self._ends.clear(mask)
         if self.inner.is_accepting():
             self._stops.set(mask)
@@ -125,8 +130,11 @@ class Matcher:
         self.inner.consume_tokens(self._tokens)
 
     def allows(self, token: int) -> bool:
-        """Whether it may come next."""
-        return bool(self.mask()[token // 32] >> (token % 32) & 1)
+        """Whether it may come next; that takes no mask. False where there is a failure."""
+        self.wait()
+        if token in self._stop_ids:
+            return bool(self.inner.is_accepting())
+        return token not in self._end_ids and self.inner.validate_tokens([token]) == 1
 
     def fill_later(self, mask: Mask) -> bool:
         """Have the mask written to this place; False if it is known, or being written, already."""
@@ -202,7 +210,7 @@ class Grammars:
         self._ready: OrderedDict[str, list[llguidance.LLMatcher]] = OrderedDict()
         self._num_ready = self._num_characters = 0
         self._filler = ThreadPoolExecutor(1, "masks")
-        self._executor = llguidance.LLExecutor(max(1, (os.cpu_count() or 1) // 2))
+        self._executor = llguidance.LLExecutor(available_cores())
 
     def load(self) -> None:
         """Make the vocabulary: for a large one that takes seconds, in which no other thread of Python gets a turn."""
@@ -256,8 +264,8 @@ class Grammars:
             matcher.advance(token)
         return matcher
 
-    def fill_masks(self, matchers: Sequence[Matcher]) -> None:
-        """Begin to compute what these allow next, in threads beside the caller's."""
+    def fill_masks(self, matchers: Sequence[Matcher], *, beside: bool) -> None:
+        """Compute what these allow next in several threads, or begin to, beside the caller's."""
         masks = np.zeros((len(matchers), self.vocabulary.num_words), dtype=np.int32)
         wanted = [
             (matcher, row)
@@ -267,9 +275,24 @@ class Grammars:
         if not wanted:
             return
         rows = [(matcher.inner, row) for matcher, row in wanted]
-        work = self._filler.submit(llguidance.numpy.fill_next_token_bitmask_par, self._executor, rows, masks)
+        work: Future[None] = Future()
         for matcher, _ in wanted:
             matcher.filled_by(work)
+        if beside:
+            self._filler.submit(self._fill, rows, masks, work)
+        else:
+            self._fill(rows, masks, work)
+
+    def _fill(
+        self, rows: list[tuple[llguidance.LLMatcher, int]], masks: NDArray[np.int32], work: "Future[None]"
+    ) -> None:
+        """Into these rows of the masks; `work` is done then."""
+        try:
+            llguidance.numpy.fill_next_token_bitmask_par(self._executor, rows, masks)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            work.set_exception(error)
+        else:
+            work.set_result(None)
 
     def _take(self, grammar: str) -> llguidance.LLMatcher:
         """One of those that are ready. Only for who holds the lock."""

@@ -1,10 +1,15 @@
-"""Tokens that a kernel finds for all rows of a step at once, before anybody asks for them."""
+"""Tokens that a kernel finds for all rows of a step at once, before anybody asks for them.
 
-from collections.abc import Sequence
+They are what the model itself would say. Where nothing but a grammar has a say beside, such a token stands if the
+grammar allows it, for what wins among all tokens wins among those that are allowed. So most tokens need no mask.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 NO_TOKEN = -1
 
@@ -17,6 +22,8 @@ class PickPlan:
     temperatures: NDArray[np.float64]  # [R] 0 takes the highest logit
     choices: frozenset[int]
     """Those that this serves at all of their rows, by their indices in the batch."""
+    held: frozenset[int] = frozenset()
+    """Of these, those that have a grammar: it has no say in the plan, so a token stands only if it allows it."""
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -40,3 +47,17 @@ class Prepicks:
 
 
 NO_PICKS = Prepicks()
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRows:
+    """Rows of logits that are picked among the tokens that grammars allow."""
+
+    rows: Sequence[int]  # [count]
+    keys: NDArray[np.uint64]  # [count] of the noise
+    temperatures: NDArray[np.float64]  # [count] 0 takes the highest logit
+    masks: NDArray[np.int32]  # [count, words] see vocabulary.Mask
+
+
+PickAllowed = Callable[[Tensor, MaskedRows], Sequence[int]]
+"""From logits [rows, vocab] to a token for each of these rows; NO_TOKEN where there is none to pick."""

@@ -15,7 +15,7 @@ from model_runner.batch import IntArray, SampleRows
 from model_runner.contract import Failure, SamplingParams
 from model_runner.sampling.grammar import Grammars, Matcher
 from model_runner.sampling.noise import Stream, noise_key, noise_keys
-from model_runner.sampling.picks import PickPlan
+from model_runner.sampling.picks import MaskedRows, PickPlan
 from model_runner.sampling.slot import Slot, TokenValues
 from model_runner.sampling.thinking import ThinkingBudget
 
@@ -176,15 +176,33 @@ class SamplingState:
             raise ValueError("thinking: there is no tokenizer to find its end with")
         return ThinkingBudget(sampling.thinking, self._grammars.vocabulary, output)
 
-    def fill_masks(self, slots: Sequence[int]) -> None:
-        """Begin to find out what grammars allow next, so that it is known when `rows` is called for these slots."""
+    def fill_masks(self, slots: Sequence[int], *, beside: bool = False) -> None:
+        """Find out what the slots' grammars allow next, or begin to, beside the caller."""
         matchers = [matcher for slot in slots if (matcher := self._slot(slot).matcher) is not None]
         if matchers and self._grammars is not None:
-            self._grammars.fill_masks(matchers)
+            self._grammars.fill_masks(matchers, beside=beside)
 
     def matcher(self, slot: int) -> Matcher | None:
         """What follows the slot's output, if it has a grammar."""
         return self._slot(slot).matcher
+
+    def allows(self, slot: int, token: int) -> bool:
+        """Whether the slot's grammar, if it has one, lets this token come next."""
+        matcher = self._slot(slot).matcher
+        return matcher is None or matcher.allows(token)
+
+    def masked(self, rows: Sequence[int], slots: Sequence[int]) -> MaskedRows:
+        """How the next token of slots with grammars is picked at these rows, where nothing but a draw is asked for."""
+        states = [self._slot(slot) for slot in slots]
+        return MaskedRows(
+            rows,
+            noise_keys(
+                np.array([state.noise for state in states], dtype=np.uint64),
+                np.array([state.num_output for state in states]),
+            ),
+            np.array([state.sampling.temperature for state in states]),
+            np.stack([state.matcher.mask() for state in states if state.matcher is not None]),
+        )
 
     def rows(self, slots: Sequence[int]) -> SamplingRows:
         """What the next token of each of these slots is sampled with. A slot may stand there more than once."""
@@ -223,7 +241,9 @@ class SamplingState:
     def plan_picks(
         self, samples: Sequence[SampleRows], slots: Sequence[int], positions: IntArray, num_pending: int = 0
     ) -> PickPlan:
-        """How a kernel can find the tokens of the choices that ask for nothing but the model's own choice or a draw.
+        """How a kernel can find the tokens of choices that ask for nothing but the model's own choice or a draw.
+
+        They may have a grammar, which is not looked at.
 
         Args:
             samples: the choices that are ready.
@@ -246,7 +266,8 @@ class SamplingState:
             noise = np.array([state.noise for _, state in drawn], dtype=np.uint64)
             plan.keys[rows] = noise_keys(noise.repeat(counts), positions[rows] - before.repeat(counts))
             plan.temperatures[rows] = np.repeat([state.sampling.temperature for _, state in drawn], counts)
-        return replace(plan, choices=frozenset(sample.choice for sample, _ in served))
+        held = frozenset(sample.choice for sample, state in served if state.matcher is not None)
+        return replace(plan, choices=frozenset(sample.choice for sample, _ in served), held=held)
 
     def _slot(self, slot: int) -> Slot:
         state = self._slots[slot]

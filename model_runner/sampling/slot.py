@@ -39,14 +39,15 @@ class Slot:
             or self.settings.keys() - {"temperature"}
             or sampling.least_share
         )
-        self.constrains = _constrains(sampling)
+        self.constrains = sampling.grammar is not None or _constrains_beside_grammar(sampling)
         self.mu = 2 * sampling.mirostat.tau if sampling.mirostat is not None else None
         """Mirostat's bound on the surprise of the next token, in bits."""
         self.is_listed = sampling.beam_candidates > 0
-        is_simple = not (self.constrains or self.truncates or sampling.logprobs is not None or self.is_listed)
-        self.is_plain = is_simple and sampling.temperature == 0
-        self.is_bare = is_simple and not _transforms(sampling)
-        """Whether the model's logits, temperature and noise decide on its tokens, and nothing else is asked for."""
+        is_simple = not (self.truncates or sampling.logprobs is not None or self.is_listed)
+        self.is_plain = is_simple and not self.constrains and sampling.temperature == 0
+        self.is_bare = is_simple and not (_constrains_beside_grammar(sampling) or _transforms(sampling))
+        """Whether nothing but the model's logits, temperature, noise and perhaps a grammar decide on its tokens, and
+        nothing else is asked for."""
         self.noise = noise_state(sampling.seed, sampling.choice, Stream.TARGET)
         """From which the keys of its positions are made."""
         self.logit_bias = _summed(sampling.logit_bias)
@@ -158,12 +159,11 @@ def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, flo
     return {name: value for name, (value, is_used) in settings.items() if is_used}
 
 
-def _constrains(sampling: SamplingParams) -> bool:
-    """Whether the settings before that point change anything."""
+def _constrains_beside_grammar(sampling: SamplingParams) -> bool:
+    """Whether the settings before that point change anything, but for the grammar."""
     return bool(
         sampling.logit_bias
         or sampling.allowed_token_ids is not None
-        or sampling.grammar is not None
         or sampling.thinking is not None
         or sampling.bad_words
         or (sampling.min_tokens and sampling.stop_token_ids)

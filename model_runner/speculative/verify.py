@@ -11,9 +11,9 @@ from model_runner.batch import SampleRows
 from model_runner.contract import Candidate, Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT
 from model_runner.sampling.draw import Draw
-from model_runner.sampling.picks import NO_PICKS, NO_TOKEN, Prepicks
+from model_runner.sampling.picks import NO_PICKS, NO_TOKEN, PickAllowed, Prepicks
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import NOT_FINITE, Sampler
+from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.rejection import RejectionDraw
 from model_runner.speculative.typical import TypicalDraw
 
@@ -69,9 +69,11 @@ class Verifier:
     are the same.
     """
 
-    def __init__(self, sampling: SamplingState, sampler: Sampler) -> None:
+    def __init__(self, sampling: SamplingState, sampler: Sampler, pick_allowed: PickAllowed | None = None) -> None:
+        """`pick_allowed` is quicker than the sampler where only a grammar has a say in a token."""
         self._sampling = sampling
         self._sampler = sampler
+        self._pick_allowed = pick_allowed
 
     def __call__(
         self,
@@ -94,35 +96,49 @@ class Verifier:
         walks = [
             _Walk(sample, slot, sample.tree.children(), Verdict()) for sample, slot in zip(samples, slots, strict=True)
         ]
-        for walk in walks:
-            if walk.sample.choice in picks.choices:
-                self._look_up(walk, picks.tokens)
-        others = [walk for walk in walks if walk.sample.choice not in picks.choices]
-        for mode in dict.fromkeys(walk.sample.verify for walk in others):
-            going = [walk for walk in others if walk.sample.verify == mode]
-            while going:
-                self._take_step(step, going, mode)
-                going = [walk for walk in going if walk.node is not None]
+        self._follow_picks(scores, [walk for walk in walks if walk.sample.choice in picks.choices], picks.tokens)
+        going = [walk for walk in walks if walk.node is not None]
+        for mode in dict.fromkeys(walk.sample.verify for walk in going):
+            of_mode = [walk for walk in going if walk.sample.verify == mode]
+            while of_mode:
+                self._take_step(step, of_mode, mode)
+                of_mode = [walk for walk in of_mode if walk.node is not None]
         return [walk.verdict for walk in walks]
 
-    def _look_up(self, walk: _Walk, tokens: Sequence[int]) -> None:
-        """Go all the way, as every row's token is known."""
+    def _follow_picks(self, scores: Tensor, walks: Sequence[_Walk], tokens: Sequence[int]) -> None:
+        """Go on for as long as a token was found beforehand or can be picked from what a grammar allows."""
+        while walks:
+            for walk in walks:
+                self._follow_known(walk, tokens)
+            barred = [walk for walk in walks if walk.node is not None and tokens[_row(walk)] != NO_TOKEN]
+            if not barred or self._pick_allowed is None:
+                return
+            slots = [walk.slot for walk in barred]
+            self._sampling.fill_masks(slots)
+            picked = self._pick_allowed(scores, self._sampling.masked([_row(walk) for walk in barred], slots))
+            walks = [walk for walk, token in zip(barred, picked, strict=True) if token != NO_TOKEN]
+            for walk, token in zip(barred, picked, strict=True):
+                if token != NO_TOKEN:
+                    self._follow(walk, token)
+
+    def _follow_known(self, walk: _Walk, tokens: Sequence[int]) -> None:
         while walk.node is not None:
-            token = tokens[walk.sample.row_of(walk.node)]
-            if token == NO_TOKEN:
-                _give_up(walk, NOT_FINITE)
-            else:
-                self._follow(walk, token)
+            token = tokens[_row(walk)]
+            if token == NO_TOKEN or not self._sampling.allows(walk.slot, token):
+                return
+            self._follow(walk, token)
 
     def _take_step(self, step: _StepRows, walks: Sequence[_Walk], mode: Verification) -> None:
         nodes = [walk.node for walk in walks if walk.node is not None]
-        rows = [walk.sample.row_of(node) for walk, node in zip(walks, nodes, strict=True)]
+        rows = [_row(walk) for walk in walks]
         draw: Draw | None = None
         if mode != "match":
             forks = [walk.sample.tree.fork(node) for walk, node in zip(walks, nodes, strict=True)]
             draw = _DRAWS[mode](forks, self._sampler.draw)
+        slots = [walk.slot for walk in walks]
+        self._sampling.fill_masks(slots)
         raw = None if step.raw is None else _take(step.raw, rows)
-        picks = self._sampler(_take(step.scores, rows), self._sampling.rows([walk.slot for walk in walks]), draw, raw)
+        picks = self._sampler(_take(step.scores, rows), self._sampling.rows(slots), draw, raw)
         of_walks = zip(walks, picks.tokens, picks.logprobs, picks.errors, picks.surprises, strict=True)
         for row, (walk, token, logprobs, error, surprise) in enumerate(of_walks):
             if error is not None:
@@ -145,6 +161,11 @@ class Verifier:
         walk.node = walk.children.get((walk.node, token))
         if walk.node is not None:
             walk.verdict.nodes.append(walk.node)
+
+
+def _row(walk: _Walk) -> int:
+    assert walk.node is not None
+    return walk.sample.row_of(walk.node)
 
 
 def _give_up(walk: _Walk, error: Failure) -> None:

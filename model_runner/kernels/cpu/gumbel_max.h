@@ -1,5 +1,5 @@
-// Draws a token as sampling/noise.py does, bit for bit: the argmax of logit / temperature + Gumbel noise, where the
-// noise comes from a hash of key and token.
+// Finds the token of a row of logits: the highest, or a draw as sampling/noise.py makes it, bit for bit: the argmax of
+// logit / temperature + Gumbel noise, where the noise comes from a hash of key and token.
 //
 // A token's noise is -log(-log u), u between 0 and 1, and at most -log(1 - u). This bound takes no logarithm but only
 // the place of the leading bit of 1 - u, so every token gets it. The few that could win are scored in double precision
@@ -41,13 +41,57 @@ inline float gumbel_bound(uint64_t hash) {
   return 0.6931472f * static_cast<float>(127 + 31 - (exponent >> 23));
 }
 
-inline float highest_of(const float *x, int64_t size) {
-  Vec highest = broadcast(x[0]);
-  int64_t i = 0;
-  for (; i + kWidth <= size; i += kWidth) highest = max(highest, load(x + i));
-  float result = max(highest);
-  for (; i < size; ++i) result = x[i] > result ? x[i] : result;
-  return result;
+constexpr int kBlock = 64;  // tokens that are looked at together
+
+// A row of logits. Where there is a mask, bit t % 32 of its word t / 32 tells whether token t may be taken.
+struct LogitsRow {
+  const float *logits;
+  int64_t width;
+  const uint32_t *mask;
+
+  // Calls look(first, count, block) for the blocks of the row in order, but for those of which no token may be taken. In
+  // a block, -inf stands for tokens that may not. The last one ends at the row's end.
+  template <typename Look>
+  void each_block(const Look &look) const {
+    float hidden[kBlock];
+    for (int64_t first = 0; first < width; first += kBlock) {
+      const int count = static_cast<int>(std::min<int64_t>(kBlock, width - first));
+      if (!mask) {
+        look(first, count, logits + first);
+      } else if (const uint64_t bits = bits_of(first, count)) {
+        for (int i = 0; i < count; ++i) hidden[i] = bits >> i & 1 ? logits[first + i] : -__builtin_inff();
+        look(first, count, hidden);
+      }
+    }
+  }
+
+ private:
+  uint64_t bits_of(int64_t first, int count) const {
+    const uint32_t *words = mask + first / 32;
+    return words[0] | (count > 32 ? uint64_t{words[1]} << 32 : 0);
+  }
+};
+
+inline float highest_of(const LogitsRow &row) {  // NaN if any is
+  float highest = -__builtin_inff();
+  int32_t any_nan = 0;
+  row.each_block([&](int64_t, int count, const float *block) {
+    int i = 0;
+    Vec best = broadcast(highest);
+    IntVec is_nan{};
+    for (; i + kWidth <= count; i += kWidth) {
+      const Vec v = load(block + i);
+      is_nan |= v != v;
+      best = max(best, v);
+    }
+    highest = max(best);
+    for (int lane = 0; lane < kWidth; ++lane) any_nan |= is_nan[lane];
+    for (; i < count; ++i) {
+      any_nan |= block[i] != block[i];
+      highest = block[i] > highest ? block[i] : highest;
+    }
+  });
+  return any_nan ? __builtin_nanf("") : highest;
 }
 
 inline bool any_reaches(const float *bounds, int count, float floor) {
@@ -56,38 +100,54 @@ inline bool any_reaches(const float *bounds, int count, float floor) {
   return reaches;
 }
 
-// The drawn token, the lowest among equals. At least one logit is finite, and none is above or NaN.
-inline int64_t draw(const float *logits, int64_t width, double temperature, uint64_t key) {
-  constexpr int kBlock = 64;
-  const double highest = highest_of(logits, width);
+// The drawn token, the lowest among equals. `highest` is the highest logit, which is finite.
+inline int64_t draw(const LogitsRow &row, double highest, double temperature, uint64_t key) {
   const double inverse = std::min(1 / temperature, std::numeric_limits<double>::max());  // finite: times 0 it is 0
   double best = -std::numeric_limits<double>::infinity();
   int64_t best_token = 0;
   float floor = kLeastNoise;  // the highest logit has at least this score
-  float bounds[kBlock];
-  uint64_t hashes[kBlock];
-  for (int64_t start = 0; start < width; start += kBlock) {
-    const int count = static_cast<int>(std::min<int64_t>(kBlock, width - start));
-    const float *block = logits + start;
+  row.each_block([&](int64_t first, int count, const float *block) {
+    float bounds[kBlock];
     for (int i = 0; i < count; ++i) bounds[i] = static_cast<float>((block[i] - highest) * inverse) + kRounding;
-    if (!any_reaches(bounds, count, floor - kMostNoise)) continue;
+    if (!any_reaches(bounds, count, floor - kMostNoise)) return;
+    uint64_t hashes[kBlock];
     for (int i = 0; i < count; ++i) {
-      hashes[i] = splitmix(key, start + i);
+      hashes[i] = splitmix(key, first + i);
       bounds[i] += gumbel_bound(hashes[i]);
     }
-    if (!any_reaches(bounds, count, floor)) continue;
+    if (!any_reaches(bounds, count, floor)) return;
     for (int i = 0; i < count; ++i) {
       if (bounds[i] < floor) continue;
       const float relative = static_cast<float>((block[i] - highest) / temperature);
       const double score = relative + gumbel(hashes[i]);
       if (score > best) {
         best = score;
-        best_token = start + i;
+        best_token = first + i;
         floor = std::max(floor, static_cast<float>(best));
       }
     }
-  }
+  });
   return best_token;
+}
+
+// The first token of the highest logit.
+inline int64_t first_of(const LogitsRow &row, float highest) {
+  int64_t token = -1;
+  row.each_block([&](int64_t first, int count, const float *block) {
+    if (token >= 0 || !any_reaches(block, count, highest)) return;
+    int i = 0;
+    while (block[i] != highest) ++i;
+    token = first + i;
+  });
+  return token;
+}
+
+// The token of a row: at temperature 0 the highest logit, the lowest among equals; above, what is drawn. -1 if a logit
+// that may be taken is NaN or +inf, or none of them is finite.
+inline int64_t pick(const LogitsRow &row, double temperature, uint64_t key) {
+  const float highest = highest_of(row);
+  if (!std::isfinite(highest)) return -1;
+  return temperature > 0 ? draw(row, highest, temperature, key) : first_of(row, highest);
 }
 
 }  // namespace SW_ISA

@@ -57,10 +57,11 @@ void layer(ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, co
   LayerRun(pool, layer, step, scratch).run(cos, sin, input, output);
 }
 
-void gumbel_max(ThreadPool &pool, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
-                int64_t *tokens) {
+void pick_tokens(ThreadPool &pool, const float *logits, int64_t width, const SwPick *picks, int32_t count,
+                 int64_t *tokens) {
   pool.for_each(count, [&](int64_t i) {
-    tokens[i] = draw(logits + draws[i].row * width, width, draws[i].temperature, draws[i].key);
+    const LogitsRow row{logits + picks[i].row * width, width, picks[i].mask};
+    tokens[i] = pick(row, picks[i].temperature, picks[i].key);
   });
 }
 
@@ -76,7 +77,7 @@ namespace samewise {
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
-    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::gumbel_max,
+    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::pick_tokens,
     SW_ISA::move_kv};
 
 }  // namespace samewise

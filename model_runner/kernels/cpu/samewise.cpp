@@ -114,9 +114,9 @@ int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const 
   return 0;
 }
 
-int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
-                      int64_t *tokens) {
-  context->kernels.gumbel_max(context->pool, logits, width, draws, count, tokens);
+int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
+                int64_t *tokens) {
+  context->kernels.pick(context->pool, logits, width, picks, count, tokens);
   return 0;
 }
 

@@ -84,11 +84,12 @@ struct SwDecoderLayer {
   const float *key_norm;
 };
 
-// A token to be drawn.
-struct SwDraw {
-  int64_t row;  // of the logits
-  uint64_t key;
-  double temperature;  // what the logits are still to be divided by
+// How the token of a row of logits is found.
+struct SwPick {
+  int64_t row;
+  uint64_t key;          // of the noise
+  double temperature;    // what the logits are still to be divided by; 0 takes the highest
+  const uint32_t *mask;  // bit t % 32 of word t / 32 tells whether token t may be taken; null where all may
 };
 
 // A token's key and value that go to another place.
@@ -121,9 +122,10 @@ SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const
 SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
                          const float *sin, const float *input, float *output);
 
-// tokens[count] = what is drawn from rows of logits[., width], each with at least one finite entry, none above or NaN.
-SW_PUBLIC int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws,
-                      int32_t count, int64_t *tokens);
+// tokens[count] = what is found in rows of logits[., width], the lowest token among equals; -1 where a logit that may be
+// taken is NaN or +inf, or none of them is finite.
+SW_PUBLIC int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
+                int64_t *tokens);
 
 // Makes the moves in the caches of all layers. No move reads a place that one before it has written.
 SW_PUBLIC int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,

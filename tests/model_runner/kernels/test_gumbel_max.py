@@ -1,11 +1,13 @@
 """The native draw gives the tokens of the one in torch, bit for bit."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.kernels.library import Kernels
@@ -34,7 +36,17 @@ def divided(logits: Tensor, temperature: float) -> Tensor:
 
 
 def native(kernels: Kernels, logits: Tensor, keys: list[int], temperature: float = 1.0) -> list[int]:
-    return kernels.gumbel_max(logits, [(row, key, temperature) for row, key in enumerate(keys)])
+    return picked(kernels, logits, [(row, key, temperature) for row, key in enumerate(keys)])
+
+
+def picked(
+    kernels: Kernels, logits: Tensor, draws: Sequence[tuple[int, int, float]], masks: NDArray[np.int32] | None = None
+) -> list[int]:
+    """By row, key and temperature."""
+    keys = np.array([key for _, key, _ in draws], dtype=np.uint64)
+    temperatures = np.array([temperature for _, _, temperature in draws])
+    tokens: list[int] = kernels.pick(logits, keys, temperatures, [row for row, _, _ in draws], masks).tolist()
+    return tokens
 
 
 def assert_same(kernels: Kernels, logits: Tensor, keys: list[int], temperature: float = 1.0) -> None:
@@ -77,13 +89,48 @@ def test_rows_are_independent_and_may_be_drawn_from_in_any_order(kernels: Kernel
     logits, keys = random(40, 999, scale=2.0), keys_of(40)
     temperatures = [TEMPERATURES[row % 4] for row in range(40)]
     draws = list(zip(range(40), keys, temperatures, strict=True))
-    alone = [kernels.gumbel_max(logits[row : row + 1], [(0, *draw)])[0] for row, *draw in draws]
+    alone = [picked(kernels, logits[row : row + 1], [(0, key, heat)])[0] for row, key, heat in draws]
     shuffled = [*draws[::-3], *draws[::2], draws[7]]
     for threads in (1, 2, 3):
         team = Kernels(kernels_library, threads, kernels.isa)
-        assert team.gumbel_max(logits, draws) == alone
-        assert team.gumbel_max(logits, shuffled) == [alone[row] for row, _, _ in shuffled]
-    assert kernels.gumbel_max(logits, []) == []
+        assert picked(team, logits, draws) == alone
+        assert picked(team, logits, shuffled) == [alone[row] for row, _, _ in shuffled]
+    assert picked(kernels, logits, []) == []
+
+
+def test_without_a_temperature_the_first_of_the_highest_wins(kernels: Kernels) -> None:
+    for size in SIZES:
+        logits = random(30, size, seed=size).round()
+        logits[::3, : size // 2] = -math.inf
+        assert native(kernels, logits, keys_of(30), 0.0) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_has_no_finite_highest_logit_has_no_token(kernels: Kernels, temperature: float) -> None:
+    for size in (1, 17, 1000):
+        for place in {0, size // 2, size - 1}:
+            logits = random(4, size, seed=size)
+            logits[0, place], logits[1, place], logits[2] = math.nan, math.inf, -math.inf
+            tokens = native(kernels, logits, keys_of(4), temperature)
+            assert tokens[:3] == [-1, -1, -1]
+            assert tokens[3] >= 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("size", SIZES)
+def test_masks_hide_tokens_and_whatever_their_logits_are(kernels: Kernels, size: int, temperature: float) -> None:
+    count = 30
+    allowed = random(count, size, seed=7) > 0.5
+    allowed[0] = False
+    words = np.zeros((count, -(-size // 32) * 32), dtype=np.bool_)
+    words[:, :size] = allowed.numpy()
+    masks = np.packbits(words, axis=1, bitorder="little").view(np.int32)
+    logits = random(count, size, seed=size, scale=3.0)
+    hidden = logits.masked_fill(~allowed, -math.inf)
+    logits[1::2] = logits[1::2].masked_fill(~allowed[1::2], math.nan)
+    draws = [(row, key, temperature) for row, key in enumerate(keys_of(count))]
+    assert picked(kernels, logits, draws, masks) == picked(kernels, hidden, draws)
+    assert picked(kernels, logits, draws[5:9], masks[5:9]) == picked(kernels, hidden, draws[5:9])
 
 
 def undo_xorshift(x: int, bits: int) -> int:

@@ -6,7 +6,7 @@ expression's are small, and judged by a list of their texts.
 
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -14,17 +14,22 @@ from functools import cache
 import numpy as np
 import pytest
 import regex
+from torch import Tensor
 
+from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling import grammar as module
 from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.grammar import GrammarError, Grammars, Matcher
+from model_runner.sampling.picks import NO_PICKS, MaskedRows
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.grammar import prune
+from model_runner.speculative.verify import Verifier
 from tests import tiny_vocabulary
-from tests.model_runner.sampling.harness import CPU, random_logits
+from tests.model_runner.sampling import oracle
+from tests.model_runner.sampling.harness import CPU, picks_of, random_logits
 
 SIZE, WIDTH = 300, 310
 """Tokens of the tokenizer; columns of the logits, of which the last stand for nothing."""
@@ -138,12 +143,14 @@ def walk(grammar: str, seed: int, most: int = 40, stop: tuple[int, ...] = (EOS,)
 def is_confirmed(grammar: str, judge: Judge, tokens: list[int], stop: tuple[int, ...] = (EOS,)) -> bool:
     """Whether the judge says the same of every token at every place."""
     state, text = matcher(grammar, (), stop), b""
-    for token in tokens:
-        if allowed(state) != judged(judge, text, stop):
+    for token in (*tokens, None):
+        one_by_one = {token for token in range(SIZE) if state.allows(token)}  # asked while no mask is known
+        if one_by_one != judged(judge, text, stop) or allowed(state) != one_by_one:
             return False
-        state.advance(token)
-        text += TEXTS[token]
-    return allowed(state) == judged(judge, text, stop)
+        if token is not None:
+            state.advance(token)
+            text += TEXTS[token]
+    return True
 
 
 def encode(text: str) -> list[int]:
@@ -186,9 +193,9 @@ def test_the_state_is_what_the_tokens_make_of_it(name: str) -> None:
     for place in range(len(tokens) + 1):
         asked.guess(tokens[:place], 5)
         asked.fitting([*tokens[place : place + 3], 7, 8])
-        shared().fill_masks([filled])
+        shared().fill_masks([filled], beside=True)
         if place % 2:
-            shared().fill_masks([filled, asked])  # one of them is being filled already
+            shared().fill_masks([filled, asked], beside=True)  # one of them is being filled already
         anew = matcher(grammar, tokens[:place])
         masks = [allowed(state) for state in (plain, asked, filled, anew)]
         assert masks[1:] == masks[:1] * 3
@@ -202,7 +209,7 @@ def test_many_masks_in_threads_are_those_of_each_alone() -> None:
     grammars = [grammar for grammar, _ in LANGUAGES.values()] * 3
     outputs = [walk(grammar, seed, 6) for seed, grammar in enumerate(grammars)]
     states = [matcher(grammar, output) for grammar, output in zip(grammars, outputs, strict=True)]
-    shared().fill_masks(states)
+    shared().fill_masks(states, beside=True)
     expected = [allowed(matcher(grammar, output)) for grammar, output in zip(grammars, outputs, strict=True)]
     assert [allowed(state) for state in states] == expected
 
@@ -414,6 +421,43 @@ def test_what_nobody_fetches_is_dropped_by_its_size_too(compiled: list[str], mon
     assert compiled == [ONE, large]
 
 
+# -- tokens that were found beforehand ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("picks_allowed", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_was_found_without_the_grammar_stands_where_it_is_allowed(temperature: float, picks_allowed: bool) -> None:
+    asked: list[Sequence[int]] = []
+
+    def pick_allowed(logits: Tensor, masked: MaskedRows) -> list[int]:
+        asked.append(masked.rows)
+        bits = np.unpackbits(masked.masks.view(np.uint8), axis=1, count=WIDTH, bitorder="little").astype(np.bool_)
+        hidden = np.where(bits, logits.numpy()[list(masked.rows)], -np.inf)
+        return [oracle.pick(*row) for row in zip(hidden, masked.keys.tolist(), masked.temperatures, strict=True)]
+
+    grammars = [LANGUAGES["object"][0], LANGUAGES["any character"][0], None, LANGUAGES["rules"][0]]
+    outputs: list[list[tuple[int, ...]]] = []
+    for known in (False, True):
+        state = SamplingState(4, WIDTH, CPU, make())
+        for slot, grammar in enumerate(grammars):
+            stop = (EOS,) if grammar else ()
+            state.admit(
+                slot, SamplingParams(temperature=temperature, seed=slot, grammar=grammar, stop_token_ids=stop), ()
+            )
+        verify = Verifier(state, Sampler(TorchDraw(WIDTH, CPU)), pick_allowed if picks_allowed else None)
+        samples = [SampleRows(slot, slot, NO_DRAFT, "match") for slot in range(4)]
+        outputs.append([])
+        for step in range(12):
+            logits = random_logits(4, WIDTH, step)
+            plan = state.plan_picks(samples, range(4), np.full(4, step))
+            assert (plan.choices, plan.held) == ({0, 1, 2, 3}, {0, 1, 3})
+            verdicts = verify(logits, samples, range(4), picks=picks_of(logits, plan) if known else NO_PICKS)
+            outputs[-1].append(tuple(token for verdict in verdicts for token in verdict.tokens))
+    assert outputs[0] == outputs[1]
+    assert any(asked) == picks_allowed
+    assert 2 not in {row for rows in asked for row in rows}
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -430,7 +474,7 @@ def test_a_failure_in_mid_output_ends_that_one_with_the_reason(
     state.admit(2, SamplingParams(temperature=0.0), ())
     state.admit(3, SamplingParams(temperature=0.0, grammar=ONE, stop_token_ids=(EOS,)), ())
     if begins_early:
-        state.fill_masks([0, 1, 2, 3])
+        state.fill_masks([0, 1, 2, 3], beside=True)
     logits = random_logits(4, WIDTH, 1)
     picks = Sampler(TorchDraw(WIDTH, CPU))(logits, state.rows([0, 1, 2, 3]))
     assert picks.errors[1] is not None
@@ -457,7 +501,7 @@ def test_what_is_kept_for_other_outputs_never_ends_one(
     state = grammars.matcher(grammar, (EOS,), ())
     for place, token in enumerate(tokens):
         if begins_early:
-            grammars.fill_masks([state])
+            grammars.fill_masks([state], beside=True)
         assert allowed(state) == expected[place]
         state.guess(tokens[:place], 5)
         state.advance(token)
