@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from model_runner.contract import Failure
 from model_runner.cores import available_cores
-from model_runner.sampling.look_ahead import LookAhead
+from model_runner.sampling.look_ahead import Guess, LookAhead, is_free
 from model_runner.sampling.vocabulary import Mask, Vocabulary
 
 _MOST_KEPT: Final = 256
@@ -162,8 +162,8 @@ class Matcher:
         fits = int(self.inner.validate_tokens(list(tokens[:end])))
         return len(tokens) if fits == end < len(tokens) else fits
 
-    def guess(self, output: Sequence[int], most: int) -> list[int]:
-        """Tokens of what probably comes next: what must, and the least space where the grammar leaves only that open.
+    def guess(self, output: Sequence[int], most: int) -> Guess:
+        """What probably comes next: what must, and the least space where the grammar leaves only that open.
 
         A space stands after a comma or colon if one did so before. Other tokens may spell the same text.
 
@@ -172,10 +172,10 @@ class Matcher:
             most: how many tokens are wanted.
         """
         self.wait()
-        if self._has_ended or self.inner.is_stopped():
-            return []
+        if self._has_ended or self.inner.is_stopped() or is_free(self.inner, self._vocabulary):
+            return Guess()
         before = self._vocabulary.tokenizer.decode_bytes(list(output))
-        return LookAhead(self.inner.deep_copy(), self._vocabulary).tokens(before, most)
+        return LookAhead(self.inner.deep_copy(), self._vocabulary).guess(before, most)
 
 
 class _Bits:

@@ -20,6 +20,7 @@ class Vocabulary:
         self.num_words = -(-tokenizer.vocab_size // 32)
         spelled = {character: tokenizer.greedy_tokenize(chr(character)) for character in _PRINTABLE}
         single = {character: tokens[0] for character, tokens in spelled.items() if len(tokens) == 1}
+        self._single = single
         self._characters = np.array(list(single), dtype=np.uint8)
         self._tokens = np.array(list(single.values()), dtype=np.int32)
 
@@ -32,6 +33,10 @@ class Vocabulary:
         """The first token of a text in this spelling."""
         head, _, rest = text.partition(_CONTROL)
         return int(self.tokenizer.tokenize_bytes(head or rest)[0])
+
+    def token_of(self, character: int) -> int | None:
+        """The token that is this printable character of ASCII, if there is one."""
+        return self._single.get(character)
 
     def characters(self, mask: Mask) -> bytes:
         """The printable ones of ASCII, as far as they are tokens by themselves, that a mask allows, in order."""

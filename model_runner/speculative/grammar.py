@@ -7,8 +7,8 @@ from model_runner.models.features import Feature
 from model_runner.sampling.grammar import Matcher
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
 
-_CONFIDENCE = 0.9
-"""A first guess, until it has been measured: the text is certain, but not which tokens spell it."""
+_FORCED, _GUESSED = 0.9, 0.5
+"""First guesses, until it has been measured: where the text is certain (but not how it is spelled), and elsewhere."""
 _TOKENS_BEFORE = 64
 """Of the output, in whose manner it goes on."""
 
@@ -42,8 +42,8 @@ class GrammarProposer:
         if matcher is None or not choice.max_nodes:
             return NO_DRAFT
         before = choice.tokens[max(choice.num_prompt, len(choice.tokens) - _TOKENS_BEFORE) :]
-        tokens = matcher.guess(before, choice.max_nodes)
-        return chain(tokens, [_CONFIDENCE] * len(tokens))
+        guess = matcher.guess(before, choice.max_nodes)
+        return chain(guess.tokens, [_FORCED if is_forced else _GUESSED for is_forced in guess.is_forced])
 
 
 def prune(tree: DraftTree, matcher: Matcher) -> DraftTree:
