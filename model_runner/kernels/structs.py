@@ -88,6 +88,12 @@ class DrawStruct(ctypes.Structure):
     _fields_ = (("row", c_int64), ("key", c_uint64), ("temperature", c_double))
 
 
+class TruncationStruct(ctypes.Structure):
+    """SwTruncation."""
+
+    _fields_ = (("kind", c_int32), ("value", c_double))
+
+
 class MoveStruct(ctypes.Structure):
     """SwMove."""
 

@@ -91,6 +91,25 @@ struct SwDraw {
   double temperature;  // what the logits are still to be divided by
 };
 
+// The steps of sampling/truncations.py.
+enum SwTruncationKind : int32_t {
+  SW_TEMPERATURE,
+  SW_TOP_N_SIGMA,
+  SW_TYPICAL_P,
+  SW_EPSILON_CUTOFF,
+  SW_ETA_CUTOFF,
+  SW_TOP_K,
+  SW_TOP_P,
+  SW_MIN_P,
+  SW_XTC,
+  SW_MIROSTAT
+};
+
+struct SwTruncation {
+  int32_t kind;  // SwTruncationKind
+  double value;
+};
+
 // A token's key and value that go to another place.
 struct SwMove {
   int32_t from_block;
@@ -124,6 +143,11 @@ SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *lay
 // tokens[count] = what is drawn from rows of logits[., width], each with at least one finite entry, none above or NaN.
 SW_PUBLIC int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws,
                       int32_t count, int64_t *tokens);
+
+// output[rows, width] = logits[rows, width] after the steps first_step[row] to first_step[row + 1] - 1 of each row; -inf
+// where a token was taken out. Each row has at least one finite entry, none above or NaN.
+SW_PUBLIC int32_t sw_truncate(SwContext *context, const float *logits, int32_t rows, int64_t width,
+                    const SwTruncation *steps, const int32_t *first_step, float *output);
 
 // Makes the moves in the caches of all layers. No move reads a place that one before it has written.
 SW_PUBLIC int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
