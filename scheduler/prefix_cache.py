@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from hashlib import blake2b
 
+from model_runner.shared_list import SharedList
+
 DIGEST_SIZE = 32  # bytes; at 256 bits a collision, which would show one request another's text, cannot be constructed
 
 
@@ -21,12 +23,12 @@ class BlockChain:
     def __init__(self, salt: str, block_size: int, kind: bytes = b"") -> None:
         self._block_size = block_size
         self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE, person=kind).digest()
-        self._names: list[bytes] = []
+        self._names: SharedList[bytes] = SharedList()
 
     def fork(self) -> "BlockChain":
         """A chain that goes on by itself; the names so far are common."""
         other = copy(self)
-        other._names = self._names.copy()
+        other._names = self._names.fork()
         return other
 
     def names(self, tokens: Sequence[int], start: int, stop: int) -> list[bytes]:

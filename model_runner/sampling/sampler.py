@@ -100,6 +100,8 @@ def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
     """Logits, but log-probabilities in the rows of `listed`."""
     if not listed:
         return raw
+    if len(listed) == len(raw):
+        return row_log_softmax(raw)
     return raw.index_copy(0, torch.tensor(listed, device=raw.device), row_log_softmax(take(raw, listed)))
 
 
