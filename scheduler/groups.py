@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from model_runner.blame import blamed
 from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
-from model_runner.shared_list import SharedList
 from scheduler.beam_search import BeamSearcher, Continuation, Finished, Rules
 from scheduler.interface import (
     BeamScore,
@@ -104,7 +103,6 @@ class BeamMembers:
         rules = Rules(search, request.sampling.stop_token_ids, request.max_tokens)
         prompt.sampling = replace(prompt.sampling, beam_candidates=rules.num_candidates)
         prompt.group = self
-        prompt.tokens = SharedList(prompt.tokens)
         self.width = search.width
         self.members = [prompt]
         self.open = [choice.index for choice in request.choices]

@@ -41,7 +41,7 @@ class Request:
     client: str
     cache_salt: str
     tokens: list[int] | SharedList[int]
-    """Beams, which are forked again and again, share theirs."""
+    """Shared once it was forked: beams are, again and again."""
     num_prompt: int
     chain: BlockChain
     speculation: Speculation | None = None
@@ -141,7 +141,8 @@ class Request:
 
     def fork(self, key: str, token: int) -> "Request":
         """A member of the same group that shares what is computed and goes on with this token."""
-        assert isinstance(self.tokens, SharedList), "only beams are forked"
+        if not isinstance(self.tokens, SharedList):
+            self.tokens = SharedList(self.tokens)
         return replace(
             self,
             key=key,

@@ -15,6 +15,7 @@
 #include "threads.h"
 
 namespace SW_ISA {
+namespace truncation {
 
 constexpr int kBlock = 64;  // entries that are worked on at a time; sums are in so many parts
 
@@ -244,7 +245,7 @@ class TruncatedRow {
       for (int64_t i = 0; i < count; ++i) found_[i].key = std::abs(all.log_total - found_[i].key - all.entropy);
       Sorted nearest(found_, count);
       double sum = 0, reach = 0;
-      for (int64_t i = 0; i < count && sum < mass; ++i) {
+      for (int64_t i = 0; i < count && (i == 0 || sum < mass); ++i) {
         reach = nearest[i].key;
         sum += all.prob(relative(nearest[i].logit));
       }
@@ -353,8 +354,10 @@ class TruncatedRow {
   float *left_;      // [width]
 };
 
+}  // namespace truncation
+
 inline int64_t truncate_scratch(int32_t threads, int64_t width) {
-  return threads * ((TruncatedRow::scratch(width) + 63) / 64 * 64);
+  return threads * ((truncation::TruncatedRow::scratch(width) + 63) / 64 * 64);
 }
 
 inline void truncate(samewise::ThreadPool &pool, const float *logits, int32_t rows, int64_t width,
@@ -362,7 +365,13 @@ inline void truncate(samewise::ThreadPool &pool, const float *logits, int32_t ro
   const int64_t stride = truncate_scratch(1, width);
   pool.for_each(std::min(pool.size(), rows), [&](int64_t part) {
     for (int64_t row = part; row < rows; row += pool.size()) {
-      TruncatedRow truncated(logits + row * width, width, output + row * width, scratch + part * stride);
+      const float *from = logits + row * width;
+      float *to = output + row * width;
+      if (first_step[row] == first_step[row + 1]) {
+        std::memcpy(to, from, width * sizeof(float));
+        continue;
+      }
+      truncation::TruncatedRow truncated(from, width, to, scratch + part * stride);
       for (int32_t step = first_step[row]; step < first_step[row + 1]; ++step) truncated.take(steps[step]);
       truncated.write();
     }
