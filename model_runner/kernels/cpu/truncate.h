@@ -74,26 +74,6 @@ inline bool comes_first(const Found &a, const Found &b) {
   return a.key < b.key || (a.key == b.key && a.token < b.token);
 }
 
-// Walks along tokens in order of their keys, and sorts no more than it has to.
-class Sorted {
- public:
-  Sorted(Found *all, int64_t count) : all_(all), count_(count) {}
-
-  const Found &operator[](int64_t i) {
-    if (i >= end_) {
-      const int64_t more = std::min(count_ - end_, end_ ? 3 * end_ : 64);
-      if (end_ + more < count_) std::nth_element(all_ + end_, all_ + end_ + more, all_ + count_, comes_first);
-      std::sort(all_ + end_, all_ + end_ + more, comes_first);
-      end_ += more;
-    }
-    return all_[i];
-  }
-
- private:
-  Found *all_;
-  int64_t count_, end_ = 0;  // sorted so far
-};
-
 // A row on its way through the steps: all of its entries at first, and only what is left once that is less. What was
 // taken out has -inf or is not there.
 class TruncatedRow {
@@ -184,7 +164,7 @@ class TruncatedRow {
   // Lists the entries that are at least so high relative to the highest one, and maybe some that are a little lower.
   int64_t find(double lowest) {
     const double exact = highest_ + std::min(lowest, 0.0);
-    const double low = std::max(exact - 1e-9 - 1e-12 * std::abs(exact), std::numeric_limits<double>::lowest());  // no -inf
+    const double low = std::max(exact - 1e-9 - 1e-12 * std::abs(exact), std::numeric_limits<double>::lowest());
     int64_t count = 0;
     for (int64_t start = 0; start < count_; start += kBlock) {
       const int64_t end = std::min(start + kBlock, count_);
@@ -196,9 +176,8 @@ class TruncatedRow {
     return count;
   }
 
-  // Goes on with the first `count` of what was found.
+  // Goes on with the first `count` of what was found, which are in order of the tokens.
   void keep(int64_t count) {
-    std::sort(found_, found_ + count, [](const Found &a, const Found &b) { return a.token < b.token; });
     for (int64_t i = 0; i < count; ++i) {
       tokens_[i] = found_[i].token;
       left_[i] = found_[i].logit;
@@ -210,7 +189,64 @@ class TruncatedRow {
 
   template <typename Stays>
   void keep_if(int64_t count, const Stays &stays) {
-    keep(std::partition(found_, found_ + count, stays) - found_);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i)
+      if (stays(found_[i])) found_[kept++] = found_[i];
+    keep(kept);
+  }
+
+  // Writes the negative probabilities of what was found into the keys.
+  void order_by_probability(int64_t count, const Sums &all) {
+    double x[kBlock];
+    for (int64_t start = 0; start < count; start += kBlock) {
+      const int64_t end = std::min(start + kBlock, count);
+      std::fill(x, x + kBlock, 0.0);
+      for (int64_t i = start; i < end; ++i) x[i - start] = relative(found_[i].logit);
+      for (int i = 0; i < kBlock; ++i) x[i] = exp_not_positive(x[i]);
+      for (int64_t i = start; i < end; ++i) found_[i].key = -x[i - start] / all.total;
+    }
+  }
+
+  double mass_of(int64_t start, int64_t end, const Sums &all) const {
+    BlockSum sum;
+    for (; start < end; start += kBlock) {
+      double x[kBlock];
+      std::fill(x, x + kBlock, -kInfinity);
+      for (int64_t i = start; i < std::min(start + kBlock, end); ++i) x[i - start] = relative(found_[i].logit);
+      for (int i = 0; i < kBlock; ++i) x[i] = exp_not_positive(x[i]);
+      for (int i = 0; i < kBlock; ++i) sum.parts[i] += x[i];
+    }
+    return sum.total() / all.total;
+  }
+
+  struct Head {
+    Found last;
+    double mass;  // less than was asked for if there is not so much
+  };
+
+  // The shortest head of what was found, in order of the keys, that has the mass: at least one token. Sorts little of
+  // it, but changes the order.
+  Head head(int64_t count, double mass, const Sums &all) {
+    int64_t start = 0, end = count;
+    double sum = 0;  // of those before `start`
+    while (end - start > kBlock) {
+      const int64_t middle = start + (end - start) / 2;
+      std::nth_element(found_ + start, found_ + middle, found_ + end, comes_first);
+      const double half = mass_of(start, middle, all);
+      if (sum + half >= mass) {
+        end = middle;
+      } else {
+        sum += half;
+        start = middle;
+      }
+    }
+    std::sort(found_ + start, found_ + end, comes_first);
+    Found last = found_[start];
+    for (int64_t i = start; i < end && (i == start || sum < mass); ++i) {
+      last = found_[i];
+      sum += all.prob(relative(last.logit));
+    }
+    return {last, sum};
   }
 
   float *writable() { return is_whole() ? output_ : left_; }
@@ -242,16 +278,12 @@ class TruncatedRow {
     for (const double tail : {kShortTail, static_cast<double>(width_), kInfinity}) {
       const double least = (1 - mass) / (2 * tail);  // as many tokens below it have at most half of 1 - mass
       const int64_t count = find(all.logit_of(least));
-      for (int64_t i = 0; i < count; ++i) found_[i].key = std::abs(all.log_total - found_[i].key - all.entropy);
-      Sorted nearest(found_, count);
-      double sum = 0, reach = 0;
-      for (int64_t i = 0; i < count && (i == 0 || sum < mass); ++i) {
-        reach = nearest[i].key;
-        sum += all.prob(relative(nearest[i].logit));
-      }
+      const auto distance = [&](const Found &one) { return std::abs(all.log_total - relative(one.logit) - all.entropy); };
+      for (int64_t i = 0; i < count; ++i) found_[i].key = distance(found_[i]);
+      const Head nearest = head(count, mass, all);
       // Whatever is as near is at least so probable, and was found.
-      if (tail == kInfinity || (sum >= mass && all.entropy + reach <= -std::log(least)))
-        return keep_if(count, [&](const Found &one) { return one.key <= reach; });
+      if (tail == kInfinity || (nearest.mass >= mass && all.entropy + nearest.last.key <= -std::log(least)))
+        return keep_if(find(all.logit_of(least)), [&](const Found &one) { return distance(one) <= nearest.last.key; });
     }
   }
 
@@ -298,12 +330,11 @@ class TruncatedRow {
     const Sums all = sums();
     for (const double lowest : {all.logit_of((1 - mass) / (2 * kShortTail)), -kInfinity}) {
       const int64_t count = find(lowest);
-      for (int64_t i = 0; i < count; ++i) found_[i].key = -all.prob(found_[i].key);
-      Sorted best(found_, count);
-      int64_t kept = 1;
-      double sum = -best[0].key;
-      for (; kept < count && sum < mass && best[kept].key < 0; ++kept) sum -= best[kept].key;
-      if (sum >= mass || lowest == -kInfinity) return keep(kept);
+      order_by_probability(count, all);
+      const Head best = head(count, mass, all);
+      if (best.mass < mass && lowest > -kInfinity) continue;
+      order_by_probability(find(lowest), all);  // in order of the tokens again
+      return keep_if(count, [&](const Found &one) { return one.key < 0 && !comes_first(best.last, one); });
     }
   }
 
