@@ -23,6 +23,7 @@ from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.models.repository import cache_folder
 from model_runner.sampling.draw import NativeDraw, TorchDraw
+from model_runner.sampling.native_truncations import NativeTruncations
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
@@ -59,7 +60,10 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
     """The least of many measurements of both parts."""
     device = torch.device("cpu")
     sampling = SamplingState(num_rows, VOCAB_SIZE, device)
-    sampler = Sampler(TorchDraw(VOCAB_SIZE, device) if kernels is None else NativeDraw(kernels, divides=True))
+    if kernels is None:
+        sampler = Sampler(TorchDraw(VOCAB_SIZE, device))
+    else:
+        sampler = Sampler(NativeDraw(kernels, divides=True), truncations=NativeTruncations(kernels))
     search = ContrastiveSearch(sampling, sampler, 8192)
     state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search)
     plan = _decoding(SETTINGS[name], num_rows)

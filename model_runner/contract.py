@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model_runner.pooling import Pooling
+from model_runner.shared_list import SharedList
 
 Verification = Literal["match", "rejection", "typical"]
 
@@ -226,8 +227,8 @@ class AdmittedRequest:
     """A choice that the runner sees for the first time, or again after preemption."""
 
     key: str
-    tokens: tuple[int, ...]
-    """The prompt, then the output so far."""
+    tokens: tuple[int, ...] | SharedList[int]
+    """The prompt, then the output so far. Those of beams are shared, and not to be changed."""
     num_prompt: int
     """How many of `tokens` are the prompt."""
     num_computed: int

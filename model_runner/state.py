@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from model_runner.kv_cache import Move
 from model_runner.pooling import Pooling
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
+from model_runner.shared_list import SharedList
 from model_runner.speculative.speculator import Speculator
 
 
@@ -23,7 +25,7 @@ class Choice:
     """One running choice. `tokens[:num_computed]` have their keys and values in `blocks`."""
 
     slot: int
-    tokens: list[int]
+    tokens: list[int] | SharedList[int]
     num_prompt: int
     num_computed: int
     blocks: "array[int]"  # as numpy takes it without a look at each
@@ -75,9 +77,10 @@ class RunnerState:
         return scheduled
 
     def _admit(self, admitted: AdmittedRequest) -> None:
+        tokens = admitted.tokens
         choice = Choice(
             slot=self._free_slots.pop(),
-            tokens=list(admitted.tokens),
+            tokens=tokens.fork() if isinstance(tokens, SharedList) else list(tokens),
             num_prompt=admitted.num_prompt,
             num_computed=admitted.num_computed,
             blocks=array("i", admitted.blocks),
@@ -92,7 +95,7 @@ class RunnerState:
         self._search.begin(choice.slot, choice.sampling)
 
     def _begin_sampling(self, choice: Choice) -> None:
-        prompt, output = choice.tokens[: choice.num_prompt], choice.tokens[choice.num_prompt :]
+        prompt, output = islice(choice.tokens, choice.num_prompt), choice.tokens[choice.num_prompt :]
         self._sampling.admit(choice.slot, choice.sampling, prompt, output, choice.sampler_state)
 
     def rewind(self, choices: Sequence[Choice]) -> None:

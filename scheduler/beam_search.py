@@ -11,10 +11,11 @@ and a token costs `diversity_penalty` for each beam of an earlier group that has
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from model_runner.contract import Candidate, TokenLogprobs
+from model_runner.shared_list import SharedList
 from scheduler.interface import BeamSearch, FinishReason, TextWatch
 
 
@@ -22,8 +23,8 @@ from scheduler.interface import BeamSearch, FinishReason, TextWatch
 class Beam:
     """A sequence of generated tokens."""
 
-    tokens: tuple[int, ...] = ()
-    reports: tuple[TokenLogprobs, ...] = ()
+    tokens: SharedList[int] = field(default_factory=SharedList)
+    reports: SharedList[TokenLogprobs] = field(default_factory=SharedList)
     """One for each token, if logprobs were asked for."""
     logprob: float = 0.0
     """Sum over the tokens."""
@@ -36,8 +37,8 @@ class Beam:
         """With one more token, which the watch has not seen yet."""
         return replace(
             self,
-            tokens=(*self.tokens, candidate.token_id),
-            reports=self.reports if candidate.report is None else (*self.reports, candidate.report),
+            tokens=self.tokens.appended(candidate.token_id),
+            reports=self.reports if candidate.report is None else self.reports.appended(candidate.report),
             logprob=self.logprob + candidate.logprob,
             total=self.total + candidate.logprob - cost,
         )
@@ -194,6 +195,7 @@ class BeamSearcher:
         """
         beams = [beam for group in self._groups for beam in group.beams]
         beams += [ended.beam for ended in self.finished()]
-        columns = zip(*(beam.tokens[since:] for beam in beams), strict=False)
-        end = since + sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, columns))
-        return Beam(beams[0].tokens[since:end], beams[0].reports[since:end])
+        end, most = since, min(len(beam.tokens) for beam in beams)
+        while end < most and len({beam.tokens[end] for beam in beams}) == 1:
+            end += 1
+        return Beam(SharedList(beams[0].tokens[since:end]), SharedList(beams[0].reports[since:end]))

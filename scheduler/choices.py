@@ -79,7 +79,7 @@ class Choices:
         request.sampler_state = choice.sampler_state
         num_beyond = 0 if choice.pooled else len(choice.tokens) - 1
         for member in request.members:
-            member.tokens += choice.tokens[: verdict.num_kept]
+            member.tokens.extend(choice.tokens[: verdict.num_kept])
             member.num_computed = min(member.num_computed + num_beyond, len(member.tokens))
         self._sharing.publish(request.members)
         if verdict.reason is not None:

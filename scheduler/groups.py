@@ -150,7 +150,7 @@ class BeamMembers:
 
     def _shared_outputs(self) -> list[RequestOutput]:
         common = self._searcher.common(self._num_shown)
-        return self._outputs_of_all(common.tokens, common.reports)
+        return self._outputs_of_all(tuple(common.tokens), tuple(common.reports))
 
     def _outputs_of_all(self, tokens: tuple[int, ...], reports: tuple[TokenLogprobs, ...]) -> list[RequestOutput]:
         """The next tokens that all sequences share, less those that came out before a restart."""
@@ -171,8 +171,8 @@ class BeamMembers:
     def _end(self, choice: int, ended: Finished, shown: int) -> RequestOutput:
         return self._output(
             choice,
-            tokens=ended.beam.tokens[shown:],
-            logprobs=ended.beam.reports[shown:],
+            tokens=tuple(ended.beam.tokens[shown:]),
+            logprobs=tuple(ended.beam.reports[shown:]),
             finish_reason=ended.reason,
             stop_token_id=ended.stop_token_id,
             beam=BeamScore(ended.score, ended.beam.logprob),

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from hashlib import blake2b
 
+from model_runner.shared_list import SharedList
+
 DIGEST_SIZE = 32  # bytes; at 256 bits a collision, which would show one request another's text, cannot be constructed
 
 
@@ -21,12 +23,12 @@ class BlockChain:
     def __init__(self, salt: str, block_size: int, kind: bytes = b"") -> None:
         self._block_size = block_size
         self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE, person=kind).digest()
-        self._names: list[bytes] = []
+        self._names: SharedList[bytes] = SharedList()
 
     def fork(self) -> "BlockChain":
         """A chain that goes on by itself; the names so far are common."""
         other = copy(self)
-        other._names = self._names.copy()
+        other._names = self._names.fork()
         return other
 
     def names(self, tokens: Sequence[int], start: int, stop: int) -> list[bytes]:
@@ -38,12 +40,36 @@ class BlockChain:
         return self._names[start:stop]
 
 
+class Lookup:
+    """The blocks of the longest known prefix of some names, for as long as that is so."""
+
+    def __init__(self, names: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """`blocks` are those of the first of `names`."""
+        self.num_names = len(names)
+        self.blocks = tuple(blocks)
+        self.is_current = True
+        self._held = frozenset(blocks)
+        self._awaited = names[len(blocks)] if len(blocks) < len(names) else None
+
+    def note_insert(self, name: bytes) -> None:
+        """A block was made findable."""
+        if name == self._awaited:
+            self.is_current = False
+
+    def note_forget(self, block: int) -> None:
+        """A block is found no longer."""
+        if block in self._held:
+            self.is_current = False
+
+
 class PrefixCache:
     """A one-to-one map between names and blocks. Holds no references: the pool says when a block loses its content."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
+        self.followed: Sequence[Lookup] = ()
+        """Lookups that are told of every change. They should be few."""
 
     def __contains__(self, block: int) -> bool:
         return block in self._name_of
@@ -69,12 +95,16 @@ class PrefixCache:
         if name not in self._block_of:
             self._block_of[name] = block
             self._name_of[block] = name
+            for lookup in self.followed:
+                lookup.note_insert(name)
 
     def forget(self, block: int) -> None:
         """Take a block out of the index, if it is there."""
         name = self._name_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
+            for lookup in self.followed:
+                lookup.note_forget(block)
 
     def is_consistent(self) -> bool:
         """Whether the two directions of the map agree."""

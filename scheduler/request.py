@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from model_runner.contract import SamplingParams, ScheduledRequest, Speculation, TokenLogprobs
+from model_runner.shared_list import SharedList
 from scheduler.interface import ChoiceState, EngineRequest
 from scheduler.prefix_cache import BlockChain
 
@@ -39,7 +40,8 @@ class Request:
     priority: int
     client: str
     cache_salt: str
-    tokens: list[int]
+    tokens: list[int] | SharedList[int]
+    """Shared once it was forked: beams are, again and again."""
     num_prompt: int
     chain: BlockChain
     speculation: Speculation | None = None
@@ -139,10 +141,12 @@ class Request:
 
     def fork(self, key: str, token: int) -> "Request":
         """A member of the same group that shares what is computed and goes on with this token."""
+        if not isinstance(self.tokens, SharedList):
+            self.tokens = SharedList(self.tokens)
         return replace(
             self,
             key=key,
-            tokens=[*self.tokens[: self.num_computed], token],
+            tokens=self.tokens.fork(self.num_computed).appended(token),
             chain=self.chain.fork(),
             blocks=[],
             prompt_logprobs=[],

@@ -261,6 +261,9 @@ class Scheduler:
             if len(starts) < len(members):
                 return
             num_new = [self._num_to_begin(member, start) for member, start in zip(members, starts, strict=True)]
+            # Whatever is shared: to find out how many of those blocks nobody else holds takes a look at each.
+            if not self._pool.can_allocate(sum(num_new)):
+                return
             shared = [block for start in starts for block in start.shared]
             if not self._pool.can_allocate(sum(num_new), sharing=set(shared)):
                 return

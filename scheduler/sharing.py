@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from scheduler.prefix_cache import PrefixCache
+from scheduler.prefix_cache import Lookup, PrefixCache
 from scheduler.request import Request
+
+_MOST_REMEMBERED: Final = 2
+"""A choice at the head of the queue, and its guide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class KVSharing:
         self._cache = cache
         self._block_size = block_size
         self._prefix_caching = prefix_caching
+        self._remembered: list[tuple[Request, Lookup]] = []
+        """Of those asked for last: the head of the queue waits for many steps, each of which asks again."""
 
     def find_start(self, request: Request, siblings: Sequence[Request]) -> Start | None:
         """The better of the prefix cache and the running siblings; None to wait for a sibling's prompt.
@@ -69,14 +75,26 @@ class KVSharing:
         if not self._prefix_caching:
             return Start()
         num_full = (len(request.tokens) - 1) // self._block_size
-        shared = self._cache.lookup(request.chain.names(request.tokens, 0, num_full))
+        shared = self._lookup(request, num_full).blocks
         num_computed = len(shared) * self._block_size
         return Start(
             num_computed=num_computed,
-            shared=tuple(shared),
+            shared=shared,
             num_cached=min(num_computed, request.num_prompt),
             num_looked_up=request.num_prompt,
         )
+
+    def _lookup(self, request: Request, num_full: int) -> Lookup:
+        """What is known of its first blocks. Nothing is looked up anew unless the cache has changed just there."""
+        for asking, lookup in self._remembered:
+            if asking is request and lookup.is_current and lookup.num_names == num_full:
+                return lookup
+        names = request.chain.names(request.tokens, 0, num_full)
+        lookup = Lookup(names, self._cache.lookup(names))
+        others = [one for one in self._remembered if one[0] is not request]
+        self._remembered = [*others, (request, lookup)][-_MOST_REMEMBERED:]
+        self._cache.followed = [lookup for _, lookup in self._remembered]
+        return lookup
 
     def fork(self, request: Request) -> Start | None:
         """Where a request begins that is to be forked from a running one; None if it is not."""

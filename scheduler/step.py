@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from model_runner.contract import AdmittedRequest, ScheduledRequest
+from model_runner.shared_list import SharedList
 from scheduler.request import Request
 
 
@@ -47,7 +48,7 @@ class Step:
         self.admitted.append(
             AdmittedRequest(
                 key=request.key,
-                tokens=tuple(request.tokens),
+                tokens=request.tokens.fork() if isinstance(request.tokens, SharedList) else tuple(request.tokens),
                 num_prompt=request.num_prompt,
                 num_computed=request.num_computed,
                 blocks=tuple(request.blocks),

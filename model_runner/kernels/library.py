@@ -4,6 +4,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from model_runner.kernels.structs import (
     KVCacheStruct,
     MoveStruct,
     StepStruct,
+    TruncationStruct,
     WeightStruct,
 )
 
@@ -48,6 +50,10 @@ _SIGNATURES = {
         [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
     ),
     "sw_pick": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_void_p]),
+    "sw_truncate": (
+        c_int32,
+        [c_void_p, c_void_p, c_int32, c_int64, POINTER(TruncationStruct), POINTER(c_int32), c_void_p],
+    ),
     "sw_move_kv": (c_int32, [c_void_p, POINTER(KVCacheStruct), c_int32, POINTER(MoveStruct), c_int32]),
 }
 
@@ -176,6 +182,19 @@ class Kernels:
         tokens = torch.empty(len(picks), dtype=torch.int64)
         self._call("sw_pick", logits.data_ptr(), logits.shape[1], picks.ctypes.data, len(picks), tokens.data_ptr())
         return tokens
+
+    def truncate(self, logits: Tensor, steps: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
+        """Logits [n, vocab] after the steps of each row, -inf where a token was taken out.
+
+        A step is a number of SwTruncationKind and its setting; sampling.truncations says what it does. Rows that have
+        steps have at least one finite entry and none above.
+        """
+        output = torch.empty_like(logits)
+        ends = list(accumulate(map(len, steps), initial=0))
+        first = (c_int32 * len(ends))(*ends)
+        structs = (TruncationStruct * ends[-1])(*(TruncationStruct(*step) for of_row in steps for step in of_row))
+        self._call("sw_truncate", logits.data_ptr(), *logits.shape, structs, first, output.data_ptr())
+        return output
 
     def move_kv(self, layers: "ctypes.Array[KVCacheStruct]", moves: Sequence[tuple[int, int, int, int]]) -> None:
         """Copy keys and values of tokens in all layers, one move (from block, offset; to block, offset) after another.

@@ -1,7 +1,7 @@
 """The C interface of cpu/samewise.h in ctypes; the comments are there. Pointers are addresses as integers."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_double, c_float, c_int32, c_void_p
 
 import numpy as np
 
@@ -86,6 +86,12 @@ class DecoderLayerStruct(ctypes.Structure):
 
 PICK = np.dtype([("row", np.int64), ("key", np.uint64), ("temperature", np.float64), ("mask", np.uint64)])
 """SwPick, for arrays of them."""
+
+
+class TruncationStruct(ctypes.Structure):
+    """SwTruncation."""
+
+    _fields_ = (("kind", c_int32), ("value", c_double))
 
 
 class MoveStruct(ctypes.Structure):

@@ -33,6 +33,7 @@ from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.platform import Platform
 from model_runner.sampling.draw import NativeDraw, TorchDraw, pick, pick_allowed
+from model_runner.sampling.native_truncations import NativeTruncations
 from model_runner.sampling.sampler import Sampler
 
 logger = logging.getLogger("samewise.runner")
@@ -125,7 +126,7 @@ class CpuPlatform(Platform):
         if self._kernels is None:
             return Sampler(TorchDraw(vocab_size, _DEVICE), logprobs_mode)
         divides = logprobs_mode == "raw"  # processed logprobs need what is divided
-        return Sampler(NativeDraw(self._kernels, divides), logprobs_mode)
+        return Sampler(NativeDraw(self._kernels, divides), logprobs_mode, NativeTruncations(self._kernels))
 
 
 def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:

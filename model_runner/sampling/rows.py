@@ -3,7 +3,7 @@
 A row is a row of logits, not a request: a slot may have any number of rows in a step.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -130,7 +130,7 @@ class SamplingState:
         self,
         slot: int,
         sampling: SamplingParams,
-        prompt: Sequence[int],
+        prompt: Iterable[int],
         output: Sequence[int] = (),
         sampler_state: float | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from model_runner.sampling.logprobs import candidates_of, describe
 from model_runner.sampling.picks import NO_TOKEN
 from model_runner.sampling.processors import CONSTRAINTS, keep_plausible, process
 from model_runner.sampling.rows import SamplingRows
-from model_runner.sampling.truncations import truncate
+from model_runner.sampling.truncations import Truncations, truncate
 
 NOT_FINITE = Failure("the model's logits are not finite")
 
@@ -41,9 +41,10 @@ class Picks:
 class Sampler:
     """Every processor in its order, then one token per row. What a row gets does not depend on the other rows."""
 
-    def __init__(self, draw: Draw, logprobs_mode: LogprobsMode = "raw") -> None:
+    def __init__(self, draw: Draw, logprobs_mode: LogprobsMode = "raw", truncations: Truncations = truncate) -> None:
         """Processed logprobs need a draw that does not divide."""
         self._logprobs_mode = logprobs_mode
+        self._truncate = truncations
         self.draw = draw
         """How tokens are drawn; a draw of another kind can make use of it."""
 
@@ -64,7 +65,7 @@ class Sampler:
         if rows.least_share is not None:
             scores = keep_plausible(scores, raw, rows.least_share)
         if rows.truncated or not draw.divides:
-            scores = truncate(scores, rows.without_whole_temperature() if draw.divides else rows)
+            scores = self._truncate(scores, rows.without_whole_temperature() if draw.divides else rows)
         tokens = _choose(scores, rows, draw) | dict.fromkeys((*rows.listed, *errors), NO_TOKEN)
         reports = self.logprobs(raw, scores, tokens, rows)
         reported = raw if self._logprobs_mode == "raw" else scores
@@ -99,6 +100,8 @@ def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
     """Logits, but log-probabilities in the rows of `listed`."""
     if not listed:
         return raw
+    if len(listed) == len(raw):
+        return row_log_softmax(raw)
     return raw.index_copy(0, torch.tensor(listed, device=raw.device), row_log_softmax(take(raw, listed)))
 
 
@@ -141,10 +144,8 @@ def _surprises(scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> di
     asked = [row for row in rows.mirostat if tokens[row] != NO_TOKEN]
     if not asked:
         return {}
-    logprobs = row_log_softmax(take(scores, asked).double())
-    chosen = torch.tensor([[tokens[row]] for row in asked], device=scores.device)
-    surprises = logprobs.gather(1, chosen).squeeze(1) / -math.log(2)
-    return dict(zip(asked, surprises.tolist(), strict=True))
+    chosen = [row_log_softmax(scores[row].double())[tokens[row]] for row in asked]  # in a cache, where all would not be
+    return dict(zip(asked, (torch.stack(chosen) / -math.log(2)).tolist(), strict=True))
 
 
 def _pick_highest(logits: Tensor) -> Picks:

@@ -24,7 +24,7 @@ class Slot:
         self,
         sampling: SamplingParams,
         vocab_size: int,
-        prompt: Sequence[int],
+        prompt: Iterable[int],
         output: Sequence[int] = (),
         matcher: Matcher | None = None,
         thinking: ThinkingBudget | None = None,
@@ -54,12 +54,14 @@ class Slot:
         self._allowed = None if sampling.allowed_token_ids is None else _values(sampling.allowed_token_ids, 0.0)
         self._thinking = thinking
         self.num_output = len(output)
-        self._history = [*prompt, *output]
+        size, dry = sampling.no_repeat_ngram_size, sampling.dry
+        is_asked = sampling.bad_words or sampling.repetition_penalty != 1 or size or dry is not None
+        self._history = [*prompt, *output] if is_asked else []
+        """Of prompt and output, unless nobody asks for it."""
         self._bad_words = BadWords(sampling.bad_words)
         self._seen = SeenTokens(self._history) if sampling.repetition_penalty != 1 else None
         penalised = sampling.frequency_penalty or sampling.presence_penalty
         self._output = TokenCounts(output) if penalised else None
-        size, dry = sampling.no_repeat_ngram_size, sampling.dry
         self._ngrams = RepeatedNgrams(self._history, size) if size else None
         self._repetitions = Repetitions(self._history, dry.last_n, dry.breakers) if dry is not None else None
 

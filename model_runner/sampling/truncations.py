@@ -175,8 +175,16 @@ TRUNCATIONS: Final[Mapping[str, Truncation]] = {
 """By the names in SamplingParams.sampler_order."""
 
 
+class Truncations(Protocol):
+    """All steps of all rows, by whatever implementation."""
+
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """The logits [rows, vocab] that are drawn from: a copy, or the argument itself if nothing changes them."""
+        ...
+
+
 def truncate(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """The logits that are drawn from: a copy, or the argument itself if nothing changes them."""
+    """On any device."""
     if rows.truncations:
         logits = logits.clone()
     for used in rows.truncations:

@@ -114,6 +114,17 @@ def test_beams_share_the_prompt_and_copy_only_the_last_block():
     assert [share.chosen is not None for share in second.scheduled] == [True, False, False]
 
 
+def test_forks_share_their_histories():
+    """However long the prompt: the tokens that a plan has for a fork are those of the beam that it was forked from."""
+    engine = make_engine(num_blocks=400, max_model_len=400, max_num_batched_tokens=400)
+    run(engine, make_search(num_prompt=300, width=3, max_tokens=5))
+    forks = [admitted.tokens for plan in engine.runner.plans[1:] for admitted in plan.admitted]
+    assert len(forks) > 2
+    for tokens in forks:
+        assert len(tokens._full) == 300 // 64
+        assert all(mine is its for mine, its in zip(tokens._full, forks[0]._full, strict=True))
+
+
 def test_a_resumed_search_gives_only_what_is_new():
     request = make_search(width=3, max_tokens=8, num_return=2, logprobs=0)
     whole = run(make_engine(), request)

@@ -6,7 +6,7 @@ from model_runner.contract import StepPlan
 from scheduler.block_pool import BlockPool, IntegrityError
 from scheduler.config import SchedulerConfig
 from scheduler.interface import FinishReason
-from scheduler.prefix_cache import BlockChain, PrefixCache
+from scheduler.prefix_cache import BlockChain, Lookup, PrefixCache
 from scheduler.scheduler import Scheduler
 from scheduler.sharing import KVSharing
 from tests.scheduler.simulated_runner import KVMismatchError
@@ -134,6 +134,11 @@ def test_names_that_ignore_the_salt_are_caught(unchecked, monkeypatch):
 
 def test_evicted_blocks_that_are_still_found_are_caught(unchecked, monkeypatch):
     monkeypatch.setattr(PrefixCache, "forget", lambda self, block: None)
+    run_until_caught()
+
+
+def test_lookups_that_outlive_their_blocks_are_caught(unchecked, monkeypatch):
+    monkeypatch.setattr(Lookup, "note_forget", lambda self, block: None)
     run_until_caught()
 
 

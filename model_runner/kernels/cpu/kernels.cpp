@@ -5,6 +5,7 @@
 #include "gumbel_max.h"
 #include "isa.h"
 #include "kv_move.h"
+#include "truncate.h"
 
 namespace SW_ISA {
 namespace {
@@ -78,6 +79,6 @@ namespace samewise {
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
     SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::pick_tokens,
-    SW_ISA::move_kv};
+    SW_ISA::truncate_scratch, SW_ISA::truncate, SW_ISA::move_kv};
 
 }  // namespace samewise

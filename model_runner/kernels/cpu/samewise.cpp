@@ -120,6 +120,14 @@ int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const Sw
   return 0;
 }
 
+int32_t sw_truncate(SwContext *context, const float *logits, int32_t rows, int64_t width, const SwTruncation *steps,
+                    const int32_t *first_step, float *output) {
+  char *scratch = context->reserve(context->kernels.truncate_scratch(context->pool.size(), width));
+  if (!scratch) return 1;
+  context->kernels.truncate(context->pool, logits, rows, width, steps, first_step, output, scratch);
+  return 0;
+}
+
 int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
                    int32_t count) {
   context->kernels.move_kv(context->pool, layers, num_layers, moves, count);

@@ -92,6 +92,25 @@ struct SwPick {
   const uint32_t *mask;  // bit t % 32 of word t / 32 tells whether token t may be taken; null where all may
 };
 
+// The steps of sampling/truncations.py.
+enum SwTruncationKind : int32_t {
+  SW_TEMPERATURE,
+  SW_TOP_N_SIGMA,
+  SW_TYPICAL_P,
+  SW_EPSILON_CUTOFF,
+  SW_ETA_CUTOFF,
+  SW_TOP_K,
+  SW_TOP_P,
+  SW_MIN_P,
+  SW_XTC,
+  SW_MIROSTAT
+};
+
+struct SwTruncation {
+  int32_t kind;  // SwTruncationKind
+  double value;
+};
+
 // A token's key and value that go to another place.
 struct SwMove {
   int32_t from_block;
@@ -126,6 +145,11 @@ SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *lay
 // taken is NaN or +inf, or none of them is finite.
 SW_PUBLIC int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
                 int64_t *tokens);
+
+// output[rows, width] = logits[rows, width] after the steps first_step[row] to first_step[row + 1] - 1 of each row; -inf
+// where a token was taken out. Each row has at least one finite entry, none above or NaN.
+SW_PUBLIC int32_t sw_truncate(SwContext *context, const float *logits, int32_t rows, int64_t width,
+                    const SwTruncation *steps, const int32_t *first_step, float *output);
 
 // Makes the moves in the caches of all layers. No move reads a place that one before it has written.
 SW_PUBLIC int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,

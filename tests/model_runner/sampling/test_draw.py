@@ -12,6 +12,7 @@ from torch import Tensor
 from model_runner.contract import SamplingParams
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.draw import NativeDraw, TorchDraw
+from model_runner.sampling.native_truncations import NativeTruncations
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
 
@@ -31,7 +32,8 @@ def kernels(kernels_library: Path) -> Kernels:
 def both(kernels: Kernels, logits: Tensor, cases: list[Case], mode: str = "raw") -> Picks:
     """What both sampled."""
     size = logits.shape[1]
-    picks = Sampler(NativeDraw(kernels, divides=mode == "raw"), mode)(logits, rows_of(cases, size))
+    native = Sampler(NativeDraw(kernels, divides=mode == "raw"), mode, NativeTruncations(kernels))
+    picks = native(logits, rows_of(cases, size))
     assert picks == Sampler(TorchDraw(size, CPU), mode)(logits, rows_of(cases, size))
     return picks
 

@@ -1,5 +1,6 @@
 """Reported log-probabilities against numpy."""
 
+import itertools
 import json
 import math
 
@@ -70,6 +71,26 @@ def test_the_best_of_rows_of_every_kind(num):
     assert found[:4] == truth
     assert found[5:] == truth
     assert [top(scores[i : i + 1], num).tolist()[0] for i in range(4)] == truth
+
+
+@pytest.mark.parametrize("size", [32, 40, 1003, 5000])
+def test_the_best_of_long_rows(size):
+    """With ties, sorted, with the best in the rest that the folds leave, and where half of the tokens are banned."""
+    for scale, num in itertools.product((0.0, 0.3, 3.0, 1000.0), (1, 2, 20, size // 32, size)):
+        scores = (random_logits(5, size, seed=3) * scale).round()
+        scores[1, -7:] = scores.amax() + 1
+        scores[2, ::2] = -math.inf
+        scores[3] = scores[3].sort().values
+        truth = np.lexsort((np.arange(size) + np.zeros((5, 1)), -scores.numpy()))[:, :num]
+        assert top(scores, num).tolist() == truth.tolist()
+
+
+def test_numbers_that_are_none_come_first_wherever_they_are():
+    for place in (0, 500, 1002):
+        scores = random_logits(2, 1003, seed=4)
+        scores[0, place] = math.nan
+        assert top(scores, 3)[0, 0] == place
+        assert top(scores, 3)[1].tolist() == top(scores[1:], 3)[0].tolist()
 
 
 def test_candidates_and_their_reports():

@@ -1,0 +1,412 @@
+// Which tokens of a row can be drawn: the steps of sampling/truncations.py, which says what each of them means.
+//
+// All numbers that decide are in double precision, and every sum takes its terms in the same order on every instruction
+// set. To most steps only the head of a row matters, so it is found by a bound that is a little too low, and only there
+// is anything looked at twice or sorted.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "samewise.h"
+#include "threads.h"
+
+namespace SW_ISA {
+namespace truncation {
+
+constexpr int kBlock = 64;  // entries that are worked on at a time; sums are in so many parts
+
+constexpr double kLn2 = 0.69314718055994531;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kLeastExponent = -708;  // e^x counts as 0 below
+// Of the less probable tokens so many usually hold all of the mass that the less probable ones have together.
+constexpr double kShortTail = 4096;
+
+// e^x to about one unit in the last place, for x <= 0.
+inline double exp_not_positive(double from) {
+  constexpr double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
+  const double x = from < kLeastExponent ? kLeastExponent : from;
+  const double shifted = x * (1 / kLn2) + magic;
+  const double n = shifted - magic;
+  const double r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
+  double p = r * (1.0 / 6227020800) + 1.0 / 479001600;  // the Taylor series: |r| <= 0.35
+  p = p * r + 1.0 / 39916800;
+  p = p * r + 1.0 / 3628800;
+  p = p * r + 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * (r * r) + r;
+  const uint64_t power = (std::bit_cast<uint64_t>(shifted) + 1023) << 52;  // the integer stands in the lowest bits
+  const double factor = std::bit_cast<double>(power);
+  const double result = p * factor + factor;
+  return from < kLeastExponent ? 0 : result;
+}
+
+// A sum of many numbers, a block at a time.
+struct BlockSum {
+  double parts[kBlock] = {};
+
+  double total() const {  // pairwise, the upper half onto the lower
+    double left[kBlock];
+    std::memcpy(left, parts, sizeof left);
+    for (int half = kBlock / 2; half; half /= 2)
+      for (int i = 0; i < half; ++i) left[i] += left[i + half];
+    return left[0];
+  }
+};
+
+// A token that may be in a row's head.
+struct Found {
+  double key;  // what it is ordered by, the lowest first
+  int32_t token;
+  float logit;
+};
+
+inline bool comes_first(const Found &a, const Found &b) {
+  return a.key < b.key || (a.key == b.key && a.token < b.token);
+}
+
+// A row on its way through the steps: all of its entries at first, and only what is left once that is less. What was
+// taken out has -inf or is not there.
+class TruncatedRow {
+ public:
+  static int64_t scratch(int64_t width) { return width * (sizeof(Found) + sizeof(int32_t) + sizeof(float)); }
+
+  TruncatedRow(const float *logits, int64_t width, float *output, char *scratch)
+      : logits_(logits), count_(width), width_(width), output_(output), found_(reinterpret_cast<Found *>(scratch)),
+        tokens_(reinterpret_cast<int32_t *>(found_ + width)), left_(reinterpret_cast<float *>(tokens_ + width)) {
+    find_highest();
+  }
+
+  void take(const SwTruncation &step) {
+    switch (step.kind) {
+      case SW_TEMPERATURE: return divide(step.value);
+      case SW_TOP_N_SIGMA: return keep_deviating(step.value);
+      case SW_TYPICAL_P: return keep_typical(step.value);
+      case SW_EPSILON_CUTOFF: return cut(step.value, sums());
+      case SW_ETA_CUTOFF: return cut_by_entropy(step.value);
+      case SW_TOP_K: return keep_most(static_cast<int64_t>(step.value));
+      case SW_TOP_P: return keep_nucleus(step.value);
+      case SW_MIN_P: return keep_share(step.value);
+      case SW_XTC: return exclude_top(step.value);
+      default: return keep_expected(step.value);
+    }
+  }
+
+  void write() const {
+    if (is_whole()) {
+      if (logits_ != output_) std::memcpy(output_, logits_, width_ * sizeof(float));
+      return;
+    }
+    std::fill(output_, output_ + width_, -std::numeric_limits<float>::infinity());
+    for (int64_t i = 0; i < count_; ++i) output_[tokens_[i]] = logits_[i];
+  }
+
+ private:
+  struct Sums {
+    double log_total, total;  // of e^x, x being how far a logit is below the highest one, as a negative number
+    double entropy;           // in nats
+    double prob(double x) const { return exp_not_positive(x) / total; }
+    double logit_of(double prob) const { return std::log(prob) + log_total; }
+  };
+
+  bool is_whole() const { return logits_ != left_; }
+  int32_t token(int64_t i) const { return is_whole() ? static_cast<int32_t>(i) : tokens_[i]; }
+  double relative(float logit) const { return static_cast<double>(logit) - highest_; }
+
+  // How far the entries are below the highest one, a block at a time; what fills up the last block is -inf.
+  template <typename Work>
+  void for_blocks(const Work &work) const {
+    double x[kBlock];
+    int64_t start = 0;
+    for (; start + kBlock <= count_; start += kBlock) {
+      for (int i = 0; i < kBlock; ++i) x[i] = static_cast<double>(logits_[start + i]) - highest_;
+      work(x);
+    }
+    if (start == count_) return;
+    std::fill(x, x + kBlock, -kInfinity);
+    for (int64_t i = start; i < count_; ++i) x[i - start] = relative(logits_[i]);
+    work(x);
+  }
+
+  void find_highest() {
+    float highest = -std::numeric_limits<float>::infinity();
+    float highests[kBlock];
+    std::fill(highests, highests + kBlock, highest);
+    int64_t i = 0;
+    for (; i + kBlock <= count_; i += kBlock)
+      for (int64_t j = 0; j < kBlock; ++j) highests[j] = logits_[i + j] > highests[j] ? logits_[i + j] : highests[j];
+    for (float one : highests) highest = std::max(highest, one);
+    for (; i < count_; ++i) highest = std::max(highest, logits_[i]);
+    highest_ = highest;
+  }
+
+  Sums sums() const {
+    BlockSum powers, weighted;
+    for_blocks([&](const double *x) {
+      double power[kBlock];
+      for (int i = 0; i < kBlock; ++i) power[i] = exp_not_positive(x[i]);
+      for (int i = 0; i < kBlock; ++i) powers.parts[i] += power[i];
+      for (int i = 0; i < kBlock; ++i) weighted.parts[i] += power[i] * (x[i] < kLeastExponent ? 0 : x[i]);
+    });
+    const double total = powers.total(), log_total = std::log(total);
+    return {log_total, total, log_total - weighted.total() / total};
+  }
+
+  // Lists the entries that are at least so high relative to the highest one, and maybe some that are a little lower.
+  int64_t find(double lowest) {
+    const double exact = highest_ + std::min(lowest, 0.0);
+    const double low = std::max(exact - 1e-9 - 1e-12 * std::abs(exact), std::numeric_limits<double>::lowest());
+    int64_t count = 0;
+    for (int64_t start = 0; start < count_; start += kBlock) {
+      const int64_t end = std::min(start + kBlock, count_);
+      int32_t reaches = 0;
+      for (int64_t i = start; i < end; ++i) reaches |= static_cast<double>(logits_[i]) >= low;
+      for (int64_t i = reaches ? start : end; i < end; ++i)
+        if (static_cast<double>(logits_[i]) >= low) found_[count++] = {relative(logits_[i]), token(i), logits_[i]};
+    }
+    return count;
+  }
+
+  // Goes on with the first `count` of what was found, which are in order of the tokens.
+  void keep(int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      tokens_[i] = found_[i].token;
+      left_[i] = found_[i].logit;
+    }
+    logits_ = left_;
+    count_ = count;
+    find_highest();
+  }
+
+  template <typename Stays>
+  void keep_if(int64_t count, const Stays &stays) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i)
+      if (stays(found_[i])) found_[kept++] = found_[i];
+    keep(kept);
+  }
+
+  // Writes the negative probabilities of what was found into the keys.
+  void order_by_probability(int64_t count, const Sums &all) {
+    double x[kBlock];
+    for (int64_t start = 0; start < count; start += kBlock) {
+      const int64_t end = std::min(start + kBlock, count);
+      std::fill(x, x + kBlock, 0.0);
+      for (int64_t i = start; i < end; ++i) x[i - start] = relative(found_[i].logit);
+      for (int i = 0; i < kBlock; ++i) x[i] = exp_not_positive(x[i]);
+      for (int64_t i = start; i < end; ++i) found_[i].key = -x[i - start] / all.total;
+    }
+  }
+
+  double mass_of(int64_t start, int64_t end, const Sums &all) const {
+    BlockSum sum;
+    for (; start < end; start += kBlock) {
+      double x[kBlock];
+      std::fill(x, x + kBlock, -kInfinity);
+      for (int64_t i = start; i < std::min(start + kBlock, end); ++i) x[i - start] = relative(found_[i].logit);
+      for (int i = 0; i < kBlock; ++i) x[i] = exp_not_positive(x[i]);
+      for (int i = 0; i < kBlock; ++i) sum.parts[i] += x[i];
+    }
+    return sum.total() / all.total;
+  }
+
+  struct Head {
+    Found last;
+    double mass;  // less than was asked for if there is not so much
+  };
+
+  // The shortest head of what was found, in order of the keys, that has the mass: at least one token. Sorts little of
+  // it, but changes the order.
+  Head head(int64_t count, double mass, const Sums &all) {
+    int64_t start = 0, end = count;
+    double sum = 0;  // of those before `start`
+    while (end - start > kBlock) {
+      const int64_t middle = start + (end - start) / 2;
+      std::nth_element(found_ + start, found_ + middle, found_ + end, comes_first);
+      const double half = mass_of(start, middle, all);
+      if (sum + half >= mass) {
+        end = middle;
+      } else {
+        sum += half;
+        start = middle;
+      }
+    }
+    std::sort(found_ + start, found_ + end, comes_first);
+    Found last = found_[start];
+    for (int64_t i = start; i < end && (i == start || sum < mass); ++i) {
+      last = found_[i];
+      sum += all.prob(relative(last.logit));
+    }
+    return {last, sum};
+  }
+
+  float *writable() { return is_whole() ? output_ : left_; }
+
+  void divide(double temperature) {
+    float *to = writable();
+    for (int64_t i = 0; i < count_; ++i)
+      to[i] = static_cast<float>((static_cast<double>(logits_[i]) - highest_) / temperature);
+    logits_ = to;
+    highest_ = 0;
+  }
+
+  void keep_deviating(double num_deviations) {
+    BlockSum counts, sums, squares;
+    for_blocks([&](const double *x) {
+      for (int i = 0; i < kBlock; ++i) counts.parts[i] += x[i] > -kInfinity ? 1 : 0;
+      for (int i = 0; i < kBlock; ++i) sums.parts[i] += x[i] > -kInfinity ? x[i] : 0;
+    });
+    const double count = counts.total(), mean = sums.total() / count;
+    for_blocks([&](const double *x) {
+      for (int i = 0; i < kBlock; ++i) squares.parts[i] += x[i] > -kInfinity ? (x[i] - mean) * (x[i] - mean) : 0;
+    });
+    const double lowest = -num_deviations * std::sqrt(squares.total() / count);
+    keep_if(find(lowest), [&](const Found &one) { return one.key >= lowest; });
+  }
+
+  void keep_typical(double mass) {
+    const Sums all = sums();
+    for (const double tail : {kShortTail, static_cast<double>(width_), kInfinity}) {
+      const double least = (1 - mass) / (2 * tail);  // as many tokens below it have at most half of 1 - mass
+      const int64_t count = find(all.logit_of(least));
+      const auto distance = [&](const Found &one) { return std::abs(all.log_total - relative(one.logit) - all.entropy); };
+      for (int64_t i = 0; i < count; ++i) found_[i].key = distance(found_[i]);
+      const Head nearest = head(count, mass, all);
+      // Whatever is as near is at least so probable, and was found.
+      if (tail == kInfinity || (nearest.mass >= mass && all.entropy + nearest.last.key <= -std::log(least)))
+        return keep_if(find(all.logit_of(least)), [&](const Found &one) { return distance(one) <= nearest.last.key; });
+    }
+  }
+
+  void cut(double least, const Sums &all) {
+    keep_if(find(all.logit_of(least)), [&](const Found &one) { return one.key == 0 || all.prob(one.key) >= least; });
+  }
+
+  void cut_by_entropy(double epsilon) {
+    const Sums all = sums();
+    cut(std::min(epsilon, std::sqrt(epsilon) * std::exp(-all.entropy)), all);
+  }
+
+  void keep_most(int64_t k) {
+    if (k >= count_) return;
+    const float lowest = kth_highest(k);
+    keep_if(find(relative(lowest)), [&](const Found &one) { return one.logit >= lowest; });
+  }
+
+  // The highest entries of k stretches are k entries, so the lowest of the k highest of them bounds what is looked for.
+  float kth_highest(int64_t k) {
+    constexpr int64_t kStretch = 32;
+    float *high = reinterpret_cast<float *>(found_);
+    const auto kth = [&](int64_t count) {
+      std::nth_element(high, high + (k - 1), high + count, std::greater<float>());
+      return high[k - 1];
+    };
+    float bound = -std::numeric_limits<float>::infinity();
+    int64_t count = 0;
+    for (int64_t start = 0; start + kStretch <= count_; start += kStretch) {
+      float highest = logits_[start];
+      for (int64_t i = 1; i < kStretch; ++i) highest = logits_[start + i] > highest ? logits_[start + i] : highest;
+      high[count++] = highest;
+    }
+    if (k <= count) bound = kth(count);
+    count = 0;
+    for (int64_t i = 0; i < count_; ++i) {
+      high[count] = logits_[i];
+      count += logits_[i] >= bound;
+    }
+    return kth(count);
+  }
+
+  void keep_nucleus(double mass) {
+    const Sums all = sums();
+    for (const double lowest : {all.logit_of((1 - mass) / (2 * kShortTail)), -kInfinity}) {
+      const int64_t count = find(lowest);
+      order_by_probability(count, all);
+      const Head best = head(count, mass, all);
+      if (best.mass < mass && lowest > -kInfinity) continue;
+      order_by_probability(find(lowest), all);  // in order of the tokens again
+      return keep_if(count, [&](const Found &one) { return one.key < 0 && !comes_first(best.last, one); });
+    }
+  }
+
+  void keep_share(double share) {
+    const double lowest = highest_ + std::log(share);
+    keep_if(find(std::log(share)), [&](const Found &one) { return static_cast<double>(one.logit) >= lowest; });
+  }
+
+  void exclude_top(double threshold) {
+    const Sums all = sums();
+    const int64_t count = find(all.logit_of(threshold));
+    const Found *end = std::partition(found_, found_ + count,
+                                      [&](const Found &one) { return all.prob(one.key) >= threshold; });
+    const Found *last = std::min_element(const_cast<const Found *>(found_), end, [](const Found &a, const Found &b) {
+      return a.logit < b.logit || (a.logit == b.logit && a.token > b.token);
+    });
+    if (end - found_ < 2) return;
+    if (is_whole() && logits_ != output_) {
+      std::memcpy(output_, logits_, width_ * sizeof(float));
+      logits_ = output_;
+    }
+    float *logits = writable();
+    for (const Found *one = found_; one < end; ++one) {
+      const int64_t place = is_whole() ? one->token : std::lower_bound(tokens_, tokens_ + count_, one->token) - tokens_;
+      if (one != last) logits[place] = -std::numeric_limits<float>::infinity();
+    }
+    find_highest();
+  }
+
+  void keep_expected(double most_bits) {
+    const Sums all = sums();
+    const int64_t count = find(all.log_total - most_bits * kLn2);
+    const Found *best = std::min_element(found_, found_ + count, [](const Found &a, const Found &b) {
+      return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+    });
+    const int32_t first = best->token;
+    keep_if(count, [&](const Found &one) {
+      return one.token == first || (one.key - all.log_total) / -kLn2 <= most_bits;
+    });
+  }
+
+  const float *logits_;  // what is left, in order of the tokens: the row itself, `output_` or `left_`
+  int64_t count_, width_;
+  double highest_ = 0;
+  float *output_;
+  Found *found_;     // [width]
+  int32_t *tokens_;  // [count], of the entries in `left_`
+  float *left_;      // [width]
+};
+
+}  // namespace truncation
+
+inline int64_t truncate_scratch(int32_t threads, int64_t width) {
+  return threads * ((truncation::TruncatedRow::scratch(width) + 63) / 64 * 64);
+}
+
+inline void truncate(samewise::ThreadPool &pool, const float *logits, int32_t rows, int64_t width,
+                     const SwTruncation *steps, const int32_t *first_step, float *output, char *scratch) {
+  const int64_t stride = truncate_scratch(1, width);
+  pool.for_each(std::min(pool.size(), rows), [&](int64_t part) {
+    for (int64_t row = part; row < rows; row += pool.size()) {
+      const float *from = logits + row * width;
+      float *to = output + row * width;
+      if (first_step[row] == first_step[row + 1]) {
+        std::memcpy(to, from, width * sizeof(float));
+        continue;
+      }
+      truncation::TruncatedRow truncated(from, width, to, scratch + part * stride);
+      for (int32_t step = first_step[row]; step < first_step[row + 1]; ++step) truncated.take(steps[step]);
+      truncated.write();
+    }
+  });
+}
+
+}  // namespace SW_ISA
