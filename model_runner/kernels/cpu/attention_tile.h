@@ -36,7 +36,7 @@ struct TileShape {
 
 // One head of a query row on its way over the tiles.
 struct Pair {
-  float *query;   // [key_dim], scaled
+  float *query;   // [key_dim], scaled; for a cache in bfloat16 it holds Factors
   float *totals;  // [kLanes] sums of the weights so far, whose sum is the divisor
   float *output;  // [value_dim] weighted values so far
   float highest;  // score so far, at first the lowest finite number

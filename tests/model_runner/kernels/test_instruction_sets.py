@@ -80,6 +80,23 @@ def test_attention(
         assert_same([torch.cat(output).nan_to_num(7.0) for output in outputs])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_with_numbers_of_all_magnitudes(teams: list[Kernels], dtype: torch.dtype) -> None:
+    """Of subnormal numbers AVX512-BF16 alone would make zeros."""
+    sequences = Sequences.random([70], Sizes(6, 2))
+    exponents = torch.empty(70, 2, 32).uniform_(-42, 1, generator=torch.Generator().manual_seed(3))
+    sequences.value[0].mul_(10**exponents)
+    sequences.value[0][:, :, 3:6] *= 1e-38
+    sequences.key[0].mul_(10 ** exponents[..., :24])
+    outputs = [
+        sequences.attend([[(0, 0, 70)]], PLAIN, lambda cache, kernels=kernels: NativeAttention(kernels, cache), storage)
+        for kernels in teams
+        for storage in [Storage(dtype)]
+    ]
+    assert_same([output[0] for output in outputs])
+    assert outputs[0][0].isfinite().all()
+
+
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("case", ["llama with biases", "gemma2", "qwen3", "granite"])
 def test_models(teams: list[Kernels], case: str, kind: WeightKind) -> None:
