@@ -163,7 +163,7 @@ def table(comparisons: list[Comparison]) -> Table:
 def main() -> None:
     """Compare, print, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description="Compare the native kernels with torch's own, on the CPU.")
-    parser.add_argument("--isa", choices=("auto", "avx512vnni", "avx2", "portable"), default="auto")
+    parser.add_argument("--isa", choices=("auto", "avx512bf16", "avx512vnni", "avx2", "portable"), default="auto")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     use_engine_environment()

@@ -15,12 +15,16 @@ from model_runner.config import KVCacheDType
 from model_runner.kernels.arena import huge_pages
 from model_runner.kernels.library import Kernels
 from model_runner.kernels.structs import KVCacheStruct
+from model_runner.kv_layout import Couples, KVLayout, SingleNumbers
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Types that are stored with scales, and the number in them that a vector's largest magnitude becomes."""
 
 _SMALLEST = 1e-30
 """A vector without a larger number is stored as zeros with scales: 448 / x must be finite."""
+
+_TINY = 2.0**-56
+"""A smaller number in couples is stored as zero, so that no sum of products is subnormal: see cpu/bfloat16.h."""
 
 _NATIVE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
@@ -39,7 +43,8 @@ class KVShape:
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Memory for each token, including the scales of each head's key and value if the type has them."""
         scales = 2 * torch.float32.itemsize if dtype in LARGEST else 0
-        return self.num_heads * ((self.key_dim + self.value_dim) * dtype.itemsize + scales)
+        padding = self.key_dim % 2 if dtype == torch.bfloat16 else 0  # where they stand in couples
+        return self.num_heads * ((self.key_dim + padding + self.value_dim) * dtype.itemsize + scales)
 
 
 class Move(NamedTuple):
@@ -73,7 +78,8 @@ class KVCache:
 
     The first position of a block is a multiple of `block_size`. Within a block the heads stand outside, so that a block
     is a matrix for each head; keys are transposed, so that a query meets a row of neighbouring positions at a time.
-    On CUDA only their shape is: in memory the numbers of a key stand side by side, as a tensor core reads them.
+    On CUDA only their shape is: in memory the numbers of a key stand side by side, as a tensor core reads them. On CPU
+    numbers in bfloat16 stand in couples.
     In int8 and fp8, each head's key and value has a scale of its own: its largest magnitude / 127 or 448.
     """
 
@@ -106,18 +112,24 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        self.keys: list[Tensor] = []  # each [num_blocks, kv_heads, key_dim, block_size]
-        self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim]
+        whole_keys = device.type == "cuda" if whole_keys is None else whole_keys
+        self._in_couples = dtype == torch.bfloat16 and device.type == "cpu" and not whole_keys
+        self._layout: KVLayout = Couples() if self._in_couples else SingleNumbers()
+        self.keys: list[
+            Tensor
+        ] = []  # each [num_blocks, kv_heads, key_dim, block_size], or in couples: see kv_layout.py
+        self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim], likewise
         self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries without scales
         self.value_scales: list[Tensor] = []
-        whole_keys = device.type == "cuda" if whole_keys is None else whole_keys
         for shape in shapes:
             heads = (num_blocks, shape.num_heads)
             if whole_keys:
                 self.keys.append(_zeros((*heads, block_size, shape.key_dim), dtype, device).mT)
             else:
-                self.keys.append(_zeros((*heads, shape.key_dim, block_size), dtype, device))
-            self.values.append(_zeros((*heads, block_size, shape.value_dim), dtype, device))
+                key_shape = self._layout.key_shape(shape.num_heads, shape.key_dim, block_size)
+                self.keys.append(_zeros((num_blocks, *key_shape), dtype, device))
+            value_shape = self._layout.value_shape(shape.num_heads, shape.value_dim, block_size)
+            self.values.append(_zeros((num_blocks, *value_shape), dtype, device))
             if dtype in LARGEST:
                 self.key_scales.append(_zeros((*heads, block_size), torch.float32, device))
                 self.value_scales.append(_zeros((*heads, block_size), torch.float32, device))
@@ -133,15 +145,17 @@ class KVCache:
         if self.dtype in LARGEST:
             key, self.key_scales[layer][block_of, :, offset_of] = _quantized(key, self.dtype)
             value, self.value_scales[layer][block_of, :, offset_of] = _quantized(value, self.dtype)
-        _movable(self.keys[layer])[block_of, :, :, offset_of] = _movable(key.to(self.dtype))
-        _movable(self.values[layer])[block_of, :, offset_of] = _movable(value.to(self.dtype))
+        key, value = (self._stored(t) for t in (key, value))
+        self._layout.put_keys(_movable(self.keys[layer]), block_of, offset_of, _movable(key))
+        self._layout.put_values(_movable(self.values[layer]), block_of, offset_of, _movable(value))
 
     def read_blocks(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [n, kv_heads, key_dim, block_size] and values [n, kv_heads, block_size, value_dim] of n blocks.
 
         They are of the stored type, but float32 if that has scales.
         """
-        keys, values = (_movable(t[layer]).index_select(0, blocks).view(self.dtype) for t in (self.keys, self.values))
+        keys = self._layout.keys_of(_movable(self.keys[layer]), blocks, self.shapes[layer].key_dim).view(self.dtype)
+        values = self._layout.values_of(_movable(self.values[layer]), blocks).view(self.dtype)
         if self.dtype in LARGEST:
             keys = keys.float() * self.key_scales[layer].index_select(0, blocks).unsqueeze(2)
             values = values.float() * self.value_scales[layer].index_select(0, blocks).unsqueeze(3)
@@ -149,8 +163,9 @@ class KVCache:
 
     def read_places(self, layer: int, blocks: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """The same where every position [n, block_size] is named by its block and offset."""
-        keys = _movable(self.keys[layer])[blocks, :, :, offsets].view(self.dtype)  # [n, block_size, kv_heads, key_dim]
-        values = _movable(self.values[layer])[blocks, :, offsets].view(self.dtype)
+        keys = self._layout.keys_at(_movable(self.keys[layer]), blocks, offsets).view(self.dtype)
+        keys = keys[..., : self.shapes[layer].key_dim]
+        values = self._layout.values_at(_movable(self.values[layer]), blocks, offsets).view(self.dtype)
         if self.dtype in LARGEST:
             keys = keys.float() * self.key_scales[layer][blocks, :, offsets].unsqueeze(3)
             values = values.float() * self.value_scales[layer][blocks, :, offsets].unsqueeze(3)
@@ -184,9 +199,13 @@ class KVCache:
         places = torch.tensor(moves, dtype=torch.int64, device=self.keys[0].device)
         from_block, from_offset, to_block, to_offset = places.unbind(1)
         for keys in map(_movable, self.keys):
-            keys[to_block, :, :, to_offset] = keys[from_block, :, :, from_offset]
-        for other in (*map(_movable, self.values), *self.key_scales, *self.value_scales):
-            other[to_block, :, to_offset] = other[from_block, :, from_offset]
+            self._layout.put_keys(keys, to_block, to_offset, self._layout.keys_at(keys, from_block, from_offset))
+        for values in map(_movable, self.values):
+            self._layout.put_values(
+                values, to_block, to_offset, self._layout.values_at(values, from_block, from_offset)
+            )
+        for scales in (*self.key_scales, *self.value_scales):
+            scales[to_block, :, to_offset] = scales[from_block, :, from_offset]
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that are handed out anew.
@@ -200,6 +219,11 @@ class KVCache:
         index = torch.tensor(blocks, dtype=torch.int64, device=self.keys[0].device)
         for tensor in self._tensors():
             tensor[index] = 0
+
+    def _stored(self, vectors: Tensor) -> Tensor:
+        """Keys or values in the type of the cache, if that has no scales."""
+        rounded = vectors.to(self.dtype)
+        return torch.where(rounded.abs() < _TINY, 0, rounded) if self._in_couples else rounded
 
     def _tensors(self) -> list[Tensor]:
         return [*map(_movable, (*self.keys, *self.values)), *self.key_scales, *self.value_scales]
@@ -237,10 +261,9 @@ def cache_structs(cache: KVCache) -> list[KVCacheStruct]:
     if cache.dtype not in _NATIVE_TYPES or device.type != "cpu" or not cache.keys[0].is_contiguous():
         raise ValueError(f"the CPU kernels cannot read a cache of {cache.dtype} on {device} or one of whole keys")
     structs = []
-    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        _, kv_heads, key_dim, block_size = keys.shape
+    for layer, (shape, keys, values) in enumerate(zip(cache.shapes, cache.keys, cache.values, strict=True)):
         scales = [s[layer].data_ptr() if s else None for s in (cache.key_scales, cache.value_scales)]
-        sizes = (block_size, kv_heads, key_dim, values.shape[3])
+        sizes = (cache.block_size, shape.num_heads, shape.key_dim, shape.value_dim)
         structs.append(KVCacheStruct(keys.data_ptr(), values.data_ptr(), *scales, _NATIVE_TYPES[cache.dtype], *sizes))
     return structs
 

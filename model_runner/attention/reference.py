@@ -87,7 +87,7 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         if tiles is None:
             tiles = _make_tiles(batch, self._cache.block_size, options.window, query.device)
             metadata.tiles[options.window] = tiles
-        output = query.new_empty(*query.shape[:2], self._cache.values[layer].shape[-1])  # [tokens, heads, value_dim]
+        output = query.new_empty(*query.shape[:2], self._cache.shapes[layer].value_dim)  # [tokens, heads, value_dim]
         for part in tiles:
             output[part.rows] = self._attend(layer, query, part, options)
         return output

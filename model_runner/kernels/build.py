@@ -29,9 +29,11 @@ _FLAGS = [
     "-Wall",
     "-Wextra",
 ]
+_AVX512_FLAGS = ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
 _X86_FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512vnni": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"],
+    "avx512vnni": _AVX512_FLAGS,
+    "avx512bf16": [*_AVX512_FLAGS, "-mavx512bf16"],
 }
 _COMPILERS = ("c++", "g++", "clang++")
 

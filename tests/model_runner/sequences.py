@@ -159,6 +159,33 @@ class Sequences:
                 result[position, head] = weights @ v[low : position + 1, head // group] / weights.sum()
         return result
 
+    def rounded_definition(self, sequence: int, options: AttentionOptions, block_size: int) -> np.ndarray:
+        """The same with queries and weights in bfloat16, as the native attention has them beside such a cache.
+
+        A weight is rounded as 2 to the power of its score minus the highest score up to the end of its block.
+        """
+        factor = 1.0 if options.softcap else 1.44269504
+        scaled = self.query[sequence] * torch.tensor(options.scale) * torch.tensor(factor)
+        q = stored_as(scaled, torch.bfloat16)
+        k, v = (stored_as(t[sequence], torch.bfloat16) for t in (self.key, self.value))
+        group = q.shape[1] // k.shape[1]
+        result = np.zeros((*q.shape[:2], v.shape[2]))
+        for position, head in np.ndindex(*q.shape[:2]):
+            low = 0 if options.window is None else max(0, position - options.window + 1)
+            powers = k[: position + 1, head // group] @ q[position, head]
+            if options.softcap is not None:
+                powers = options.softcap * np.tanh(powers / options.softcap) / np.log(2)
+            highest, total = -np.inf, 0.0
+            for start in range(low - low % block_size, position + 1, block_size):
+                seen = slice(max(low, start), min(position + 1, start + block_size))
+                before, highest = highest, max(highest, powers[seen].max())
+                weights = stored_as(torch.from_numpy(np.exp2(powers[seen] - highest)), torch.bfloat16)
+                total = total * np.exp2(before - highest) + weights.sum()
+                result[position, head] *= np.exp2(before - highest)
+                result[position, head] += weights @ v[seen, head // group]
+            result[position, head] /= total
+        return result
+
 
 def check_trees(sequences: Sequences, options: AttentionOptions, make: Make, storage: Storage) -> None:
     """Two trees, after 43 and 3 tokens, give each token what it gets at the end of a plain chain.

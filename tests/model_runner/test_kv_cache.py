@@ -69,6 +69,29 @@ def test_memory_is_counted_with_the_scales(dtype: torch.dtype, per_token: int) -
     assert sum(tensor.nbytes for tensor in tensors) == per_token * 4 * 16
 
 
+@pytest.mark.parametrize("key_dim", [4, 5])
+def test_couples_of_dimensions_and_of_places_stand_together(key_dim: int) -> None:
+    shape = KVShape(2, key_dim, 3)
+    cache = KVCache([shape], 2, 16, torch.bfloat16, CPU)
+    key, value = torch.arange(2.0 * key_dim).view(1, 2, key_dim) + 1, torch.arange(6.0).view(1, 2, 3) + 1
+    cache.write(0, key, value, torch.tensor([1]), torch.tensor([5]))
+    expected = torch.nn.functional.pad(key[0], (0, key_dim % 2)).view(2, -1, 2)
+    assert torch.equal(cache.keys[0][1, :, :, 5].float(), expected)
+    assert torch.equal(cache.values[0][1, :, 2, :, 1].float(), value[0])
+    assert cache.values[0].count_nonzero() == 6
+    stored = cache.keys[0].nbytes + cache.values[0].nbytes
+    assert shape.num_bytes(torch.bfloat16) * 2 * 16 == stored
+    keys, _ = cache.read_blocks(0, torch.tensor([1]))
+    assert torch.equal(keys[0, :, :, 5].float(), key[0])
+
+
+def test_couples_have_no_tiny_numbers() -> None:
+    numbers = torch.tensor([2.0**-56, -(2.0**-56), 2.0**-57, -1e-40])
+    cache = written(torch.bfloat16, numbers.expand(2, 4), torch.zeros(2, 6))
+    keys, _ = cache.read_blocks(0, torch.tensor([1]))
+    assert keys[0, 0, :, 3].tolist() == [2.0**-56, -(2.0**-56), 0, 0]
+
+
 def test_int8_keeps_the_largest_magnitude_and_rounds_the_rest() -> None:
     key = torch.tensor([[127.0, -0.5, 1.5, 0.4], [0.0, 0.0, -2.54, 1.27]])
     cache = written(torch.int8, key, torch.zeros(2, 6))
@@ -130,8 +153,10 @@ def test_blocks_are_copied_and_cleared_with_all_that_belongs_to_them(dtype: torc
 @by_storage
 def test_places_are_read_as_blocks_are(dtype: torch.dtype, whole_keys: bool) -> None:
     cache = KVCache([SHAPE], 4, 16, dtype, CPU, whole_keys=whole_keys)
-    assert cache.keys[0].shape == (4, 2, 4, 16)
-    assert cache.keys[0].mT.is_contiguous() == whole_keys
+    if whole_keys:
+        assert cache.keys[0].mT.is_contiguous()
+    else:
+        assert cache.keys[0].shape == ((4, 2, 2, 16, 2) if dtype == torch.bfloat16 else (4, 2, 4, 16))
     tokens = torch.arange(64)
     cache.write(0, torch.randn(64, 2, 4), torch.randn(64, 2, 6), tokens // 16, tokens % 16)
     blocks, offsets = torch.tensor([[2] * 16, [0] * 16]), torch.arange(16).expand(2, -1)

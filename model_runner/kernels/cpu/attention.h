@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "attention_couples.h"
 #include "attention_tile.h"
 #include "attention_units.h"
 #include "kv_cache.h"
@@ -44,16 +45,22 @@ class ThreadMemory {
   int64_t size_ = 0;
 };
 
-// A thread's scratch memory for one unit.
+// What a tile that was converted or put together holds.
+template <typename T>
+using Held = std::conditional_t<std::is_same_v<T, int8_t>, float, T>;
+
+// A thread's scratch memory for one unit. Queries and outputs have room for whole vectors.
+template <typename T>
 struct UnitMemory {
   Row *rows;         // [rows at once]
   Pair *pairs;       // [rows at once, group]
   Pair **seeing;     // pairs that see the tile at hand
-  float *queries;    // [pairs, key_dim]
-  float *totals;     // [pairs, kWidth]
-  float *outputs;    // [pairs, value_dim]
-  float *scores;     // [kPairsAtOnce, block_size]
-  Tile<float> tile{};  // converted or put together
+  float *queries;    // [pairs, query_stride]
+  float *totals;     // [pairs, kLanes]
+  float *outputs;    // [pairs, output_stride]
+  float *scores;     // [pairs at once, block_size]
+  Tile<Held<T>> tile{};
+  int64_t query_stride, output_stride;
 
   // Lays it out in `memory` and returns how many bytes it takes.
   int64_t lay_out(const SwKvCache &cache, int64_t rows_at_once, int64_t num_pairs, char *memory) {
@@ -65,15 +72,17 @@ struct UnitMemory {
     take(rows, rows_at_once);
     take(pairs, num_pairs);
     take(seeing, num_pairs);
-    take(queries, num_pairs * cache.key_dim);
-    take(totals, num_pairs * kWidth);
-    take(outputs, num_pairs * cache.value_dim);
-    take(scores, int64_t{kPairsAtOnce} * cache.block_size);
-    take(tile.keys, int64_t{cache.key_dim} * cache.block_size);
+    query_stride = round_up(cache.key_dim, kWidth);
+    output_stride = round_up(cache.value_dim, kWidth);
+    take(queries, num_pairs * query_stride);
+    take(totals, num_pairs * kLanes);
+    take(outputs, num_pairs * output_stride);
+    take(scores, int64_t{std::max(kPairsAtOnce, kCouplePairs)} * cache.block_size);
+    take(tile.keys, stored_key_dim<T>(cache.key_dim) * cache.block_size);
     take(tile.values, int64_t{cache.block_size} * cache.value_dim);
     take(tile.key_scales, cache.block_size);
     take(tile.value_scales, cache.block_size);
-    if (cache.type != SW_KV_INT8) tile.key_scales = tile.value_scales = nullptr;
+    if (!std::is_same_v<T, int8_t>) tile.key_scales = tile.value_scales = nullptr;
     return used;
   }
 };
@@ -85,9 +94,12 @@ inline void scale(const float *x, float factor, int64_t n, float *y) {
   for (; i < n; ++i) y[i] = x[i] * factor;
 }
 
-template <typename T>
-inline void convert(const T *x, int64_t n, float *y) {  // n is a multiple of kWidth
-  for (int64_t i = 0; i < n; i += kWidth) store(y + i, load(x + i));
+template <typename T, typename S>
+inline void convert(const T *x, int64_t n, S *y) {  // n is a multiple of kWidth
+  if constexpr (std::is_same_v<T, S>)
+    std::memcpy(y, x, n * sizeof *y);
+  else
+    for (int64_t i = 0; i < n; i += kWidth) store(y + i, load(x + i));
 }
 
 // Attends for a unit. T is what the cache stores.
@@ -110,6 +122,8 @@ class Attender {
   // query and output point to the rows of the unit, and there to its first head.
   void run(const Unit &unit, const float *query, int64_t query_stride, float *output, int64_t output_stride) {
     unit_ = unit;
+    for (int row = 0; row < unit.num_rows; ++row)
+      ask_for(query + row * query_stride, int64_t{group_} * shape_.key_dim * sizeof(float));
     for (int row = 0; row < unit.num_rows; ++row) begin_row(row, query + row * query_stride);
     attend_own_tiles();
     for (int row = 0; row < unit.num_rows; ++row) {
@@ -130,12 +144,19 @@ class Attender {
     memory_.rows[row] = row_of(step_, options_, unit_.first_token + row);
     for (int64_t head = 0, pair = row * group_; head < group_; ++head, ++pair) {
       Pair &p = memory_.pairs[pair];
-      p = {memory_.queries + pair * shape_.key_dim, memory_.totals + pair * kWidth,
-           memory_.outputs + pair * shape_.value_dim, kLowest, 0, 0};
-      scale(query + head * shape_.key_dim, options_.scale, shape_.key_dim, p.query);
-      std::fill_n(p.totals, kWidth, 0.0f);
-      std::fill_n(p.output, shape_.value_dim, 0.0f);
+      p = {memory_.queries + pair * memory_.query_stride, memory_.totals + pair * kLanes,
+           memory_.outputs + pair * memory_.output_stride, kLowest, 0, 0};
+      take_query(query + head * shape_.key_dim, p.query);
+      std::fill_n(p.totals, kLanes, 0.0f);
+      std::fill_n(p.output, memory_.output_stride, 0.0f);
     }
+  }
+
+  void take_query(const float *from, float *to) {
+    if constexpr (std::is_same_v<T, Bfloat16>)
+      store_query(from, shape_.softcap != 0 ? options_.scale : options_.scale * kLog2E, shape_.key_dim, to);
+    else
+      scale(from, options_.scale, shape_.key_dim, to);
   }
 
   // Adds the pairs of a row to those that see the tile from this position on; returns their new number.
@@ -191,23 +212,13 @@ class Attender {
     const int end = std::min(row.last + 1, start + shape_.block_size);
     for (int position = std::max({row.own_end, row.first, start}); position < end; ++position) {
       const int place = places[position - step_.path_start[row.token]];
-      copy_place(tile_of<T>(cache_, block_at(place), unit_.kv_head), place % shape_.block_size, position - start);
+      copy_place(cache_, tile_of<T>(cache_, block_at(place), unit_.kv_head), place % shape_.block_size, memory_.tile,
+                 position - start);
     }
   }
 
-  void copy_place(const Tile<T> &from, int64_t place, int64_t to) {
-    const int64_t size = shape_.block_size;
-    for (int64_t d = 0; d < shape_.key_dim; ++d)
-      memory_.tile.keys[d * size + to] = to_float(from.keys[d * size + place]);
-    for (int64_t d = 0; d < shape_.value_dim; ++d)
-      memory_.tile.values[to * shape_.value_dim + d] = to_float(from.values[place * shape_.value_dim + d]);
-    if (!from.key_scales) return;
-    memory_.tile.key_scales[to] = from.key_scales[place];
-    memory_.tile.value_scales[to] = from.value_scales[place];
-  }
-
   void expand(const Tile<T> &from) {
-    convert(from.keys, int64_t{shape_.key_dim} * shape_.block_size, memory_.tile.keys);
+    convert(from.keys, stored_key_dim<T>(shape_.key_dim) * shape_.block_size, memory_.tile.keys);
     convert(from.values, int64_t{shape_.value_dim} * shape_.block_size, memory_.tile.values);
     if (!from.key_scales) return;
     convert(from.key_scales, shape_.block_size, memory_.tile.key_scales);
@@ -216,7 +227,7 @@ class Attender {
 
   // Converting the tile first is worth it when it is read more than once; the numbers are the same.
   void attend_tile(const Tile<T> &tile, int count) {
-    if constexpr (!std::is_same_v<T, float>) {
+    if constexpr (!std::is_same_v<T, Held<T>>) {
       if (count > kPairsAtOnce) {
         expand(tile);
         return attend_with(memory_.tile, count);
@@ -231,10 +242,27 @@ class Attender {
         attend_pairs<1, S>, attend_pairs<2, S>, attend_pairs<3, S>,
         attend_pairs<4, S>, attend_pairs<5, S>, attend_pairs<6, S>};
     static_assert(sizeof kAttend / sizeof *kAttend == kPairsAtOnce);
+    attend_in_rounds(kAttend, kPairsAtOnce, tile, count);
+  }
+
+  void attend_with(const Tile<Bfloat16> &tile, int count) {
+    static constexpr void (*kAttend[])(const Tile<Bfloat16> &, const TileShape &, Pair *const *, float *) = {
+        attend_couples<1>, attend_couples<2>, attend_couples<3>, attend_couples<4>,
+#if defined(__AVX512F__)
+        attend_couples<5>, attend_couples<6>, attend_couples<7>, attend_couples<8>
+#endif
+    };
+    static_assert(sizeof kAttend / sizeof *kAttend == kCouplePairs);
+    attend_in_rounds(kAttend, kCouplePairs, tile, count);
+  }
+
+  template <typename Attend, typename S>
+  void attend_in_rounds(const Attend *attend, int at_once, Tile<S> tile, int count) {
     Pair **pairs = memory_.seeing;
-    for (int rounds = (count + kPairsAtOnce - 1) / kPairsAtOnce; rounds; --rounds) {
+    for (int rounds = (count + at_once - 1) / at_once; rounds; --rounds) {
       const int taken = (count + rounds - 1) / rounds;  // even shares: a single pair left over would be slow
-      kAttend[taken - 1](tile, shape_, pairs, memory_.scores);
+      attend[taken - 1](tile, shape_, pairs, memory_.scores);
+      tile.next_keys = tile.next_values = nullptr;  // were asked for
       pairs += taken;
       count -= taken;
     }
@@ -243,7 +271,7 @@ class Attender {
   void finish_row(int row, float *output) {
     for (int64_t head = 0; head < group_; ++head) {
       const Pair &pair = pairs_of(row)[head];
-      scale(pair.output, 1.0f / sum(load(pair.totals)), shape_.value_dim, output + head * shape_.value_dim);
+      scale(pair.output, 1.0f / sum(load_lanes(pair.totals)), shape_.value_dim, output + head * shape_.value_dim);
     }
   }
 
@@ -252,7 +280,7 @@ class Attender {
   const SwAttention &options_;
   const int group_;
   const TileShape shape_;
-  UnitMemory memory_;
+  UnitMemory<T> memory_;
   Unit unit_{};
   Tile<T> tile_after_{};  // the first of the unit that this thread probably runs next
 };

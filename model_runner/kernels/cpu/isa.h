@@ -28,6 +28,7 @@ extern const Kernels portable_kernels;
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels;
 extern const Kernels avx512vnni_kernels;
+extern const Kernels avx512bf16_kernels;
 #endif
 
 }  // namespace samewise

@@ -4,27 +4,12 @@
 #include <cstring>
 #include <type_traits>
 
+#include "bfloat16.h"
 #include "rounding.h"
 #include "samewise.h"
 #include "simd.h"
 
 namespace SW_ISA {
-
-struct Bfloat16 {
-  uint16_t bits;
-};
-
-inline Vec load(const Bfloat16 *from) {
-#if defined(__AVX512F__)
-  const IntVec words = (IntVec)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
-#elif defined(__AVX2__)
-  const IntVec words = (IntVec)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
-#else
-  IntVec words;
-  for (int lane = 0; lane < kWidth; ++lane) words[lane] = from[lane].bits;
-#endif
-  return from_bits(words << 16);
-}
 
 inline Vec load(const int8_t *from) {
 #if defined(__AVX512F__)
@@ -40,20 +25,14 @@ inline Vec load(const int8_t *from) {
 
 inline float to_float(float x) { return x; }
 
-inline float to_float(Bfloat16 x) {
-  const uint32_t word = uint32_t{x.bits} << 16;
-  float result;
-  std::memcpy(&result, &word, sizeof result);
-  return result;
-}
-
 inline float to_float(int8_t x) { return x; }
 
-// A block's keys and values of one key-value head.
+// A block's keys and values of one key-value head. In bfloat16 they stand in couples, see bfloat16.h: of two dimensions
+// of a key, the last with zero if their number is odd, and of two places of a value.
 template <typename T>
 struct Tile {
-  T *keys;              // [key_dim, block_size]
-  T *values;            // [block_size, value_dim]
+  T *keys;              // [key_dim, block_size], in bfloat16 [key_dim / 2, block_size, 2]
+  T *values;            // [block_size, value_dim], in bfloat16 [block_size / 2, value_dim, 2]
   float *key_scales;    // [block_size]; null where numbers are stored as they are
   float *value_scales;  // likewise
   const T *next_keys;   // of the tile that comes after, to ask for them early; null for none
@@ -61,12 +40,48 @@ struct Tile {
 };
 
 template <typename T>
+constexpr int64_t kCouple = std::is_same_v<T, Bfloat16> ? 2 : 1;  // numbers that stand together
+
+// Numbers of a key as they are stored.
+template <typename T>
+inline int64_t stored_key_dim(int64_t key_dim) {
+  return round_up(key_dim, kCouple<T>);
+}
+
+// Where dimension d of a place stands in a tile's keys and values.
+template <typename T>
+inline int64_t key_at(int64_t block_size, int64_t place, int64_t d) {
+  constexpr int64_t n = kCouple<T>;
+  return (d / n * block_size + place) * n + d % n;
+}
+
+template <typename T>
+inline int64_t value_at(int64_t value_dim, int64_t place, int64_t d) {
+  constexpr int64_t n = kCouple<T>;
+  return (place / n * value_dim + d) * n + place % n;
+}
+
+template <typename T>
 inline Tile<T> tile_of(const SwKvCache &cache, int64_t block, int64_t head) {
   const int64_t index = block * cache.kv_heads + head, places = cache.block_size;
-  return {static_cast<T *>(cache.keys) + index * cache.key_dim * places,
+  return {static_cast<T *>(cache.keys) + index * stored_key_dim<T>(cache.key_dim) * places,
           static_cast<T *>(cache.values) + index * cache.value_dim * places,
           cache.key_scales ? cache.key_scales + index * places : nullptr,
           cache.value_scales ? cache.value_scales + index * places : nullptr, nullptr, nullptr};
+}
+
+// Copies a place of a tile to one of another, which may hold integers as floats.
+template <typename T, typename S>
+inline void copy_place(const SwKvCache &cache, const Tile<T> &from, int64_t from_place, const Tile<S> &to,
+                       int64_t to_place) {
+  const int64_t key_dim = stored_key_dim<T>(cache.key_dim), places = cache.block_size, value_dim = cache.value_dim;
+  for (int64_t d = 0; d < key_dim; ++d)
+    to.keys[key_at<S>(places, to_place, d)] = static_cast<S>(from.keys[key_at<T>(places, from_place, d)]);
+  for (int64_t d = 0; d < value_dim; ++d)
+    to.values[value_at<S>(value_dim, to_place, d)] = static_cast<S>(from.values[value_at<T>(value_dim, from_place, d)]);
+  if (!from.key_scales) return;
+  to.key_scales[to_place] = from.key_scales[from_place];
+  to.value_scales[to_place] = from.value_scales[from_place];
 }
 
 // Asks for memory that will be needed soon: a cache of keys and values is larger than any processor's, and waiting for one
@@ -76,23 +91,9 @@ inline void ask_for(const void *memory, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char *>(memory) + i, 0, 2);
 }
 
-inline void store_rounded(float x, float *to) { *to = x; }
-
-inline void store_rounded(float x, Bfloat16 *to) {  // to nearest, halves to even; NaN stays NaN
-  uint32_t word;
-  std::memcpy(&word, &x, sizeof word);
-  const uint32_t rounded = word + 0x7fff + (word >> 16 & 1);
-  to->bits = static_cast<uint16_t>((x == x ? rounded : word | 0x400000) >> 16);
-}
-
-// Every `stride`th number from `to` on takes one of x.
-template <typename T>
-inline void write_vector(const float *x, int64_t n, T *to, int64_t stride) {
-  for (int64_t i = 0; i < n; ++i) store_rounded(x[i], to + i * stride);
-}
-
-// The same as integers of at most 127, to nearest, halves to even. Returns their scale; see Rounding.
-inline float write_vector(const float *x, int64_t n, int8_t *to, int64_t stride) {
+// As integers of at most 127, to nearest, halves to even: every `stride`th number from `to` on takes one of x. Returns
+// their scale; see Rounding.
+inline float write_integers(const float *x, int64_t n, int8_t *to, int64_t stride) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const Rounding rounding = rounding_of(x, n, 127.0f);
   for (int64_t i = 0; i < n; ++i)
@@ -100,28 +101,62 @@ inline float write_vector(const float *x, int64_t n, int8_t *to, int64_t stride)
   return rounding.scale;
 }
 
+inline void write_place(const SwKvCache &cache, const Tile<int8_t> &tile, int64_t place, const float *key,
+                        const float *value) {
+  const int64_t value_dim = cache.value_dim;
+  tile.key_scales[place] = write_integers(key, cache.key_dim, tile.keys + place, cache.block_size);
+  tile.value_scales[place] = write_integers(value, value_dim, tile.values + place * value_dim, 1);
+}
+
+inline void write_place(const SwKvCache &cache, const Tile<float> &tile, int64_t place, const float *key,
+                        const float *value) {
+  for (int64_t d = 0; d < cache.key_dim; ++d) tile.keys[d * cache.block_size + place] = key[d];
+  std::memcpy(tile.values + place * cache.value_dim, value, cache.value_dim * sizeof(float));
+}
+
+// Calls take(d, count, numbers) for n numbers from x on, rounded to bfloat16, kWidth at a time; the last may be followed by
+// zeros.
+template <typename Take>
+inline void round_to_bfloat16(const float *x, int64_t n, const Take &take) {
+  Bfloat16 numbers[kWidth];
+  int64_t d = 0;
+  for (; d + kWidth <= n; d += kWidth) {
+    store_bfloat16(numbers, rounded_to_bfloat16(load(x + d)));
+    take(d, kWidth, numbers);
+  }
+  if (d == n) return;
+  float last[kWidth] = {};
+  std::memcpy(last, x + d, (n - d) * sizeof(float));
+  store_bfloat16(numbers, rounded_to_bfloat16(load(last)));
+  take(d, static_cast<int>(n - d), numbers);
+}
+
+inline void write_place(const SwKvCache &cache, const Tile<Bfloat16> &tile, int64_t place, const float *key,
+                        const float *value) {
+  const int64_t places = cache.block_size, value_dim = cache.value_dim;
+  round_to_bfloat16(key, cache.key_dim, [&](int64_t d, int count, const Bfloat16 *numbers) {
+    Bfloat16 *to = tile.keys + key_at<Bfloat16>(places, place, d);
+    for (int i = 0; i < count; i += 2, to += 2 * places) std::memcpy(to, numbers + i, 2 * sizeof *to);
+  });
+  round_to_bfloat16(value, value_dim, [&](int64_t d, int count, const Bfloat16 *numbers) {
+    Bfloat16 *to = tile.values + value_at<Bfloat16>(value_dim, place, d);
+    for (int i = 0; i < count; ++i) to[2 * i] = numbers[i];
+  });
+}
+
 template <typename T>
 inline void write_token(const SwKvCache &cache, int64_t block, int64_t place, const float *key, const float *value) {
-  const int64_t key_dim = cache.key_dim, value_dim = cache.value_dim;
-  for (int64_t head = 0; head < cache.kv_heads; ++head) {
-    const Tile<T> tile = tile_of<T>(cache, block, head);
-    T *key_to = tile.keys + place, *value_to = tile.values + place * value_dim;
-    if constexpr (std::is_same_v<T, int8_t>) {
-      tile.key_scales[place] = write_vector(key + head * key_dim, key_dim, key_to, cache.block_size);
-      tile.value_scales[place] = write_vector(value + head * value_dim, value_dim, value_to, 1);
-    } else {
-      write_vector(key + head * key_dim, key_dim, key_to, cache.block_size);
-      write_vector(value + head * value_dim, value_dim, value_to, 1);
-    }
-  }
+  for (int64_t head = 0; head < cache.kv_heads; ++head)
+    write_place(cache, tile_of<T>(cache, block, head), place, key + head * cache.key_dim, value + head * cache.value_dim);
 }
 
 template <typename T>
 inline void ask_for_token(const SwKvCache &cache, int64_t block, int64_t place) {
   for (int64_t head = 0; head < cache.kv_heads; ++head) {
     const Tile<T> tile = tile_of<T>(cache, block, head);
-    for (int64_t d = 0; d < cache.key_dim; ++d) __builtin_prefetch(tile.keys + d * cache.block_size + place);
-    ask_for(tile.values + place * cache.value_dim, cache.value_dim * sizeof(T));
+    for (int64_t d = 0; d < cache.key_dim; d += kCouple<T>)
+      __builtin_prefetch(tile.keys + key_at<T>(cache.block_size, place, d));
+    ask_for(tile.values + value_at<T>(cache.value_dim, place, 0), kCouple<T> * cache.value_dim * sizeof(T));
   }
 }
 

@@ -20,6 +20,8 @@ struct Free {
 
 bool supports(const Kernels &kernels) {
 #if defined(__x86_64__)
+  if (&kernels == &samewise::avx512bf16_kernels)
+    return supports(samewise::avx512vnni_kernels) && __builtin_cpu_supports("avx512bf16");
   if (&kernels == &samewise::avx512vnni_kernels)
     return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -32,7 +34,7 @@ bool supports(const Kernels &kernels) {
 const Kernels *find_kernels(const char *isa) {
   const Kernels *best_first[] = {
 #if defined(__x86_64__)
-      &samewise::avx512vnni_kernels, &samewise::avx2_kernels,
+      &samewise::avx512bf16_kernels, &samewise::avx512vnni_kernels, &samewise::avx2_kernels,
 #endif
       &samewise::portable_kernels};
   for (const Kernels *kernels : best_first)

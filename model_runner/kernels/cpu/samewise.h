@@ -13,10 +13,11 @@ enum SwKvType : int32_t { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 
 enum SwWeightKind : int32_t { SW_INT8 = 0, SW_INT4 = 1 };
 enum SwActivation : int32_t { SW_SILU = 0, SW_GELU_TANH = 1 };
 
-// The paged cache of one layer. With int8 every key and value has one scale for each token and head.
+// The paged cache of one layer. With int8 every key and value has one scale for each token and head. In bfloat16 two
+// dimensions of a key and two places of a value stand together.
 struct SwKvCache {
-  void *keys;           // [num_blocks, kv_heads, key_dim, block_size]
-  void *values;         // [num_blocks, kv_heads, block_size, value_dim]
+  void *keys;           // [num_blocks, kv_heads, key_dim, block_size]; bfloat16: [.., (key_dim + 1) / 2, block_size, 2]
+  void *values;         // [num_blocks, kv_heads, block_size, value_dim]; bfloat16: [.., block_size / 2, value_dim, 2]
   float *key_scales;    // [num_blocks, kv_heads, block_size]; null unless int8
   float *value_scales;  // likewise
   int32_t type;         // SwKvType
@@ -119,7 +120,7 @@ struct SwMove {
   int32_t to_offset;
 };
 
-// isa: "avx512vnni", "avx2", "portable", or "auto" for the best that this machine has; null is returned if it has not.
+// isa: "avx512bf16", "avx512vnni", "avx2", "portable", or "auto" for the best that this machine has; null is returned if it has not.
 SW_PUBLIC SwContext *sw_create(int32_t threads, const char *isa);
 SW_PUBLIC void sw_destroy(SwContext *context);
 SW_PUBLIC const char *sw_isa(const SwContext *context);

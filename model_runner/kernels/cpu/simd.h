@@ -1,7 +1,8 @@
 // Vectors of floats, of the width of the instruction set that a file is compiled for, and functions on them.
 //
-// Nothing here may depend on where in a row a number stands or on how many rows are at work: products and sums are
-// fused only where `fma` says so (the compiler is told not to contract), and sums have one fixed order.
+// Nothing here may depend on where in a row a number stands, on how many rows are at work or on the instruction set:
+// products and sums are fused only where `fma` says so (the compiler is told not to contract), and there everywhere; and
+// sums have one fixed order, in as many lanes on every instruction set.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -50,35 +51,61 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #elif defined(__FMA__)
   return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
-  return a * b + c;
+  Vec result;
+  for (int lane = 0; lane < kWidth; ++lane) result[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return result;
 #endif
 }
 
 // The scalar twin of `fma`: the same rounding, for what is left over at the end of a row.
-inline float fma(float a, float b, float c) {
-#if defined(__FMA__)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-inline float sum(Vec v) {  // pairwise, the upper half onto the lower
-  float x[kWidth];
-  store(x, v);
-  for (int half = kWidth / 2; half; half /= 2)
+// A sum over many numbers, in 16 lanes on every instruction set: number i belongs to lane i mod 16.
+constexpr int kLanes = 16;
+
+struct Lanes {
+  Vec parts[kLanes / kWidth];
+};
+
+inline Lanes load_lanes(const float *from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
+}
+
+inline float sum(const Lanes &lanes) {  // pairwise, the upper half onto the lower
+  float x[kLanes];
+  std::memcpy(x, &lanes, sizeof x);
+  for (int half = kLanes / 2; half; half /= 2)
     for (int i = 0; i < half; ++i) x[i] += x[i + half];
   return x[0];
 }
 
 inline float max(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float x[kWidth];
   store(x, v);
   for (int half = kWidth / 2; half; half /= 2)
     for (int i = 0; i < half; ++i) x[i] = x[i + half] > x[i] ? x[i + half] : x[i];
   return x[0];
+#endif
+}
+
+// Whether any number is above that of the other vector in its place.
+inline bool any_above(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
+#else
+  int32_t above = 0;
+  for (int lane = 0; lane < kWidth; ++lane) above |= (a > b)[lane];
+  return above;
+#endif
 }
 
 // What e^x is made of: x = n ln 2 + r, and e^r as a polynomial after Cephes' expf.
@@ -121,6 +148,21 @@ inline Vec exp_not_positive(Vec x) {
   const Vec low = broadcast(kLowestExponent);
   const ExpParts parts = exp_parts(x < low ? low : x);
   return x < low ? Vec{} : parts.power_of_r * power_of_two(parts.n);
+}
+
+constexpr float kLowestPower = -55.0f;  // 2^x is taken as 0 below
+
+// 2^x for x <= 0 or NaN, to 3e-6 of it; 1 for 0. The coefficients have the smallest relative error on [-1/2, 1/2].
+inline Vec exp2_not_positive(Vec x) {
+  const Vec magic = broadcast(12582912.0f + 127);  // as above; the last bits of the sum are the power's exponent
+  const Vec shifted = x + magic;
+  const Vec r = x - (shifted - magic);
+  Vec p = broadcast(9.582853e-3f);
+  p = fma(p, r, broadcast(5.5906426e-2f));
+  p = fma(p, r, broadcast(2.4024099e-1f));
+  p = fma(p, r, broadcast(6.931242e-1f));
+  p = fma(p, r, broadcast(1.0f));
+  return x < kLowestPower ? Vec{} : p * from_bits(bits(shifted) << 23);
 }
 
 inline Vec tanh(Vec x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }

@@ -7,7 +7,7 @@ import pytest
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels
 
-ISAS = ("portable", "avx2", "avx512vnni")
+ISAS = ("portable", "avx2", "avx512vnni", "avx512bf16")
 
 
 @pytest.fixture(scope="session", params=ISAS)
