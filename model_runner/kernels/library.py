@@ -89,14 +89,17 @@ class Kernels:
             raise NoKernelsError(f"the CPU kernels cannot run with {threads} threads and instruction set {isa}")
         weakref.finalize(self, self._library.sw_destroy, self._context)
         self.isa: str = self._library.sw_isa(self._context).decode()
+        self.int8_kind: WeightKind = "int8_rotated" if self.isa == "avx512vnni" else "int8"
+        """The faster form of int8: elsewhere integers are widened to 16 bits to be multiplied, whatever they are."""
         self.threads = threads
         self._arena = Arena()
 
     def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
         """Quantise a float32 weight [outputs, inputs].
 
-        In int8 each output's largest magnitude becomes 127, after the rotation if there is one. In int4 the weights of a group become 0 to 15 times a scale
-        plus a minimum that are chosen for a small squared error; weights that came from such groups stay as they are.
+        In int8 each output's largest magnitude becomes 127, after the rotation if there is one. In int4 the weights of a
+        group become 0 to 15 times a scale plus a minimum that are chosen for a small squared error; weights that came
+        from such groups stay as they are.
 
         Raises:
             ValueError: if the inputs are no multiple of INT4_GROUP in int4, or too many to be rotated.

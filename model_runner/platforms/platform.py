@@ -30,6 +30,8 @@ class Platform(ABC):
     """See RunnerConfig."""
     picks_ahead: bool
     """Whether target models find the tokens of plain rows themselves."""
+    rows: str
+    """What the inputs of products are rounded to."""
     kernels: str
     """What runs the models: an instruction set, or a compiler with its version; "none" for plain torch."""
 

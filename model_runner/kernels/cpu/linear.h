@@ -114,7 +114,7 @@ inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, 
 template <typename Emit>
 inline void multiply_rows(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                           int64_t num_rows, const Emit &emit) {
-  constexpr int64_t kFewRows = 8;  // memory is the limit, and is read faster in one stretch
+  constexpr int64_t kFewRows = 20;  // memory is the limit, and is read faster in one stretch
   with_panels(weight.kind, [&](auto panels) {
     using Panels = decltype(panels);
     if (num_rows <= kFewRows)
