@@ -36,8 +36,8 @@ class RunnerConfig:
     quantization: Quantization = "auto"
     """auto: int8 on CPU if the native kernels can be built, none elsewhere. int8 is for CPU, fp8 for CUDA."""
     rows: Rows = "auto"
-    """What a product's inputs are rounded to beside int8 weights: int8, rotated beforehand, or int16, of which 12 bits are
-    used. auto: int8 on CPUs with AVX-512 VNNI, int16 on others, where int8 is no faster."""
+    """What the inputs of products with int8 weights are rounded to on CPU: int8, rotated beforehand, or int16, of which
+    12 bits are used. auto: int8 with AVX-512 VNNI, int16 without, where int8 is no faster."""
     exact: bool = True
     """Whether a row's result is the same, bit for bit, in every batch. Only on CUDA can it be given up, for speed."""
     cuda_graphs: bool = True

@@ -23,8 +23,8 @@ from model_runner.kernels.structs import (
 )
 
 WeightKind = Literal["int8", "int8_rotated", "int4"]
-"""int8 has one scale for each output, rotated or not; int4 a scale and a minimum for each output and group of INT4_GROUP
-inputs. Rotated weights are multiplied with rows of 8 bits, the others with rows of 12."""
+"""int8 has one scale for each output, rotated or not; int4 a scale and a minimum for each output and group of
+INT4_GROUP inputs. Rotated weights are multiplied with rows of 8 bits, the others with rows of 12."""
 INT4_GROUP = 32
 INT4_BITS = 5
 """Of a weight, with its share of the group's scale and minimum."""
@@ -97,8 +97,8 @@ class Kernels:
     def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
         """Quantise a float32 weight [outputs, inputs].
 
-        In int8 each output's largest magnitude becomes 127, after the rotation if there is one. In int4 the weights of a
-        group become 0 to 15 times a scale plus a minimum that are chosen for a small squared error; weights that came
+        In int8 each output's largest magnitude becomes 127, after the rotation if there is one. In int4 the weights of
+        a group become 0 to 15 times a scale plus a minimum that are chosen for a small squared error; weights that came
         from such groups stay as they are.
 
         Raises:
