@@ -11,12 +11,13 @@ from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import GREEDY, Answer, Harness
 
 MODELS = [
-    *((family, "int8") for family in ("llama", "qwen2", "mixtral", "qwen2_moe", "gemma3")),
+    *(("llama", "int8", rows) for rows in ("int8", "int16")),
+    *((family, "int8") for family in ("qwen2", "mixtral", "qwen2_moe", "gemma3")),
     ("llama", "int4"),
     *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
 ]
-"""Families, and how their weights are multiplied."""
+"""Families, and how their weights are multiplied: their type, and that of rows where it is not left open."""
 SETTINGS = [
     SamplingParams(seed=1, logprobs=2),
     GREEDY,
@@ -71,7 +72,8 @@ def same(answers: dict[tuple[str, int], Answer], expected: dict[tuple[str, int],
 
 @pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def case(request: pytest.FixtureRequest, load: Callable[..., Harness]) -> "Case":
-    harness = load(*request.param)
+    family, quantization, *rows = request.param
+    harness = load(family, quantization, rows=rows[0] if rows else "auto")
     small = request.param == "embedded"
     requests = make_requests(harness, 6 if small else 12, 10 if small else 24, 90 if small else 300)
     return Case(harness, requests)
