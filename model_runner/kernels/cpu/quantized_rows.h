@@ -1,6 +1,6 @@
 // Rows as integers with one scale each, for products with packed weights: of 12 bits, or rotated and then of 8. (With 8
 // bits alone a row's largest number leaves too few steps to the others: SmolLM2-135M then prefers another token than in
-// float32 at one place in nine, with 12 bits or rotated at one in twenty-four.)
+// float32 at one place in nine, with 12 bits at one in twenty-three, rotated at one in twenty-five.)
 #pragma once
 #include <algorithm>
 #include <cstring>
