@@ -50,7 +50,7 @@ class Comparison:
 
 
 def compare_linears(kernels: Kernels) -> Iterator[Comparison]:
-    """The int8 and int4 linears against oneDNN's in float32, whose weight was reordered beforehand."""
+    """The linears with packed weights against oneDNN's in float32, whose weight was reordered beforehand."""
     generator = torch.Generator().manual_seed(0)
     for name, shape in LINEARS.items():
         weight = torch.randn(shape, generator=generator)
@@ -60,7 +60,7 @@ def compare_linears(kernels: Kernels) -> Iterator[Comparison]:
 
 def _compare_linear(kernels: Kernels, name: str, weight: Tensor, x: Tensor) -> Iterator[Comparison]:
     """All of them in turns; the head is never int4."""
-    kinds: list[WeightKind] = ["int8"] if name == "head" else ["int8", "int4"]
+    kinds: list[WeightKind] = ["int8_rotated", "int8"] if name == "head" else ["int8_rotated", "int8", "int4"]
     product = OneDNNPacker()(weight)
 
     def theirs() -> Tensor:
@@ -71,7 +71,7 @@ def _compare_linear(kernels: Kernels, name: str, weight: Tensor, x: Tensor) -> I
     *our_times, torch_us = _alternate(*ours, theirs)
     for kind, action, us in zip(kinds, ours, our_times, strict=True):
         errors = _error(action(), exact), _error(theirs(), exact)
-        yield Comparison(f"{kind} {name}", len(x), us, torch_us, "oneDNN float32", *errors)
+        yield Comparison(f"{kind.replace('_', ' ')} {name}", len(x), us, torch_us, "oneDNN float32", *errors)
 
 
 def compare_attention(kernels: Kernels) -> Iterator[Comparison]:

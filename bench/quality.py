@@ -22,20 +22,23 @@ from bench.engine_run import Strategy, run
 from bench.shared_runner import Engines
 from bench.text_plot import draw, require_matplotlib
 from bench.texts import longest_topics
-from model_runner.config import KVCacheDType, Quantization, RunnerConfig
+from model_runner.config import KVCacheDType, Quantization, Rows, RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models.repository import resolve_model
 
-CONFIGURATIONS: tuple[tuple[Quantization, KVCacheDType], ...] = (
-    ("none", "float32"),
-    ("none", "bfloat16"),
-    ("int8", "float32"),
-    ("int8", "bfloat16"),
-    ("int8", "int8"),
-    ("int4", "float32"),
-    ("int4", "bfloat16"),
+CONFIGURATIONS: tuple[tuple[Quantization, Rows, KVCacheDType], ...] = (
+    ("none", "auto", "float32"),
+    ("none", "auto", "bfloat16"),
+    ("int8", "int16", "float32"),
+    ("int8", "int16", "bfloat16"),
+    ("int8", "int16", "int8"),
+    ("int8", "int8", "float32"),
+    ("int8", "int8", "bfloat16"),
+    ("int8", "int8", "int8"),
+    ("int4", "auto", "float32"),
+    ("int4", "auto", "bfloat16"),
 )
-"""Of weights and KV cache; the first is what the others are compared with."""
+"""Of weights, rows and KV cache; the first is what the others are compared with."""
 CHUNK = 512
 """Tokens of a text over which perplexity is taken."""
 PROMPT = 64
@@ -47,6 +50,8 @@ CONTINUED = 128
 class Reading:
     """What one configuration made of the texts."""
 
+    rows: str
+    """What its rows are rounded to."""
     logprobs: list[float]
     """Of each token but the first of each text."""
     best: list[int]
@@ -60,6 +65,7 @@ class Quality:
     """A configuration against float32."""
 
     quantization: str
+    rows: str
     kv_cache_dtype: str
     perplexity: float
     same_best: float
@@ -68,14 +74,19 @@ class Quality:
     """Mean number of greedy tokens up to the first that differs, of CONTINUED."""
 
 
-def read(folder: Path, quantization: Quantization, kv: KVCacheDType, texts: Sequence[tuple[int, ...]]) -> Reading:
+def read(
+    folder: Path, quantization: Quantization, rows: Rows, kv: KVCacheDType, texts: Sequence[tuple[int, ...]]
+) -> Reading:
     """Run all texts through the engine."""
-    config = RunnerConfig(folder, device="cpu", quantization=quantization, kv_cache_dtype=kv, kv_cache_gib=1.0)
+    config = RunnerConfig(
+        folder, device="cpu", quantization=quantization, rows=rows, kv_cache_dtype=kv, kv_cache_gib=1.0
+    )
     engines = Engines(config)
     reading = Strategy(SamplingParams(temperature=0.0, prompt_logprobs=1))
     entries = list(chain.from_iterable(run(engines.make(), reading.requests(texts, 0)).prompt_logprobs))
     greedy = Strategy(SamplingParams(temperature=0.0))
     return Reading(
+        rows=engines.runner.info.rows,
         logprobs=[entry.logprob for entry in entries],
         best=[entry.top[0][0] for entry in entries],
         continued=run(engines.make(), greedy.requests([text[:PROMPT] for text in texts], CONTINUED)).tokens,
@@ -91,6 +102,7 @@ def compare(quantization: str, kv: str, reading: Reading, reference: Reading) ->
     ]
     return Quality(
         quantization,
+        reading.rows,
         kv,
         math.exp(-sum(reading.logprobs) / len(reading.logprobs)),
         agreeing / len(reference.best),
@@ -100,12 +112,13 @@ def compare(quantization: str, kv: str, reading: Reading, reference: Reading) ->
 
 def table(results: Sequence[Quality]) -> Table:
     """One line for each configuration."""
-    lines = Table("weights", "KV cache", "perplexity", "same best token", f"same greedy tokens of {CONTINUED}")
-    for column in lines.columns[2:]:
+    lines = Table("weights", "rows", "KV cache", "perplexity", "same best token", f"same greedy tokens of {CONTINUED}")
+    for column in lines.columns[3:]:
         column.justify = "right"
     for result in results:
         lines.add_row(
             result.quantization,
+            result.rows,
             result.kv_cache_dtype,
             f"{result.perplexity:.3f}",
             f"{100 * result.same_best:.1f} %",
@@ -118,7 +131,10 @@ def quantisation(folder: Path, num_texts: int, console: Console) -> list[Quality
     """Compare every configuration with float32."""
     texts = longest_topics(Tokenizer.from_file(str(folder / "tokenizer.json")), num_texts, CHUNK)
     readings = [read(folder, *each, texts) for each in track(CONFIGURATIONS, "Reading", console=console)]
-    return [compare(*each, reading, readings[0]) for each, reading in zip(CONFIGURATIONS, readings, strict=True)]
+    return [
+        compare(quantization, kv, reading, readings[0])
+        for (quantization, _, kv), reading in zip(CONFIGURATIONS, readings, strict=True)
+    ]
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def _int8_rate(seconds: float) -> tuple[float, str] | tuple[None, None]:
     except NoKernelsError:
         return None, None
     rows, width = INT8_SHAPE
-    weight, inputs = kernels.pack("int8", torch.rand(width, width)), torch.rand(rows, width)
+    weight, inputs = kernels.pack(kernels.int8_kind, torch.rand(width, width)), torch.rand(rows, width)
     time_s = _best_time(lambda: kernels.linear(weight, inputs), "cpu", seconds / 2)
     return rows * width**2 / time_s / 1e9, kernels.isa
 

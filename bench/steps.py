@@ -160,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure single steps of the runner on the CPU.")
     parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
     parser.add_argument("--quantization", choices=("auto", "int8", "int4", "none"), default="auto")
+    parser.add_argument("--rows", choices=("auto", "int8", "int16"), default="auto")
     parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16", "int8"), default="auto")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
@@ -169,6 +170,7 @@ def main() -> None:
         folder,
         device="cpu",
         quantization=arguments.quantization,
+        rows=arguments.rows,
         kv_cache_dtype=arguments.kv_cache_dtype,
         threads=len(os.sched_getaffinity(0)),
         kv_cache_gib=2.0,
@@ -180,7 +182,12 @@ def main() -> None:
     times = list(measure(Bench(runner, ModelWork.of(folder))))
     console.print(table(times, machine))
     if arguments.output:
-        content = {"machine": asdict(machine), "weights": runner.info.dtype, "steps": [asdict(step) for step in times]}
+        content = {
+            "machine": asdict(machine),
+            "weights": runner.info.dtype,
+            "rows": runner.info.rows,
+            "steps": [asdict(step) for step in times],
+        }
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

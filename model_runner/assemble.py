@@ -263,6 +263,7 @@ def _describe(
         dtype=plan.dtype,
         kv_dtype=plan.kv_dtype,
         kernels=platform.kernels,
+        rows=platform.rows,
         hardware=platform.hardware,
         software=f"torch {torch.__version__}, transformers {transformers.__version__}",
         hidden_size=shape.hidden,

@@ -7,6 +7,7 @@ from typing import Literal
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "fp8", "int4", "none"]
+Rows = Literal["auto", "int8", "int16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 LogprobsMode = Literal["raw", "processed"]
 SpeculationMethod = Literal[
@@ -34,6 +35,9 @@ class RunnerConfig:
     """auto: float32 on CPU, the checkpoint's own on CUDA."""
     quantization: Quantization = "auto"
     """auto: int8 on CPU if the native kernels can be built, none elsewhere. int8 is for CPU, fp8 for CUDA."""
+    rows: Rows = "auto"
+    """What the inputs of products with int8 weights are rounded to on CPU: int8, rotated beforehand, or int16, of which
+    12 bits are used. auto: int8 with AVX-512 VNNI, int16 without, where int8 is no faster."""
     exact: bool = True
     """Whether a row's result is the same, bit for bit, in every batch. Only on CUDA can it be given up, for speed."""
     cuda_graphs: bool = True

@@ -20,6 +20,8 @@ class RunnerInfo:
     kv_dtype: str
     kernels: str
     """What runs the model: an instruction set, or a compiler."""
+    rows: str = ""
+    """What the inputs of products are rounded to."""
     hardware: str = ""
     """The processor, as far as answers may depend on it."""
     software: str = ""

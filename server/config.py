@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization, SpeculationMethod
+from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization, Rows, SpeculationMethod
 from scheduler.config import Policy
 
 
@@ -80,6 +80,11 @@ class Settings(BaseSettings):
         "auto",
         description="Type of the weights in products: int8 (CPU, and there by default), fp8 (CUDA), int4 or none (by "
         "default on CUDA).",
+    )
+    rows: Rows = Field(
+        "auto",
+        description="On CPU, type of the inputs of products with int8 weights: int8 (by default with AVX-512 VNNI) or "
+        "int16 (by default without); the answers of one are not quite those of the other.",
     )
     exact: bool = Field(
         True, description="The same answer in every batch, bit for bit; --no-exact is faster on CUDA and promises less."

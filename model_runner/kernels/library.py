@@ -26,12 +26,17 @@ from model_runner.kernels.structs import (
     WeightStruct,
 )
 
-WeightKind = Literal["int8", "int4"]
-"""int8 has one scale for each output; int4 a scale and a minimum for each output and group of INT4_GROUP inputs."""
+WeightKind = Literal["int8", "int8_rotated", "int4"]
+"""int8 has one scale for each output, rotated or not; int4 a scale and a minimum for each output and group of
+INT4_GROUP inputs. Rotated weights are multiplied with rows of 8 bits, the others with rows of 12."""
 INT4_GROUP = 32
 INT4_BITS = 5
 """Of a weight, with its share of the group's scale and minimum."""
-_KINDS: dict[WeightKind, int] = {"int8": 0, "int4": 1}
+ROTATED_BLOCK = 64
+"""What inputs that are rotated are padded to a multiple of."""
+WIDEST_ROTATED = 32_768
+"""Inputs."""
+_KINDS: dict[WeightKind, int] = {"int8": 0, "int4": 1, "int8_rotated": 2}
 _PANEL = 16
 
 _SIGNATURES = {
@@ -66,7 +71,7 @@ class NativeWeight:
         self.outputs: int = struct.outputs
         self.inputs: int = struct.inputs
         self.packed = packed
-        """int8 [bytes]: see cpu/int8_panels.h and cpu/int4_group.h."""
+        """int8 [bytes]: see cpu/int8_panels.h, cpu/rotated_panels.h and cpu/int4_group.h."""
         self.scales = scales[: self.outputs]
         """[outputs] float32: what 1 stands for; a power of two in int4."""
         self._memory = (packed, scales, bias)  # the struct points into these
@@ -92,21 +97,26 @@ class Kernels:
             raise NoKernelsError(f"the CPU kernels cannot run with {threads} threads and instruction set {isa}")
         weakref.finalize(self, self._library.sw_destroy, self._context)
         self.isa: str = self._library.sw_isa(self._context).decode()
+        self.int8_kind: WeightKind = "int8_rotated" if self.isa == "avx512vnni" else "int8"
+        """The faster form of int8: elsewhere integers are widened to 16 bits to be multiplied, whatever they are."""
         self.threads = threads
         self._arena = Arena()
 
     def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
         """Quantise a float32 weight [outputs, inputs].
 
-        In int8 each output's largest magnitude becomes 127. In int4 the weights of a group become 0 to 15 times a scale
-        plus a minimum that are chosen for a small squared error; weights that came from such groups stay as they are.
+        In int8 each output's largest magnitude becomes 127, after the rotation if there is one. In int4 the weights of
+        a group become 0 to 15 times a scale plus a minimum that are chosen for a small squared error; weights that came
+        from such groups stay as they are.
 
         Raises:
-            ValueError: if the inputs are no multiple of INT4_GROUP in int4.
+            ValueError: if the inputs are no multiple of INT4_GROUP in int4, or too many to be rotated.
         """
         outputs, inputs = weight.shape
         if kind == "int4" and inputs % INT4_GROUP:
             raise ValueError(f"{inputs} inputs cannot be packed in int4: they are no multiple of {INT4_GROUP}")
+        if kind == "int8_rotated" and inputs > WIDEST_ROTATED:
+            raise ValueError(f"{inputs:,} inputs cannot be rotated: they are more than {WIDEST_ROTATED:,}")
         code = _KINDS[kind]
         packed = self._arena.take(self._library.sw_packed_size(code, outputs, inputs))
         padded = -(-outputs // _PANEL) * _PANEL

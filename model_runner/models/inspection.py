@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
-from model_runner.kernels.library import INT4_BITS, INT4_GROUP, WeightKind
+from model_runner.kernels.library import INT4_BITS, INT4_GROUP, ROTATED_BLOCK, WeightKind
 from model_runner.kv_cache import KVShape
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 
@@ -32,6 +32,8 @@ class ModelShape:
     """Parameters of the head, if it is shared with the embedding."""
     num_multiplied: int
     """Weights of linears, experts and the head, a shared one included: what every token is multiplied with."""
+    num_rotated: int
+    """The same when inputs are padded to be rotated."""
     num_inner: int
     """Those of them that are not the head's."""
     num_groupable: int
@@ -42,6 +44,8 @@ class ModelShape:
 
     def packed_bytes(self, kind: WeightKind) -> int:
         """Memory of what is multiplied, when it is packed; what int4 cannot hold is int8."""
+        if kind == "int8_rotated":
+            return self.num_rotated
         num_int4 = self.num_groupable if kind == "int4" else 0
         return self.num_multiplied - num_int4 + num_int4 * INT4_BITS // 8
 
@@ -123,15 +127,23 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
     shared = head is not None and head.weight is embedding
     num_shared = embedding.numel() if shared else 0
     matrices = [weight for weight in model.parameters() if weight.dim() >= 2 and weight is not embedding]
+    multiplied = [*matrices, embedding] if shared else matrices
     inner = [weight for weight in matrices if head is None or weight is not head.weight]
     return ModelShape(
         kv=tuple(recorder.shapes[layer] for layer in range(layers)),
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_shared=num_shared,
-        num_multiplied=sum(weight.numel() for weight in matrices) + num_shared,
+        num_multiplied=sum(weight.numel() for weight in multiplied),
+        num_rotated=sum(_padded(weight) for weight in multiplied),
         num_inner=sum(weight.numel() for weight in inner),
         num_groupable=sum(weight.numel() for weight in inner if weight.shape[-1] % INT4_GROUP == 0),
         hidden=embedding.shape[1],
         vocab_size=output.logits.shape[-1],
         max_model_len=text.max_position_embeddings,
     )
+
+
+def _padded(weight: Tensor) -> int:
+    """Numbers of a weight [..., outputs, inputs] whose inputs are padded to be rotated."""
+    inputs = weight.shape[-1]
+    return weight.numel() // inputs * -(-inputs // ROTATED_BLOCK) * ROTATED_BLOCK

@@ -1,14 +1,14 @@
 """Products with weights in int8 or int4, by the native kernels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from model_runner.kernels.library import INT4_GROUP, Kernels, NativeWeight, WeightKind
+from model_runner.kernels.library import INT4_GROUP, WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
 
 
 class NativeProduct:
-    """Rows are rounded to 12 bits with one scale each, and sums are such that rows cannot influence each other."""
+    """Rows are rounded to integers with one scale each, and sums are such that rows cannot influence each other."""
 
     def __init__(self, kernels: Kernels, weight: NativeWeight) -> None:
         self._kernels = kernels
@@ -27,10 +27,18 @@ class NativePacker:
     kernels: Kernels
     kind: WeightKind
 
+    @property
+    def in_int8(self) -> "NativePacker":
+        """For what would lose too much in int4."""
+        return replace(self, kind="int8") if self.kind == "int4" else self
+
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
-        """A weight [outputs, inputs] of this kind, but in int8 if its inputs make no whole groups of int4."""
-        whole = weight.shape[1] % INT4_GROUP == 0
-        return self.kernels.pack(self.kind if whole else "int8", weight.detach().float().contiguous(), bias)
+        """A weight [outputs, inputs] of this kind, or in plain int8 if its inputs cannot have it."""
+        return self.kernels.pack(self._kind_for(weight.shape[1]), weight.detach().float().contiguous(), bias)
+
+    def _kind_for(self, inputs: int) -> WeightKind:
+        fits = {"int4": inputs % INT4_GROUP == 0, "int8_rotated": inputs <= WIDEST_ROTATED}
+        return self.kind if fits.get(self.kind, True) else "int8"
 
     def __call__(self, weight: Tensor) -> NativeProduct:
         """See packed.Packer."""

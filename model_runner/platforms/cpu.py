@@ -2,10 +2,9 @@
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
-from model_runner.config import LogprobsMode, RunnerConfig, Sizes
+from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
 from model_runner.cores import available_cores
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
@@ -61,11 +60,13 @@ class CpuPlatform(Platform):
         torch.set_num_threads(threads)
         self._kernels = _load_kernels(threads)
         weights = resolve_quantization(config.quantization, self._kernels)
-        self._packer = NativePacker(self._kernels, weights) if self._kernels and weights else None
+        kind = resolve_rows(config.rows, weights, self._kernels)
+        self._packer = NativePacker(self._kernels, kind) if self._kernels and kind else None
         kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
         self.types = StorageTypes(torch.float32, weights, kv)
         self.picks_ahead = self._kernels is not None
         self.pick_allowed = None if self._kernels is None else partial(pick_allowed, self._kernels)
+        self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
         self.kernels = "none" if self._kernels is None else self._kernels.isa
 
     @property
@@ -119,7 +120,8 @@ class CpuPlatform(Platform):
     def prepare_heads(self, heads: nn.Module) -> None:
         """See Platform.prepare_heads."""
         if self._kernels is not None:
-            pack_weights(heads, NativePacker(self._kernels, "int8"), OneDNNPacker())
+            packer = self._packer or NativePacker(self._kernels, "int8")
+            pack_weights(heads, packer.in_int8, OneDNNPacker())
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         """See Platform.make_sampler."""
@@ -145,7 +147,7 @@ def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
     if packer is not None:
         logger.info("layers     %d as one native operator each", fuse_layers(model, packer))
         if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
-            pack_weights(head, replace(packer, kind="int8"), onednn)
+            pack_weights(head, packer.in_int8, onednn)
     pack: Packer = packer or onednn
     try:
         replace_activations(model)
@@ -155,7 +157,7 @@ def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
     pack_weights(model, pack, onednn)
 
 
-def resolve_quantization(quantization: str, kernels: Kernels | None) -> WeightKind | None:
+def resolve_quantization(quantization: str, kernels: Kernels | None) -> Literal["int8", "int4"] | None:
     """What weights are packed as; None leaves them in float32.
 
     Raises:
@@ -172,6 +174,23 @@ def resolve_quantization(quantization: str, kernels: Kernels | None) -> WeightKi
             f"quantization {quantization} needs the native kernels, which this machine cannot build (see above)"
         )
     return "int4" if quantization == "int4" else "int8"
+
+
+def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: Kernels | None) -> WeightKind | None:
+    """The kind of weights that go with such rows.
+
+    Raises:
+        ValueError: if rows are asked for beside weights that leave no choice.
+    """
+    if weights == "int8" and kernels is not None:
+        kinds: dict[Rows, WeightKind] = {"auto": kernels.int8_kind, "int8": "int8_rotated", "int16": "int8"}
+        return kinds[rows]
+    if rows != "auto":
+        always = "int16" if weights == "int4" else "float32"
+        raise ValueError(
+            f"rows {rows} is for weights in int8; beside {weights or 'float32'} they are always {always}, leave it out"
+        )
+    return weights
 
 
 def _load_kernels(threads: int) -> Kernels | None:

@@ -72,10 +72,13 @@ class CudaPlatform(Platform):
         self.device = device
         if config.threads is not None:
             raise ValueError("threads is for the CPU's kernels; leave it out on CUDA")
+        if config.rows != "auto":
+            raise ValueError("rows is for the CPU's kernels; leave it out on CUDA")
         compute = _compute_type(config)
         self._weights = _weight_kind(config)
         kv = resolve_kv_dtype(config.kv_cache_dtype, compute, torch.device("cuda"), quantized_weights=False)
         self.types = StorageTypes(compute, self._weights, kv)
+        self.rows = "fp8" if self._weights == "fp8" else str(compute).removeprefix("torch.")
         self.exact = config.exact
         self._num_programs = num_programs
         self._one_shape = self.exact and not self._shapes_agree()

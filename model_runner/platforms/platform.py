@@ -35,6 +35,8 @@ class Platform(ABC):
     """Whether the device computes a step while the host goes on: it can look for masks, and launch the next step."""
     pick_allowed: PickAllowed | None = None
     """Picks tokens where grammars hold rows; None where the sampler is as quick."""
+    rows: str
+    """What the inputs of products are rounded to."""
     kernels: str
     """What runs the models: an instruction set, or a compiler with its version; "none" for plain torch."""
 

@@ -77,6 +77,7 @@ class Capabilities(BaseModel):
     vocab_size: int = Field(description="Token ids that the model has.")
     device: str = Field(description="Where the model runs.")
     dtype: str = Field(description="Type of the weights in products.")
+    rows: str = Field(description="Type that the inputs of products are rounded to.")
     generates: bool = Field(description="Whether the model writes text.")
     embedding: EmbeddingCapability | None = Field(description="How it makes vectors of texts; null: it does not.")
     scoring: ScoringCapability | None = Field(description="How it scores pairs of texts; null: it does not.")
@@ -110,6 +111,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
         vocab_size=info.vocab_size,
         device=info.device,
         dtype=info.dtype,
+        rows=info.rows,
         generates=services.model.abilities.generates,
         embedding=_embedding(services.model.abilities.embedding, info.hidden_size),
         scoring=_scoring(services.model.abilities.scoring),

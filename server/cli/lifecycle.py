@@ -159,7 +159,7 @@ class _Life:
         tokens = info.num_blocks * info.block_size
         name = ", ".join(self._settings.served_model_name or (self._folder.name,))
         self._announce(f"Samewise {__version__}", f"{self._address}/v1")
-        self._announce("Model", f"{name}, {info.dtype} on {info.device}")
+        self._announce("Model", f"{name}, {info.dtype} weights and {info.rows} rows on {info.device}")
         self._announce("Abilities", str(services.model.abilities))
         self._announce(
             "Context",
@@ -218,6 +218,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         device=settings.device,
         dtype=settings.dtype,
         quantization=settings.quantization,
+        rows=settings.rows,
         exact=settings.exact,
         cuda_graphs=settings.cuda_graphs,
         max_model_len=settings.max_model_len,

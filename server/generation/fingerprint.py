@@ -48,7 +48,7 @@ class Fingerprint:
         Raises OSError if a file of the models cannot be read.
         """
         digest = self._digest.result() if self._digest.done() else await asyncio.wrap_future(self._digest)
-        engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.kernels)
+        engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
         settings = (f"exact={self._settings.exact}", self._settings.logprobs)
         parts = (__version__, digest, *engine, *sizes, *settings)

@@ -70,6 +70,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "block_size": ("16", 16),
     "kv_cache_dtype": ("int8", "int8"),
     "quantization": ("none", "none"),
+    "rows": ("int16", "int16"),
     "exact": ("false", False),
     "cuda_graphs": ("false", False),
     "kv_cache_gib": ("0.5", 0.5),

@@ -9,7 +9,7 @@ import torch
 
 from bench.shared_runner import SharedRunner
 from bench.speculation_matrix import FEATURES, Feature, Matrix
-from model_runner.config import Quantization, RunnerConfig
+from model_runner.config import Quantization, Rows, RunnerConfig
 from model_runner.contract import Failure, SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
 from model_runner.speculative.proposer import Proposer
@@ -116,17 +116,20 @@ class Harness:
 
 @pytest.fixture(scope="session")
 def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[..., Harness]:
-    """Returns a function from a family's name, or "embedded", a quantization, and a tiny model's size of vocabulary to
-    a harness with the model.
+    """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, and
+    what rows are rounded to, to a harness with the model.
     """
-    made: dict[tuple[str, Quantization, int], Harness] = {}
+    made: dict[tuple[str, Quantization, int, Rows], Harness] = {}
 
-    def make(family: str, quantization: Quantization = "auto", vocab_size: int = VOCAB_SIZE) -> Harness:
-        key = (family, quantization, vocab_size)
+    def make(
+        family: str, quantization: Quantization = "auto", vocab_size: int = VOCAB_SIZE, rows: Rows = "auto"
+    ) -> Harness:
+        key = (family, quantization, vocab_size, rows)
         if key not in made:
             config = RunnerConfig(
                 model=embedded_folder if family == "embedded" else tiny_model(family, vocab_size),
                 quantization=quantization,
+                rows=rows,
                 kv_cache_gib=0.9 if family == "embedded" else 0.02,
                 max_num_seqs=34,
                 aux_model=None if family == "embedded" else tiny_model("qwen3", vocab_size),

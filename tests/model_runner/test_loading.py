@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, PretrainedConfig, T5Config
 
 from model_runner.assemble import assemble
-from model_runner.config import Quantization, RunnerConfig, Sizes
+from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, Needs, Room, StorageTypes, free_memory, plan_memory
@@ -20,7 +20,7 @@ from model_runner.models.loading import load_config, load_model
 from model_runner.models.native import NativePacker
 from model_runner.models.packed import PackedWeight
 from model_runner.platforms.choose import choose_platform, resolve_device
-from model_runner.platforms.cpu import CpuPlatform, prepare, resolve_quantization
+from model_runner.platforms.cpu import CpuPlatform, prepare, resolve_quantization, resolve_rows
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 from tests.engine import tiny_heads
@@ -82,6 +82,8 @@ def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) 
         ({"dtype": "bfloat16"}, "bfloat16 is not supported on CPU"),
         ({"exact": False}, "the CPU always computes exactly"),
         ({"quantization": "fp8"}, "fp8 is for CUDA"),
+        ({"quantization": "int4", "rows": "int8"}, "rows int8 is for weights in int8; beside int4 .* always int16"),
+        ({"quantization": "none", "rows": "int16"}, "rows int16 is for weights in int8; beside float32 .* float32"),
     ):
         with pytest.raises(ValueError, match=message):
             choose_platform(RunnerConfig(tiny_model("llama"), device="cpu", **settings))
@@ -99,6 +101,46 @@ def test_what_weights_are_packed_as(kernels_library: Path) -> None:
         assert resolve_quantization(kind, kernels) == kind
         with pytest.raises(ValueError, match=f"quantization {kind} needs the native kernels"):
             resolve_quantization(kind, None)
+
+
+def test_what_rows_are_rounded_to(kernels_library: Path) -> None:
+    kernels = Kernels(kernels_library, threads=1, isa="portable")
+    assert kernels.int8_kind == "int8"  # where 8 bits would not be faster
+    assert resolve_rows("auto", "int8", kernels) == "int8"
+    assert resolve_rows("int16", "int8", kernels) == "int8"
+    assert resolve_rows("int8", "int8", kernels) == "int8_rotated"
+    kernels.int8_kind = "int8_rotated"
+    assert resolve_rows("auto", "int8", kernels) == "int8_rotated"
+    assert resolve_rows("int16", "int8", kernels) == "int8"
+    for weights in ("int4", None):
+        assert resolve_rows("auto", weights, kernels) == weights
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "kind"),
+    [
+        ({"rows": "int8"}, "int8", "int8_rotated"),
+        ({"rows": "int16"}, "int16", "int8"),
+        ({"quantization": "int4"}, "int16", "int8"),
+        ({"quantization": "none"}, "float32", "int8"),
+    ],
+)
+def test_rows_are_told_and_heads_have_the_same(
+    settings: dict[str, Any], rows: str, kind: WeightKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = CpuPlatform(RunnerConfig(model=Path(), **settings))
+    assert platform.rows == rows
+    packed: list[WeightKind] = []
+    monkeypatch.setattr(NativePacker, "__call__", lambda packer, weight: packed.append(packer.kind))
+    platform.prepare_heads(torch.nn.Linear(64, 3))
+    assert packed == [kind]
+
+
+def test_inputs_that_are_padded_to_be_rotated_are_counted() -> None:
+    config = tiny_config("llama")  # 100 inputs into the last linear of each layer
+    shape = inspect_model(config)
+    added = config.num_hidden_layers * config.hidden_size * (128 - config.intermediate_size)
+    assert shape.num_rotated == shape.num_multiplied + added
 
 
 def test_int4_is_for_whole_groups_and_not_for_the_head() -> None:
@@ -135,6 +177,7 @@ SHAPE = ModelShape(
     num_parameters=1_000_000,
     num_shared=100_000,
     num_multiplied=900_000,
+    num_rotated=910_000,
     num_inner=740_000,
     num_groupable=640_000,
     hidden=100,
@@ -144,15 +187,16 @@ SHAPE = ModelShape(
 
 
 @pytest.mark.parametrize(
-    ("quantization", "expected"),
+    ("quantization", "rows", "expected"),
     [
-        ("none", 4 * 1_100_000),  # the shared head is packed beside the embedding
-        ("int8", 900_000 + 4 * 200_000),
-        ("int4", 640_000 * 5 // 8 + 260_000 + 4 * 200_000),
+        ("none", "auto", 4 * 1_100_000),  # the shared head is packed beside the embedding
+        ("int8", "int16", 900_000 + 4 * 200_000),
+        ("int8", "int8", 910_000 + 4 * 200_000),
+        ("int4", "auto", 640_000 * 5 // 8 + 260_000 + 4 * 200_000),
     ],
 )
-def test_weights_are_counted_as_they_are_stored(quantization: Quantization, expected: int) -> None:
-    platform = CpuPlatform(RunnerConfig(model=Path(), quantization=quantization))
+def test_weights_are_counted_as_they_are_stored(quantization: Quantization, rows: Rows, expected: int) -> None:
+    platform = CpuPlatform(RunnerConfig(model=Path(), quantization=quantization, rows=rows))
     assert platform.weight_bytes(SHAPE) == expected
 
 

@@ -71,6 +71,7 @@ class FakeEngine:
             device="cpu",
             dtype="fake",
             kv_dtype="fake",
+            rows="fake",
             kernels="fake",
             hidden_size=16,
             speculation_methods=("auto", "ngram", "prediction", "suffix"),

@@ -18,7 +18,12 @@ from tests.server.helpers import CHAT, chat, client_of
 from tests.server.tiny_model import write_folder
 
 INFO = RunnerInfo(
-    *(9, 64, 16, 8, 4, 512, "cpu", "int8"), kv_dtype="bfloat16", kernels="avx2", hardware="AVX2", software="torch 1"
+    *(9, 64, 16, 8, 4, 512, "cpu", "int8"),
+    kv_dtype="bfloat16",
+    kernels="avx2",
+    rows="int8",
+    hardware="AVX2",
+    software="torch 1",
 )
 
 
@@ -36,7 +41,14 @@ async def test_answers_of_the_same_server_have_the_same(make_app: Callable[..., 
 
 
 async def test_how_the_model_runs(folder: Path):
-    changes = [{}, {"dtype": "float32"}, {"kv_dtype": "int8"}, {"kernels": "portable"}, {"block_size": 32}]
+    changes = [
+        {},
+        {"dtype": "float32"},
+        {"kv_dtype": "int8"},
+        {"rows": "int16"},
+        {"kernels": "portable"},
+        {"block_size": 32},
+    ]
     changes += [{"max_model_len": 65}, {"hardware": "AVX512"}, {"software": "torch 2"}, {"device": "cuda:0"}]
     one = Fingerprint([folder], Settings())
     assert len({await one.of(replace(INFO, **change)) for change in changes}) == len(changes)

@@ -17,6 +17,8 @@ namespace SW_ISA {
 struct Int4Panels {
   using Sum = float;
 
+  static constexpr int kTilePanels = 1;
+
 #if defined(__AVX512VNNI__)
   static constexpr int kTileRows = 4;
 #else
@@ -48,9 +50,10 @@ struct Int4Panels {
   }
 
   // See Int8Panels::multiply.
-  template <int Rows>
+  template <int Rows, int Count>
   static void multiply(const QuantizedRows &rows, int64_t row, const int8_t *panel, int64_t inputs, const int8_t *ahead,
                        Sum *sums) {
+    static_assert(Count == 1);
     const Int4Group *groups = reinterpret_cast<const Int4Group *>(panel);
 #if defined(__AVX512VNNI__)
     constexpr int kChains = Rows > 2 ? 2 : 4;  // independent sums, since one product takes several cycles

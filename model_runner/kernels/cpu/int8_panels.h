@@ -13,6 +13,8 @@ namespace SW_ISA {
 struct Int8Panels {
   using Sum = int32_t;
 
+  static constexpr int kTilePanels = 1;  // panels that are multiplied at once
+
   // Rows that are multiplied with a panel at once: as many sums as the registers hold.
 #if defined(__AVX512VNNI__)
   static constexpr int kTileRows = 4;
@@ -37,12 +39,13 @@ struct Int8Panels {
     }
   }
 
-  // Sums of the products of Rows rows, from `row` on, with a panel, [Rows, 16]. The panel is read from front to end,
-  // once. On the way as much is asked of memory from `ahead` on, if that is not null. (Loops are unrolled so that the
-  // compiler keeps the sums in registers.)
-  template <int Rows>
+  // Sums of the products of Rows rows, from `row` on, with Count panels, [Count, Rows, 16]. The panels are read from
+  // front to end, once. On the way as much is asked of memory from `ahead` on, if that is not null. (Loops are unrolled
+  // so that the compiler keeps the sums in registers.)
+  template <int Rows, int Count>
   static void multiply(const QuantizedRows &rows, int64_t row, const int8_t *panel, int64_t inputs, const int8_t *ahead,
                        Sum *sums) {
+    static_assert(Count == 1);
     const int64_t pairs = round_up(inputs, kPair) / kPair;
 #if defined(__AVX512VNNI__)
     constexpr int kChains = 4;  // independent sums, since one product takes several cycles

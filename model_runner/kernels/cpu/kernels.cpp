@@ -12,17 +12,12 @@ namespace {
 
 using samewise::ThreadPool;
 
-template <typename Panels>
-void pack_panels(ThreadPool &pool, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
-                 float *scales) {
-  pool.for_each(num_panels(outputs),
-                [&](int64_t panel) { Panels::pack(weight, outputs, inputs, panel, packed, scales); });
-}
-
 void pack(ThreadPool &pool, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
           float *scales) {
-  const auto pack_kind = kind == SW_INT4 ? pack_panels<Int4Panels> : pack_panels<Int8Panels>;
-  pack_kind(pool, weight, outputs, inputs, packed, scales);
+  with_panels(kind, [&](auto panels) {
+    pool.for_each(num_panels(outputs),
+                  [&](int64_t panel) { panels.pack(weight, outputs, inputs, panel, packed, scales); });
+  });
 }
 
 int64_t linear_scratch(const SwWeight &weight, int32_t rows) {

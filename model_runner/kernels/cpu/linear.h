@@ -1,9 +1,9 @@
-// Linear layers: y = x W^T, W in int8 or int4, x rounded to integers of 12 bits with one scale for each row.
+// Linear layers: y = x W^T, W in int8 or int4, x rounded to integers with one scale for each row: see quantized_rows.h.
 //
 // A row's result does not depend on the other rows: its products are summed in integers, which is exact in any order,
 // or in an order that is always the same.
 //
-// A packed weight is a sequence of panels of 16 outputs: see int8_panels.h and int4_panels.h.
+// A packed weight is a sequence of panels of 16 outputs: see int8_panels.h, rotated_panels.h and int4_panels.h.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -11,6 +11,7 @@
 #include "int4_panels.h"
 #include "int8_panels.h"
 #include "quantized_rows.h"
+#include "rotated_panels.h"
 #include "samewise.h"
 #include "simd.h"
 #include "threads.h"
@@ -27,62 +28,84 @@ inline Vec load_sums(const int32_t *from) {
   return __builtin_convertvector(sums, Vec);
 }
 
-// Multiplies Rows rows with a panel; see multiply_rows for emit.
-template <typename Panels, int Rows, typename Emit>
+// Calls work with an object of the type that packs and multiplies weights of this kind.
+template <typename Work>
+inline void with_panels(int32_t kind, const Work &work) {
+  if (kind == SW_INT4)
+    work(Int4Panels());
+  else if (kind == SW_INT8_ROTATED)
+    work(RotatedPanels());
+  else
+    work(Int8Panels());
+}
+
+// Multiplies Rows rows with Count panels; see multiply_rows for emit.
+template <typename Panels, int Rows, int Count, typename Emit>
 inline void tile(const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel, bool ask_ahead,
                  const Emit &emit) {
-  alignas(64) typename Panels::Sum sums[Rows * kPanel];
+  alignas(64) typename Panels::Sum sums[Count * Rows * kPanel];
   const int64_t bytes = Panels::panel_bytes(weight.inputs);
   const int8_t *packed = weight.packed + panel * bytes;
-  Panels::template multiply<Rows>(rows, row, packed, weight.inputs, ask_ahead ? packed + bytes : nullptr, sums);
-  const int64_t first = panel * kPanel;
+  const int8_t *ahead = ask_ahead ? packed + Count * bytes : nullptr;
+  Panels::template multiply<Rows, Count>(rows, row, packed, weight.inputs, ahead, sums);
   alignas(64) float results[kPanel];
-  for (int r = 0; r < Rows; ++r) {
-    const Vec row_scale = broadcast(rows.scales[row + r]);
-    for (int i = 0; i < kPanel; i += kWidth) {
-      Vec y = load_sums(sums + r * kPanel + i) * load(weight.scales + first + i) * row_scale;
-      if (weight.bias) y += load(weight.bias + first + i);
-      store(results + i, y);
+  for (int p = 0; p < Count; ++p)
+    for (int r = 0; r < Rows; ++r) {
+      const int64_t first = (panel + p) * kPanel;
+      const Vec row_scale = broadcast(rows.scales[row + r]);
+      for (int i = 0; i < kPanel; i += kWidth) {
+        Vec y = load_sums(sums + (p * Rows + r) * kPanel + i) * load(weight.scales + first + i) * row_scale;
+        if (weight.bias) y += load(weight.bias + first + i);
+        store(results + i, y);
+      }
+      if (first + kPanel <= weight.outputs)
+        emit(row + r, first, kPanel, results);
+      else
+        emit(row + r, first, weight.outputs - first, results);
     }
-    if (first + kPanel <= weight.outputs)
-      emit(row + r, first, kPanel, results);
-    else
-      emit(row + r, first, weight.outputs - first, results);
-  }
 }
 
-// The tile of `count` rows, which are at most Rows.
-template <typename Panels, int Rows, typename Emit>
+// The tile of `count` rows, which are at most Rows, and Count panels.
+template <typename Panels, int Rows, int Count = 1, typename Emit>
 inline void tile_of_rows(int64_t count, const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel,
                          bool ask_ahead, const Emit &emit) {
-  if (count == Rows) return tile<Panels, Rows>(weight, rows, row, panel, ask_ahead, emit);
-  if constexpr (Rows > 1) tile_of_rows<Panels, Rows - 1>(count, weight, rows, row, panel, ask_ahead, emit);
+  if (count == Rows) return tile<Panels, Rows, Count>(weight, rows, row, panel, ask_ahead, emit);
+  if constexpr (Rows > 1) tile_of_rows<Panels, Rows - 1, Count>(count, weight, rows, row, panel, ask_ahead, emit);
 }
 
-template <typename Panels, typename Emit>
+// Rows from first_row to end_row, times panels from first_panel to end_panel, Count of them at a time.
+template <typename Panels, int Count, typename Emit>
+inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
+                           int64_t first_panel, int64_t end_panel, const Emit &emit) {
+  constexpr int kTileRows = Panels::kTileRows;
+  int64_t panel = first_panel;
+  for (; panel + Count <= end_panel; panel += Count)
+    for (int64_t row = first_row; row < end_row; row += kTileRows) {
+      // The first tile of rows brings the panels into the cache, so memory would be idle during the second.
+      const bool ask_ahead = row == first_row + kTileRows && panel + 2 * Count <= end_panel;
+      const int64_t count = std::min<int64_t>(kTileRows, end_row - row);
+      tile_of_rows<Panels, kTileRows, Count>(count, weight, rows, row, panel, ask_ahead, emit);
+    }
+  if constexpr (Count > 1)
+    multiply_block<Panels, Count - 1>(weight, rows, first_row, end_row, panel, end_panel, emit);
+}
+
+template <typename Panels, int Count, typename Emit>
 inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                             int64_t num_rows, const Emit &emit) {
   constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the second-level cache
   constexpr int64_t kUnitBytes = 131072;  // of weights: long stretches are read faster
-  constexpr int kTileRows = Panels::kTileRows;
   const int64_t panels = num_panels(weight.outputs);
+  const int64_t groups = (panels + Count - 1) / Count;
   const int64_t wanted = round_up(panels * Panels::panel_bytes(weight.inputs) / kUnitBytes + 1, pool.size());
-  const int64_t unit_panels = (panels + wanted - 1) / wanted;
-  const int64_t panel_units = (panels + unit_panels - 1) / unit_panels;
+  const int64_t panel_units = std::min(wanted, groups);
   const int64_t row_units = (num_rows + kUnitRows - 1) / kUnitRows;
   pool.for_each(panel_units * row_units, [&](int64_t unit) {
-    const int64_t first_row = unit / panel_units * kUnitRows;
+    const int64_t first_row = unit / panel_units * kUnitRows, panel_unit = unit % panel_units;
     const int64_t end_row = std::min(first_row + kUnitRows, num_rows);
-    const int64_t first_panel = unit % panel_units * unit_panels;
-    const int64_t end_panel = std::min(first_panel + unit_panels, panels);
-    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
-      for (int64_t row = first_row; row < end_row; row += kTileRows) {
-        // The first tile of rows brings the panel into the cache, so memory would be idle during the second.
-        const bool ask_ahead = row == first_row + kTileRows && panel + 1 < end_panel;
-        const int64_t count = std::min<int64_t>(kTileRows, end_row - row);
-        tile_of_rows<Panels, kTileRows>(count, weight, rows, row, panel, ask_ahead, emit);
-      }
-    }
+    const int64_t first_panel = panel_unit * groups / panel_units * Count;
+    const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * Count, panels);
+    multiply_block<Panels, Count>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
   });
 }
 
@@ -91,10 +114,14 @@ inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, 
 template <typename Emit>
 inline void multiply_rows(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                           int64_t num_rows, const Emit &emit) {
-  if (weight.kind == SW_INT4)
-    multiply_panels<Int4Panels>(pool, weight, rows, num_rows, emit);
-  else
-    multiply_panels<Int8Panels>(pool, weight, rows, num_rows, emit);
+  constexpr int64_t kFewRows = 20;  // memory is the limit, and is read faster in one stretch
+  with_panels(weight.kind, [&](auto panels) {
+    using Panels = decltype(panels);
+    if (num_rows <= kFewRows)
+      multiply_panels<Panels, 1>(pool, weight, rows, num_rows, emit);
+    else
+      multiply_panels<Panels, Panels::kTilePanels>(pool, weight, rows, num_rows, emit);
+  });
 }
 
 }  // namespace SW_ISA

@@ -83,7 +83,8 @@ const char *sw_isa(const SwContext *context) { return context->kernels.isa; }
 int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs) {
   const int64_t panels = (int64_t{outputs} + 15) / 16;
   if (kind == SW_INT4) return panels * (inputs / 32) * 16 * (32 / 2 + 2 * sizeof(uint16_t));
-  return panels * 16 * ((int64_t{inputs} + 1) / 2 * 2);
+  const int64_t multiple = kind == SW_INT8_ROTATED ? 64 : 2;
+  return panels * 16 * ((inputs + multiple - 1) / multiple * multiple);
 }
 
 int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,

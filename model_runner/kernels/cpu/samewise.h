@@ -10,7 +10,7 @@ extern "C" {
 struct SwContext;  // threads, scratch memory and the instruction set in use
 
 enum SwKvType : int32_t { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 };
-enum SwWeightKind : int32_t { SW_INT8 = 0, SW_INT4 = 1 };
+enum SwWeightKind : int32_t { SW_INT8 = 0, SW_INT4 = 1, SW_INT8_ROTATED = 2 };
 enum SwActivation : int32_t { SW_SILU = 0, SW_GELU_TANH = 1 };
 
 // The paged cache of one layer. With int8 every key and value has one scale for each token and head. In bfloat16 two
@@ -52,8 +52,9 @@ struct SwAttention {
   float softcap;  // scores s become softcap * tanh(s / softcap); 0 for none
 };
 
-// A linear layer's weight: int8 with one scale for each output, or int4 with a scale and a minimum for each output and
-// group of 32 inputs, which the inputs are a multiple of.
+// A linear layer's weight: int8 with one scale for each output, as it is or rotated, with at most 32,768 inputs, or int4
+// with a scale and a minimum for each output and group of 32 inputs, which the inputs are a multiple of. Rotated weights
+// are multiplied with rows that are rotated, too, and rounded to integers of 8 bits, others with rows of 12 bits.
 struct SwWeight {
   int32_t kind;          // SwWeightKind
   int32_t outputs;
@@ -130,7 +131,7 @@ SW_PUBLIC int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs);
 SW_PUBLIC int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs,
                      int8_t *packed, float *scales);
 
-// y[rows, outputs] = x[rows, inputs] times the weight, x rounded to integers of 12 bits with one scale for each row.
+// y[rows, outputs] = x[rows, inputs] times the weight, x rounded to integers with one scale for each row.
 SW_PUBLIC int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y);
 
 // Writes key and value to the cache and attends: query [T, heads, key_dim], key [T, kv_heads, key_dim],

@@ -65,6 +65,11 @@ def test_equals_the_layer_of_transformers_in_int4(case: str, sizes: dict[str, in
     assert agree(layer_errors(case, NativePacker(kernels, "int4"), **sizes))
 
 
+@pytest.mark.parametrize("case", ["llama with biases", "gemma2", "qwen3"])
+def test_equals_the_layer_of_transformers_with_rotated_rows(case: str, kernels: Kernels) -> None:
+    assert agree(layer_errors(case, NativePacker(kernels, "int8_rotated")))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("case", ["llama with biases", "gemma2"])
 def test_caches_of_other_types(case: str, dtype: torch.dtype, kernels: Kernels) -> None:
@@ -113,6 +118,16 @@ def test_a_layer_that_computes_something_else_is_found_out(
 @pytest.mark.parametrize("case", CASES)
 def test_rows_do_not_depend_on_neighbours_chunks_or_blocks(case: str, kernels: Kernels) -> None:
     model = FusedModel(case, kernels)
+    crowd = model.logits(CROWD, seed=1)
+    for sequence, length in enumerate(LENGTHS):
+        alone = model.logits([[(sequence, 0, length)]])[sequence]
+        assert alone.isfinite().all()
+        assert torch.equal(alone, crowd[sequence])
+
+
+@pytest.mark.parametrize("case", ["llama with biases", "gemma2"])
+def test_rows_do_not_depend_on_neighbours_chunks_or_blocks_when_they_are_rotated(case: str, kernels: Kernels) -> None:
+    model = FusedModel(case, kernels, "int8_rotated")
     crowd = model.logits(CROWD, seed=1)
     for sequence, length in enumerate(LENGTHS):
         alone = model.logits([[(sequence, 0, length)]])[sequence]

@@ -9,20 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
+from model_runner.kernels.library import WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
 from model_runner.models.native import NativePacker
 from model_runner.models.packed import PackedWeight
-from tests.model_runner.kernels import int4_oracle, int8_oracle
+from tests.model_runner.kernels import int4_oracle, int8_oracle, rotated_oracle
 
 OUTPUTS = (1, 15, 16, 17, 100)
 INT8_INPUTS = (1, 3, 4, 5, 63, 64, 65, 576, 1536)
 SHAPES: list[tuple[WeightKind, int]] = [
     *(("int8", inputs) for inputs in INT8_INPUTS),
+    *(("int8_rotated", inputs) for inputs in (1, 63, 64, 65, 192, 576, 1536)),
     *(("int4", inputs) for inputs in (32, 64, 96, 576, 1536)),
 ]
 """Kinds of weights, and numbers of inputs."""
-BOTH: list[tuple[WeightKind, int]] = [("int8", 65), ("int4", 64)]
-COUNTS = (0, 1, 2, 5, 6, 7, 13, 119, 120, 121)
+EACH: list[tuple[WeightKind, int]] = [("int8", 65), ("int8_rotated", 65), ("int4", 64)]
+COUNTS = (0, 1, 2, 5, 6, 7, 13, 20, 21, 22, 23, 119, 120, 121)
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -35,10 +36,11 @@ def check_product(
 ) -> NativeWeight:
     """Multiply and compare with the oracle of the kind; returns the packed weight."""
     packed = kernels.pack(kind, weight, bias)
-    if kind == "int8":
-        expected, error = int8_oracle.linear(rows, weight, bias)
-    else:
+    if kind == "int4":
         expected, error = int4_oracle.linear(rows, packed, bias)
+    else:
+        oracle = int8_oracle if kind == "int8" else rotated_oracle
+        expected, error = oracle.linear(rows, weight, bias)
     assert (np.abs(kernels.linear(packed, rows).double().numpy() - expected) <= error).all()
     return packed
 
@@ -69,7 +71,7 @@ def test_scales_of_int8(kernels: Kernels, inputs: int) -> None:
     np.testing.assert_array_equal(kernels.pack("int8", weight).scales.numpy(), expected)
 
 
-@pytest.mark.parametrize(("kind", "inputs"), [("int8", 68), ("int4", 96)])
+@pytest.mark.parametrize(("kind", "inputs"), [("int8", 68), ("int8_rotated", 68), ("int4", 96)])
 def test_many_panels_of_outputs(kernels: Kernels, kind: WeightKind, inputs: int) -> None:
     weight, rows = random(3000, inputs), random(130, inputs, seed=1)
     packed = check_product(kernels, kind, weight, rows)
@@ -86,7 +88,9 @@ def test_one_scale_for_all_rows_would_be_found_out() -> None:
     assert not rows_are_independent(product, random(300, 65, seed=1))
 
 
-@pytest.mark.parametrize(("kind", "inputs"), [("int8", 5), ("int8", 576), ("int4", 32), ("int4", 576)])
+@pytest.mark.parametrize(
+    ("kind", "inputs"), [("int8", 5), ("int8", 576), ("int8_rotated", 576), ("int4", 32), ("int4", 576)]
+)
 def test_the_number_of_threads_does_not_matter(
     kernels: Kernels, kernels_library: Path, kind: WeightKind, inputs: int
 ) -> None:
@@ -132,6 +136,69 @@ def test_sums_that_overflow_would_be_found_out() -> None:
     assert ((rows @ weight.T).astype(np.int32) != rows @ weight.T).any()
 
 
+ROTATED_SIZES = (64, 128, 1024, WIDEST_ROTATED)
+"""Numbers of inputs that are rotated as one block, so that integers can be found that rotate to integers."""
+
+
+def rotated_to(integers: np.ndarray) -> Tensor:
+    """The rows [n, size] in float32 that become these integers [n, size] when they are rotated."""
+    rows, size = integers.astype(np.float64), integers.shape[1]
+    stride = 1
+    while stride < size:  # Hadamard's matrix, which is symmetric and times itself is `size`
+        pairs = rows.reshape(len(rows), -1, 2, stride)
+        rows = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2).reshape(rows.shape)
+        stride *= 2
+    return torch.from_numpy(rows).float()
+
+
+@pytest.mark.parametrize("size", ROTATED_SIZES)
+def test_sums_of_rotated_integers_are_exact(kernels: Kernels, size: int) -> None:
+    generator = np.random.default_rng(size)
+    random_x, random_weight = (generator.integers(-127, 128, (count, size)) for count in (30, 40))
+    random_x[:, size // 2] = random_weight[:, size // 3] = 127
+    extreme = 127 * extreme_signs(size)  # with the largest sums that there are
+    x, weight = np.concatenate([random_x, extreme]), np.concatenate([random_weight, extreme])
+    result = kernels.linear(kernels.pack("int8_rotated", rotated_to(weight)), rotated_to(x))
+    np.testing.assert_array_equal(result.numpy(), (x @ weight.T).astype(np.float32) * size)
+
+
+def test_inputs_that_cannot_be_rotated(kernels: Kernels) -> None:
+    weight, rows = random(3, WIDEST_ROTATED + 1), random(2, WIDEST_ROTATED + 1, seed=1)
+    with pytest.raises(ValueError, match="32,769 inputs cannot be rotated"):
+        kernels.pack("int8_rotated", weight)
+    product = NativePacker(kernels, "int8_rotated")(weight)
+    assert torch.equal(product(rows, None), kernels.linear(kernels.pack("int8", weight), rows))
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"), [("int8", 65), ("int8", 576), ("int8_rotated", 65), ("int8_rotated", 1600)]
+)
+def test_every_instruction_set_finds_the_same(
+    kernels: Kernels, kernels_library: Path, kind: WeightKind, inputs: int
+) -> None:
+    weight, bias, rows = random(100, inputs), random(100, seed=1), random(50, inputs, seed=2)
+    rows[:, 7] *= 30
+    portable = Kernels(kernels_library, threads=1, isa="portable")
+    expected = portable.linear(portable.pack(kind, weight, bias), rows)
+    packed = kernels.pack(kind, weight, bias)
+    assert torch.equal(kernels.linear(packed, rows), expected)
+    assert torch.equal(packed.scales, portable.pack(kind, weight).scales)
+
+
+def test_outliers_cost_less_when_they_are_rotated(kernels: Kernels) -> None:
+    """With 8 bits: what the rotation is for."""
+    weight, rows = random(64, 576), random(50, 576, seed=1)
+    rows[:, 100] *= 100
+    exact = rows.double() @ weight.double().T
+
+    def error(product: Tensor) -> float:
+        return float((product - exact).norm() / exact.norm())
+
+    steps = rows.abs().amax(1, keepdim=True) / 127
+    plain = (rows / steps).round() * steps @ weight.T
+    assert error(kernels.linear(kernels.pack("int8_rotated", weight), rows)) < 0.5 * error(plain)
+
+
 def test_halves_are_rounded_to_even(kernels: Kernels) -> None:
     numbers = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, 125.5, -126.5]
     rounded = torch.tensor([0.0, 2, 2, 0, -2, -2, 126, 126, -126] * 3)
@@ -142,7 +209,7 @@ def test_halves_are_rounded_to_even(kernels: Kernels) -> None:
     assert torch.equal(kernels.linear(kernels.pack("int8", 127 * ones), row)[0, 1:], rounded * 127)
 
 
-@pytest.mark.parametrize(("kind", "inputs"), BOTH)
+@pytest.mark.parametrize(("kind", "inputs"), EACH)
 def test_zeros(kernels: Kernels, kind: WeightKind, inputs: int) -> None:
     weight, bias, rows = random(17, inputs), random(17, seed=1), random(7, inputs, seed=2)
     packed = kernels.pack(kind, weight, bias)
@@ -159,7 +226,7 @@ def test_zeros(kernels: Kernels, kind: WeightKind, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("magnitude", [1e30, 1e-20, 1.1e-30, 0.9e-30, 1e-38, 1e-44])
-@pytest.mark.parametrize(("kind", "inputs"), BOTH)
+@pytest.mark.parametrize(("kind", "inputs"), EACH)
 def test_extreme_magnitudes(kernels: Kernels, kind: WeightKind, inputs: int, magnitude: float) -> None:
     weight, rows = random(17, inputs).clamp(-1, 1), random(9, inputs, seed=1).clamp(-1, 1)
     weight[:, 7] = rows[:, 11] = 1
@@ -170,7 +237,7 @@ def test_extreme_magnitudes(kernels: Kernels, kind: WeightKind, inputs: int, mag
     check_product(kernels, kind, weight, rows)
 
 
-@pytest.mark.parametrize(("kind", "inputs"), BOTH)
+@pytest.mark.parametrize(("kind", "inputs"), EACH)
 def test_the_largest_number(kernels: Kernels, kind: WeightKind, inputs: int) -> None:
     weight, rows = torch.eye(inputs)[:17] * 0.5, random(9, inputs, seed=1)
     rows[4, 3], rows[5, 40] = LARGEST, -LARGEST
@@ -181,7 +248,7 @@ def test_the_largest_number(kernels: Kernels, kind: WeightKind, inputs: int) -> 
 
 @pytest.mark.parametrize("place", [0, 3, 33, 63, -1])
 @pytest.mark.parametrize("broken", [torch.nan, -torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize(("kind", "inputs"), BOTH)
+@pytest.mark.parametrize(("kind", "inputs"), EACH)
 def test_what_is_not_finite_stays_in_its_row(
     kernels: Kernels, kind: WeightKind, inputs: int, broken: float, place: int
 ) -> None:
@@ -195,7 +262,7 @@ def test_what_is_not_finite_stays_in_its_row(
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize(("kind", "inputs"), BOTH)
+@pytest.mark.parametrize(("kind", "inputs"), EACH)
 def test_a_weight_that_is_not_finite_stays_in_its_output(
     kernels: Kernels, kind: WeightKind, inputs: int, broken: float
 ) -> None:
@@ -209,7 +276,7 @@ def test_a_weight_that_is_not_finite_stays_in_its_output(
     assert torch.equal(result[:, others], whole[:, others])
 
 
-@pytest.mark.parametrize(("kind", "inputs"), BOTH)
+@pytest.mark.parametrize(("kind", "inputs"), EACH)
 def test_as_the_weight_of_a_module(kernels: Kernels, kind: WeightKind, inputs: int) -> None:
     weight, bias, rows = random(17, inputs), random(17, seed=1), random(3, 4, inputs, seed=2)
     packed = PackedWeight(weight, NativePacker(kernels, kind))
