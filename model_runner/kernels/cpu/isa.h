@@ -16,6 +16,9 @@ struct Kernels {
   int64_t (*layer_scratch)(const SwDecoderLayer &, int32_t rows);
   void (*layer)(ThreadPool &, const SwDecoderLayer &, const SwStep &, const float *cos, const float *sin, const float *input,
                 float *output, char *scratch);
+  int64_t (*experts_scratch)(const SwExperts &, int32_t rows);
+  void (*experts)(ThreadPool &, const SwExperts &, const float *x, const int32_t *chosen, const float *weights,
+                  int32_t rows, float *output, char *scratch);
   void (*gumbel_max)(ThreadPool &, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
                      int64_t *tokens);
   void (*move_kv)(ThreadPool &, const SwKvCache *layers, int32_t num_layers, const SwMove *moves, int32_t count);

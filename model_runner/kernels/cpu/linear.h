@@ -59,12 +59,36 @@ inline void tile_of_rows(int64_t count, const SwWeight &weight, const QuantizedR
   if constexpr (Rows > 1) tile_of_rows<Panels, Rows - 1>(count, weight, rows, row, panel, ask_ahead, emit);
 }
 
+// Rows from first_row to end_row, times panels from first_panel to end_panel.
+template <typename Panels, typename Emit>
+inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
+                           int64_t first_panel, int64_t end_panel, const Emit &emit) {
+  constexpr int kTileRows = Panels::kTileRows;
+  for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+    for (int64_t row = first_row; row < end_row; row += kTileRows) {
+      // The first tile of rows brings the panel into the cache, so memory would be idle during the second.
+      const bool ask_ahead = row == first_row + kTileRows && panel + 1 < end_panel;
+      const int64_t count = std::min<int64_t>(kTileRows, end_row - row);
+      tile_of_rows<Panels, kTileRows>(count, weight, rows, row, panel, ask_ahead, emit);
+    }
+  }
+}
+
+// The same for a weight of any kind, by the thread that calls; see multiply_rows for emit.
+template <typename Emit>
+inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
+                          int64_t first_panel, int64_t end_panel, const Emit &emit) {
+  if (weight.kind == SW_INT4)
+    multiply_block<Int4Panels>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+  else
+    multiply_block<Int8Panels>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+}
+
 template <typename Panels, typename Emit>
 inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                             int64_t num_rows, const Emit &emit) {
   constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the second-level cache
   constexpr int64_t kUnitBytes = 131072;  // of weights: long stretches are read faster
-  constexpr int kTileRows = Panels::kTileRows;
   const int64_t panels = num_panels(weight.outputs);
   const int64_t wanted = round_up(panels * Panels::panel_bytes(weight.inputs) / kUnitBytes + 1, pool.size());
   const int64_t unit_panels = (panels + wanted - 1) / wanted;
@@ -75,14 +99,7 @@ inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, 
     const int64_t end_row = std::min(first_row + kUnitRows, num_rows);
     const int64_t first_panel = unit % panel_units * unit_panels;
     const int64_t end_panel = std::min(first_panel + unit_panels, panels);
-    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
-      for (int64_t row = first_row; row < end_row; row += kTileRows) {
-        // The first tile of rows brings the panel into the cache, so memory would be idle during the second.
-        const bool ask_ahead = row == first_row + kTileRows && panel + 1 < end_panel;
-        const int64_t count = std::min<int64_t>(kTileRows, end_row - row);
-        tile_of_rows<Panels, kTileRows>(count, weight, rows, row, panel, ask_ahead, emit);
-      }
-    }
+    multiply_block<Panels>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
   });
 }
 

@@ -12,6 +12,7 @@ struct SwContext;  // threads, scratch memory and the instruction set in use
 enum SwKvType : int32_t { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 };
 enum SwWeightKind : int32_t { SW_INT8 = 0, SW_INT4 = 1 };
 enum SwActivation : int32_t { SW_SILU = 0, SW_GELU_TANH = 1 };
+enum SwScoring : int32_t { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
 
 // The paged cache of one layer. With int8 every key and value has one scale for each token and head.
 struct SwKvCache {
@@ -62,7 +63,25 @@ struct SwWeight {
   const float *bias;     // likewise; null for none
 };
 
-// A decoder layer: RMSNorm, attention with rotary positions, RMSNorm, gated MLP, each with its residual connection.
+// A mixture of experts, each a gated MLP. A row goes to those with the highest scores, the lowest index among equals; the
+// weights of what they make of it are these scores, and it is added up in the order of the scores.
+struct SwExperts {
+  int32_t num_experts;
+  int32_t top_k;       // experts of each row, the number of experts at most
+  int32_t activation;  // SwActivation
+  int32_t scoring;     // SwScoring: over all experts, or of each one
+  int32_t normalised;  // the weights of a row are divided by their sum
+  int32_t gates_mlp;   // the router has one more output; its sigmoid is a factor on what the layer's MLP adds
+  float scale;         // factor on the weights
+  const float *router;       // [outputs / 16, hidden, 16], outputs padded to a multiple of 16
+  const float *choice_bias;  // [num_experts] added to the scores for the choice, not for the weights; null for none
+  const SwWeight *gate_up;   // [num_experts] outputs: gate, then up. All of one shape and kind
+  const SwWeight *down;      // [num_experts] likewise
+};
+
+// A decoder layer: RMSNorm, attention with rotary positions, RMSNorm, gated MLP, each with its residual connection. With
+// experts, their sum is added to what the MLP makes of the same rows; gate_up, of 0 outputs where there is no MLP beside
+// them, is of the kind of theirs.
 struct SwDecoderLayer {
   int32_t hidden;
   int32_t intermediate;
@@ -82,6 +101,7 @@ struct SwDecoderLayer {
   const float *mlp_post_norm;
   const float *query_norm;           // [key_dim] for each head; null for none
   const float *key_norm;
+  const SwExperts *experts;          // null for none
 };
 
 // A token to be drawn.
@@ -120,6 +140,11 @@ SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const
 // output[T, hidden] = the layer's answer to input[T, hidden]; cos and sin are [T, rotary_dim].
 SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
                          const float *sin, const float *input, float *output);
+
+// output[rows, hidden] = the weighted sum of what the experts chosen[rows, top_k] make of x[rows, hidden], added up in the
+// order in which they stand there. The router is not used.
+SW_PUBLIC int32_t sw_experts(SwContext *context, const SwExperts *experts, const float *x, const int32_t *chosen,
+                         const float *weights, int32_t rows, float *output);
 
 // tokens[count] = what is drawn from rows of logits[., width], each with at least one finite entry, none above or NaN.
 SW_PUBLIC int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws,

@@ -1,6 +1,7 @@
 """Runs of tiny models on native attention: fused layers against transformers' own, and whole models."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs
 from model_runner.models.activations import replace_activations
 from model_runner.models.decoder_form import DecoderForm, recognise
+from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.fused import FusedDecoderLayer, bind_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.native import NativePacker
+from model_runner.models.native_experts import make_native_experts
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.packed import pack_weights
 from model_runner.models.target import HFTargetModel
@@ -60,6 +63,8 @@ def served_model(case: str, **changes: int) -> PreTrainedModel:
     register_attention()
     model = tiny_model(case, **changes)
     model.set_attn_implementation(ATTENTION_NAME)
+    register_experts()
+    model.config.get_text_config()._experts_implementation = EXPERTS_NAME
     return model
 
 
@@ -90,6 +95,7 @@ def layer_errors(
     fused_cache, cache = make_cache(forms, dtype), make_cache(forms, dtype)
     for layer, struct in zip(fused, cache_structs(fused_cache), strict=True):
         layer.bind(struct)
+    pack_experts(model, packer, partial(make_native_experts, packer))
     replace_activations(model)
     pack_weights(model, packer, OneDNNPacker())
     errors = []
