@@ -126,18 +126,14 @@ CASES: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
     },
     "qwen2": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2, "hidden_act": "swish"},
-    "qwen2_moe": {
+    "qwen2_moe": {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 60, "decoder_sparse_step": 2},
+    "qwen2_moe with windows": {
         **_QWEN_EXPERTS,
+        "norm_topk_prob": True,
         "shared_expert_intermediate_size": 60,
         "use_sliding_window": True,
         "sliding_window": 16,
         "max_window_layers": 2,
-    },
-    "qwen2_moe normalised": {
-        **_QWEN_EXPERTS,
-        "shared_expert_intermediate_size": 60,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 2,
     },
     "qwen3": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2, "attention_bias": True},
     "qwen3_moe": {

@@ -72,7 +72,7 @@ def with_experts(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
         ("dots1", 1, with_experts(scale=1.0)),
         ("dots1", 1, with_experts(choice_bias=None)),
         ("dots1", 1, with_experts(scoring="softmax")),
-        ("qwen2_moe", 0, with_experts(mlp_gate=None)),
+        ("qwen2_moe", 1, with_experts(mlp_gate=None)),
     ],
 )
 def test_a_form_that_is_read_wrongly_is_found_out(
