@@ -50,7 +50,7 @@ struct UnitMemory {
   Pair *pairs;       // [rows at once, group]
   Pair **seeing;     // pairs that see the tile at hand
   float *queries;    // [pairs, key_dim]
-  float *totals;     // [pairs, kWidth]
+  float *totals;     // [pairs, kLanes]
   float *outputs;    // [pairs, value_dim]
   float *scores;     // [kPairsAtOnce, block_size]
   Tile<float> tile{};  // converted or put together
@@ -66,7 +66,7 @@ struct UnitMemory {
     take(pairs, num_pairs);
     take(seeing, num_pairs);
     take(queries, num_pairs * cache.key_dim);
-    take(totals, num_pairs * kWidth);
+    take(totals, num_pairs * kLanes);
     take(outputs, num_pairs * cache.value_dim);
     take(scores, int64_t{kPairsAtOnce} * cache.block_size);
     take(tile.keys, int64_t{cache.key_dim} * cache.block_size);
@@ -130,10 +130,10 @@ class Attender {
     memory_.rows[row] = row_of(step_, options_, unit_.first_token + row);
     for (int64_t head = 0, pair = row * group_; head < group_; ++head, ++pair) {
       Pair &p = memory_.pairs[pair];
-      p = {memory_.queries + pair * shape_.key_dim, memory_.totals + pair * kWidth,
+      p = {memory_.queries + pair * shape_.key_dim, memory_.totals + pair * kLanes,
            memory_.outputs + pair * shape_.value_dim, kLowest, 0, 0};
       scale(query + head * shape_.key_dim, options_.scale, shape_.key_dim, p.query);
-      std::fill_n(p.totals, kWidth, 0.0f);
+      std::fill_n(p.totals, kLanes, 0.0f);
       std::fill_n(p.output, shape_.value_dim, 0.0f);
     }
   }
@@ -243,7 +243,7 @@ class Attender {
   void finish_row(int row, float *output) {
     for (int64_t head = 0; head < group_; ++head) {
       const Pair &pair = pairs_of(row)[head];
-      scale(pair.output, 1.0f / sum(load(pair.totals)), shape_.value_dim, output + head * shape_.value_dim);
+      scale(pair.output, 1.0f / sum(load_lanes(pair.totals)), shape_.value_dim, output + head * shape_.value_dim);
     }
   }
 

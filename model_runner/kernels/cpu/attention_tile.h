@@ -37,7 +37,7 @@ struct TileShape {
 // One head of a query row on its way over the tiles.
 struct Pair {
   float *query;   // [key_dim], scaled
-  float *totals;  // [kWidth] sums of the weights so far, whose sum is the divisor
+  float *totals;  // [kLanes] sums of the weights so far, whose sum is the divisor
   float *output;  // [value_dim] weighted values so far
   float highest;  // score so far, at first the lowest finite number
   int low, high;  // places of the tile at hand that the row sees: low <= place < high
@@ -122,7 +122,7 @@ inline float finish_scores(const TileShape &shape, const float *key_scales, cons
 // Takes up a new highest score: what the pair has so far is multiplied by e^(old - new).
 inline void raise(const TileShape &shape, float highest, Pair &pair) {
   const Vec factor = exp_not_positive(broadcast(pair.highest - highest));
-  store(pair.totals, load(pair.totals) * factor);
+  for (int lane = 0; lane < kLanes; lane += kWidth) store(pair.totals + lane, load(pair.totals + lane) * factor);
   int d = 0;
   for (; d + kWidth <= shape.value_dim; d += kWidth) store(pair.output + d, load(pair.output + d) * factor);
   for (; d < shape.value_dim; ++d) pair.output[d] *= factor[0];
@@ -131,14 +131,18 @@ inline void raise(const TileShape &shape, float highest, Pair &pair) {
 
 // Turns finished scores of a pair into the weights of its values. A weight is NaN where a score was.
 inline void weigh(const TileShape &shape, const float *value_scales, Pair &pair, float *scores) {
-  Vec totals = load(pair.totals);
-  for (int first = 0; first < shape.block_size; first += kWidth) {
-    Vec weight = exp_not_positive(load(scores + first) - pair.highest);
-    totals += weight;
-    if (value_scales) weight *= load(value_scales + first);
-    store(scores + first, weight);
+  Lanes totals = load_lanes(pair.totals);
+  for (int first = 0; first < shape.block_size; first += kLanes) {
+    int place = first;
+    for (Vec &part : totals.parts) {
+      Vec weight = exp_not_positive(load(scores + place) - pair.highest);
+      part += weight;
+      if (value_scales) weight *= load(value_scales + place);
+      store(scores + place, weight);
+      place += kWidth;
+    }
   }
-  store(pair.totals, totals);
+  std::memcpy(pair.totals, &totals, sizeof totals);
 }
 
 // The weights of R pairs from their raw scores. Each step is taken for all pairs before the next, as they can overlap.

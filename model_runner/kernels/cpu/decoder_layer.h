@@ -15,15 +15,31 @@
 
 namespace SW_ISA {
 
+inline void add_squares(const float *x, Lanes &squares) {  // of 16 numbers
+  for (Vec &part : squares.parts) {
+    const Vec v = load(x);
+    part = fma(v, v, part);
+    x += kWidth;
+  }
+}
+
+inline float sum_of_squares(const float *x, int64_t n) {
+  Lanes squares{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add_squares(x + i, squares);
+  if (i < n) {
+    float last[kLanes] = {};
+    std::memcpy(last, x + i, (n - i) * sizeof(float));
+    add_squares(last, squares);
+  }
+  return sum(squares);
+}
+
 // x / rms(x) * weight (Zhang and Sennrich, arXiv:1910.07467). In place if y is x.
 inline void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *y) {
-  Vec squares{};
+  const float factor = 1.0f / std::sqrt(sum_of_squares(x, n) / static_cast<float>(n) + eps);
   int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) squares = fma(load(x + i), load(x + i), squares);
-  float total = sum(squares);
-  for (; i < n; ++i) total = fma(x[i], x[i], total);
-  const float factor = 1.0f / std::sqrt(total / static_cast<float>(n) + eps);
-  for (i = 0; i + kWidth <= n; i += kWidth) store(y + i, load(x + i) * factor * load(weight + i));
+  for (; i + kWidth <= n; i += kWidth) store(y + i, load(x + i) * factor * load(weight + i));
   for (; i < n; ++i) y[i] = x[i] * factor * weight[i];
 }
 

@@ -1,7 +1,8 @@
 // Vectors of floats, of the width of the instruction set that a file is compiled for, and functions on them.
 //
-// Nothing here may depend on where in a row a number stands or on how many rows are at work: products and sums are
-// fused only where `fma` says so (the compiler is told not to contract), and sums have one fixed order.
+// Nothing here may depend on where in a row a number stands, on how many rows are at work or on the instruction set:
+// products and sums are fused only where `fma` says so (the compiler is told not to contract), and there everywhere; and
+// sums have one fixed order, in as many lanes on every instruction set.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -50,25 +51,34 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #elif defined(__FMA__)
   return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
-  return a * b + c;
+  Vec result;
+  for (int lane = 0; lane < kWidth; ++lane) result[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return result;
 #endif
 }
 
 // The scalar twin of `fma`: the same rounding, for what is left over at the end of a row.
-inline float fma(float a, float b, float c) {
-#if defined(__FMA__)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-inline float sum(Vec v) {  // pairwise, the upper half onto the lower
-  float x[kWidth];
-  store(x, v);
-  for (int half = kWidth / 2; half; half /= 2)
+// A sum over many numbers, in 16 lanes on every instruction set: number i belongs to lane i mod 16.
+constexpr int kLanes = 16;
+
+struct Lanes {
+  Vec parts[kLanes / kWidth];
+};
+
+inline Lanes load_lanes(const float *from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
+}
+
+inline float sum(const Lanes &lanes) {  // pairwise, the upper half onto the lower
+  float x[kLanes];
+  std::memcpy(x, &lanes, sizeof x);
+  for (int half = kLanes / 2; half; half /= 2)
     for (int i = 0; i < half; ++i) x[i] += x[i + half];
   return x[0];
 }
