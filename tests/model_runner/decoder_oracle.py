@@ -64,7 +64,7 @@ def route(experts: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def sum_of_experts(experts: Experts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """[tokens, hidden] of rows x [tokens, hidden] and their experts [tokens, k]."""
-    gate, up = torch.einsum("th,tkoh->tko", x, experts.gate_up.double()[chosen]).chunk(2, dim=-1)
+    gate, up = torch.einsum("th,tkoh->tko", x.double(), experts.gate_up.double()[chosen]).chunk(2, dim=-1)
     gated = _ACTIVATIONS[experts.activation](gate) * up
     return torch.einsum("tki,tkhi,tk->th", gated, experts.down.double()[chosen], weights.double())
 

@@ -151,3 +151,8 @@ def test_layers_are_gone_when_they_are_replaced() -> None:
 
     assert replace_recognised(model, make) == 4
     assert num_alive == [0, 0, 0, 0]
+
+
+def test_layers_with_experts_are_replaced_where_that_is_asked_for() -> None:
+    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity()) == 1  # its dense layer
+    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity(), with_experts=True) == 4
