@@ -78,9 +78,9 @@ def test_the_weighted_sum_of_the_chosen_experts(
     weights = random(*chosen.shape, seed=5)
     result = native(form, NativePacker(kernels, kind))(rows, chosen, weights)
     expected = sum_of_experts(form, rows, chosen, weights)
-    assert ((result - expected).norm(dim=1) / expected.norm(dim=1)).max() < tolerance
+    assert (result - expected).norm() < tolerance * expected.norm()
     spoilt = sum_of_experts(form, rows, (chosen + 1) % NUM, weights)
-    assert ((result - spoilt).norm(dim=1) / expected.norm(dim=1)).min() > tolerance
+    assert (result - spoilt).norm() > 2 * tolerance * expected.norm()
 
 
 class Gated:
