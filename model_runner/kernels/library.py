@@ -19,6 +19,7 @@ from model_runner.kernels.structs import (
     PICK,
     AttentionStruct,
     DecoderLayerStruct,
+    ExpertsStruct,
     KVCacheStruct,
     MoveStruct,
     StepStruct,
@@ -54,6 +55,7 @@ _SIGNATURES = {
         c_int32,
         [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
     ),
+    "sw_experts": (c_int32, [c_void_p, POINTER(ExpertsStruct), *[c_void_p] * 3, c_int32, c_void_p]),
     "sw_pick": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_void_p]),
     "sw_truncate": (
         c_int32,
@@ -159,6 +161,23 @@ class Kernels:
         output = torch.empty_like(hidden)
         pointers = (tensor.data_ptr() for tensor in (cos, sin, hidden, output))
         self._call("sw_decoder_layer", layer, step, *pointers)
+        return output
+
+    def experts(self, experts: ExpertsStruct, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Sums of what the chosen experts make of rows [n, hidden], added up in the order of the ranks.
+
+        Args:
+            experts: without a router.
+            rows: [n, hidden].
+            chosen: [n, top_k] int32, experts of each row.
+            weights: [n, top_k] of what they make of it.
+
+        Returns:
+            [n, hidden]. A row's sum does not depend on the other rows.
+        """
+        output = torch.empty_like(rows)
+        pointers = (tensor.data_ptr() for tensor in (rows, chosen, weights))
+        self._call("sw_experts", experts, *pointers, len(rows), output.data_ptr())
         return output
 
     def pick(

@@ -59,6 +59,24 @@ class WeightStruct(ctypes.Structure):
     )
 
 
+class ExpertsStruct(ctypes.Structure):
+    """SwExperts."""
+
+    _fields_ = (
+        ("num_experts", c_int32),
+        ("top_k", c_int32),
+        ("activation", c_int32),
+        ("scoring", c_int32),
+        ("normalised", c_int32),
+        ("gates_mlp", c_int32),
+        ("scale", c_float),
+        ("router", c_void_p),
+        ("choice_bias", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+    )
+
+
 class DecoderLayerStruct(ctypes.Structure):
     """SwDecoderLayer."""
 
@@ -81,6 +99,7 @@ class DecoderLayerStruct(ctypes.Structure):
         ("mlp_post_norm", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
+        ("experts", c_void_p),
     )
 
 

@@ -1,15 +1,27 @@
 """Mixture of experts on packed weights: each expert multiplies the tokens routed to it."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from model_runner.models.packed import PackedWeight, Packer
 
 EXPERTS_NAME = "samewise"
+
+
+class ExpertsSum(Protocol):
+    """What the experts of one layer make of tokens. A token's result does not depend on the others."""
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Hidden [tokens, hidden], chosen and weights [tokens, k] -> [tokens, hidden], added in the order of ranks."""
+        ...
+
+
+MakeExperts = Callable[[nn.Module, Tensor, Tensor], ExpertsSum | None]
+"""Takes a module with experts, and their gate_up and down; None if it cannot compute what the module does."""
 
 
 def register_experts() -> None:
@@ -18,16 +30,29 @@ def register_experts() -> None:
 
 
 class PackedExperts:
-    """The packed weights of all experts of one layer."""
+    """The packed weights of all experts of one layer, whose module knows how a gate is applied."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, pack: Packer) -> None:
+    def __init__(self, module: Any, gate_up: Tensor, down: Tensor, pack: Packer) -> None:
         """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
-        self.gate_up = [PackedWeight(weight, pack) for weight in gate_up]
-        self.down = [PackedWeight(weight, pack) for weight in down]
+        self._apply_gate: Callable[[Tensor], Tensor] = module._apply_gate
+        self._gate_up = [PackedWeight(weight, pack) for weight in gate_up]
+        self._down = [PackedWeight(weight, pack) for weight in down]
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See ExpertsSum."""
+        outputs = hidden.new_empty(*chosen.shape, hidden.shape[-1])  # [tokens, k, hidden]
+        for expert in torch.unique(chosen).tolist():
+            token, rank = torch.where(chosen == expert)
+            gated = self._apply_gate(self._gate_up[expert].linear(hidden[token]))
+            outputs[token, rank] = self._down[expert].linear(gated) * weights[token, rank, None]
+        result = torch.zeros_like(hidden)
+        for of_rank in outputs.unbind(1):
+            result += of_rank
+        return result
 
 
 def packed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Sum of the chosen experts' outputs, added in the order of the experts.
+    """Sum of the chosen experts' outputs, added in the order of each token's ranks.
 
     Args:
         module: the experts module, after `pack_experts`.
@@ -38,24 +63,38 @@ def packed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k
     Returns:
         [tokens, hidden].
     """
-    experts = module.packed
-    assert isinstance(experts, PackedExperts)
-    result = torch.zeros_like(hidden)
-    for expert in torch.unique(top_k_index).tolist():
-        token, rank = torch.where(top_k_index == expert)
-        gated = module._apply_gate(experts.gate_up[expert].linear(hidden[token]))  # type: ignore[operator]
-        result[token] += experts.down[expert].linear(gated) * top_k_weights[token, rank, None]
-    return result
+    experts: ExpertsSum = module.packed  # type: ignore[assignment]
+    return experts(hidden, top_k_index, top_k_weights)
 
 
-def pack_experts(model: nn.Module, pack: Packer) -> None:
+def pack_experts(model: nn.Module, pack: Packer, make: MakeExperts | None = None) -> None:
     """Pack the expert weights of every layer that has them.
+
+    Args:
+        model: changed in place.
+        pack: packs single weights, for experts that `make` does not make.
+        make: makes all experts of a layer at once.
 
     Raises:
         ValueError: as `take_expert_weights`.
     """
     for module, gate_up, down in take_expert_weights(model):
-        module.packed = PackedExperts(gate_up, down, pack)
+        at_once = None if make is None else make(module, gate_up, down)
+        module.packed = at_once or PackedExperts(module, gate_up, down, pack)
+
+
+def has_usual_layout(module: Any) -> bool:
+    """Whether a module keeps its experts' weights as gate_up [experts, 2 * intermediate, hidden], gate first, and down.
+
+    These are [experts, hidden, intermediate], without biases, and the gate is applied by activation and product.
+    """
+    weights = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")]
+    return None not in weights and _is_supported(module) and has_usual_gate(module)
+
+
+def has_usual_gate(module: Any) -> bool:
+    """Whether gate and up become activation(gate) * up."""
+    return type(module)._apply_gate is _default_apply_gate
 
 
 def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, Tensor, Tensor]]:
@@ -68,9 +107,13 @@ def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, Tensor, Tensor]
         gate_up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
         if gate_up is None or down is None:
             continue
-        # The last of these came with transformers 5.18 or later.
-        unusual = module.is_transposed or module.has_bias or getattr(module, "has_post_expert_norm", False)
-        if unusual or not (module.is_concatenated and module.has_gate):
+        if not _is_supported(module):
             raise ValueError(f"the layout of the experts in {name} is not supported")
         del module._parameters["gate_up_proj"], module._parameters["down_proj"]
         yield module, gate_up.data, down.data
+
+
+def _is_supported(module: Any) -> bool:
+    # The last of these came with transformers 5.18 or later.
+    unusual = module.is_transposed or module.has_bias or getattr(module, "has_post_expert_norm", False)
+    return not unusual and module.is_concatenated and module.has_gate

@@ -12,8 +12,7 @@ from model_runner.kernels.structs import AttentionStruct, DecoderLayerStruct, KV
 from model_runner.models.decoder_form import DecoderForm, replace_recognised
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.native import NativePacker
-
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+from model_runner.models.native_experts import ACTIVATIONS, RoutedExperts
 
 
 class FusedDecoderLayer(nn.Module):
@@ -32,7 +31,9 @@ class FusedDecoderLayer(nn.Module):
                 ("gate_up", form.gate_up),
                 ("down", form.down),
             )
+            if linear.weight.numel() > 0  # there may be no MLP beside experts
         }
+        self._experts = None if form.experts is None else RoutedExperts(packer, form.experts)
         norms = form.norms
         self._norms = {
             name: factor.float().contiguous()
@@ -47,6 +48,8 @@ class FusedDecoderLayer(nn.Module):
             if factor is not None
         }
         self._struct = _layer_struct(form, self._weights, self._norms)
+        if self._experts is not None:
+            self._struct.experts = ctypes.addressof(self._experts.struct)
 
     def bind(self, cache: KVCacheStruct) -> None:
         """Say where the layer's keys and values are kept; before the first forward."""
@@ -77,7 +80,7 @@ class FusedDecoderLayer(nn.Module):
 
 def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
     """Replace every decoder layer that is recognised; returns how many were."""
-    return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer))
+    return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer), with_experts=True)
 
 
 def bind_layers(model: nn.Module, caches: Sequence[KVCacheStruct]) -> None:
@@ -92,7 +95,7 @@ def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: di
     return DecoderLayerStruct(
         hidden=form.hidden,
         intermediate=form.intermediate,
-        activation=_ACTIVATIONS[form.activation],
+        activation=ACTIVATIONS[form.activation],
         norm_eps=form.norms.eps,
         residual_scale=form.residual_scale,
         attention=AttentionStruct(form.heads, options.window or 0, options.scale, options.softcap or 0.0),

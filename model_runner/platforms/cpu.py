@@ -26,6 +26,7 @@ from model_runner.models.fused import bind_layers, fuse_layers
 from model_runner.models.inspection import ModelShape, UnsupportedModelError
 from model_runner.models.loading import load_model
 from model_runner.models.native import NativePacker
+from model_runner.models.native_experts import make_native_experts
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.packed import Packer, pack_weights
 from model_runner.models.repository import cache_folder
@@ -150,8 +151,8 @@ def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
             pack_weights(head, packer.in_int8, onednn)
     pack: Packer = packer or onednn
     try:
+        pack_experts(model, pack, None if packer is None else partial(make_native_experts, packer))
         replace_activations(model)
-        pack_experts(model, pack)
     except ValueError as error:
         raise UnsupportedModelError(str(error)) from error
     pack_weights(model, pack, onednn)

@@ -66,9 +66,28 @@ _TINY_EARS = {
     "depthwise_separable_out_channel": 16,
 }
 
+_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+_QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 36}
+_SIGMOID_EXPERTS = {
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 36,
+    "n_shared_experts": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.7,
+}
+
 # From a case's name, which begins with the type of the model, to what its configuration has beside the sizes.
 CASES: dict[str, dict[str, Any]] = {
     "cwm": {"layer_types": _ALTERNATING, "sliding_window": 16, "rope_parameters": _LLAMA3_ROPE},
+    "dots1": {
+        **_SIGMOID_EXPERTS,
+        "first_k_dense_replace": 1,
+        "sliding_window": 16,
+        "max_window_layers": 2,
+        "attention_bias": True,
+    },
+    "dots1 not normalised": {**_SIGMOID_EXPERTS, "norm_topk_prob": False},
     "emu3": {"text_config": {**_SIZES, "attention_bias": True, "bos_token_id": 1, "eos_token_id": 2}},
     "exaone4": {"layer_types": _ALTERNATING, "sliding_window": 16},
     "exaone4 without windows": {"layer_types": ["full_attention"] * 4, "sliding_window": None},
@@ -76,15 +95,27 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 2.0},
     "gemma3_text": {**_GEMMA, "attn_logit_softcapping": 2.0},
     "granite": {**_GRANITE, "mlp_bias": True},
+    "granitemoe": {**_GRANITE, **_EXPERTS},
     "granitemoehybrid": _GRANITE_HYBRID,
+    "granitemoehybrid with experts": {**_GRANITE_HYBRID, **_EXPERTS},
     "granitemoehybrid without positions": {**_GRANITE_HYBRID, "position_embedding_type": None},
+    "granitemoeshared": {**_GRANITE, **_EXPERTS, "shared_intermediate_size": 60},
+    "granitemoeshared without shared experts": {**_GRANITE, **_EXPERTS, "shared_intermediate_size": 0},
     "hyperclovax": {**_GRANITE, "use_post_norm": True},
     "hyperclovax without post norms": {**_GRANITE, "use_post_norm": False},
     "llama": {"rope_parameters": _LLAMA3_ROPE},
     "llama with biases": {**_BIASES, "rope_parameters": _YARN_ROPE},
+    "mellum": {
+        **_QWEN_EXPERTS,
+        "layer_types": _ALTERNATING,
+        "sliding_window": 16,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    },
     "ministral": {"layer_types": _ALTERNATING, "sliding_window": 16},
     "mistral": {"sliding_window": 16},
     "mistral without windows": {"sliding_window": None, "hidden_act": "gelu_new"},
+    "mixtral": {**_EXPERTS, "sliding_window": 16},
+    "mixtral with all experts": {"num_local_experts": 3, "num_experts_per_tok": 3, "hidden_act": "gelu_new"},
     "phi3": {"rope_parameters": _PARTIAL_ROPE, "resid_pdrop": 0.1},
     "phi3 with windows": {"sliding_window": 16},
     "phi4_multimodal": {
@@ -95,7 +126,25 @@ CASES: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
     },
     "qwen2": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2, "hidden_act": "swish"},
+    "qwen2_moe": {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 60, "decoder_sparse_step": 2},
+    "qwen2_moe with windows": {
+        **_QWEN_EXPERTS,
+        "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 60,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 2,
+    },
     "qwen3": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2, "attention_bias": True},
+    "qwen3_moe": {
+        **_QWEN_EXPERTS,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "attention_bias": True,
+    },
+    "qwen3_moe not normalised": {**_QWEN_EXPERTS, "num_experts": 20},
     "seed_oss": {**_BIASES, "attention_out_bias": True, "residual_dropout": 0.1},
     "smollm3": {
         "no_rope_layers": [1, 1, 0, 0],
@@ -104,6 +153,7 @@ CASES: dict[str, dict[str, Any]] = {
         "layer_types": _ALTERNATING,
         **_BIASES,
     },
+    "solar_open": {**_SIGMOID_EXPERTS, "attention_bias": True},
     "vaultgemma": {**_GEMMA, "attn_logit_softcapping": 2.0},
 }
 
@@ -127,6 +177,9 @@ def tiny_model(case: str, **changes: Any) -> PreTrainedModel:
         for parameter in model.parameters():
             scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
             parameter.normal_(std=scale, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.1, generator=generator)
     return model
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_runner.models.decoder_form import DecoderForm, Linear
+from model_runner.models.decoder_form import DecoderForm, Experts, Linear
 
 
 def _norm(x: Tensor, factor: Tensor | None, eps: float) -> Tensor:
@@ -49,12 +49,40 @@ def _attention(form: DecoderForm, x: Tensor, cos_sin: tuple[Tensor, Tensor] | No
     return _linear(form.attention_output, mixed.transpose(0, 1).flatten(1))
 
 
+_ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+
+
+def route(experts: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Experts of rows x [tokens, hidden] and their weights; both [tokens, top_k]."""
+    logits = x.double() @ experts.router.double().T
+    scores = logits.softmax(-1) if experts.scoring == "softmax" else logits.sigmoid()
+    bias = 0 if experts.choice_bias is None else experts.choice_bias.double()
+    chosen = (scores + bias).topk(experts.top_k).indices
+    weights = scores.gather(1, chosen)
+    return chosen, weights / (weights.sum(1, keepdim=True) if experts.normalised else 1) * experts.scale
+
+
+def sum_of_experts(experts: Experts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """[tokens, hidden] of rows x [tokens, hidden] and their experts [tokens, k]."""
+    gate, up = torch.einsum("th,tkoh->tko", x.double(), experts.gate_up.double()[chosen]).chunk(2, dim=-1)
+    gated = _ACTIVATIONS[experts.activation](gate) * up
+    return torch.einsum("tki,tkhi,tk->th", gated, experts.down.double()[chosen], weights.double())
+
+
+def run_experts(experts: Experts, x: Tensor, beside: Tensor) -> Tensor:
+    """What they add, with what the MLP beside them makes of the rows; all [tokens, hidden]."""
+    gate = 1.0 if experts.mlp_gate is None else (x @ experts.mlp_gate.double()).sigmoid().unsqueeze(-1)
+    return sum_of_experts(experts, x, *route(experts, x)) + gate * beside
+
+
 def run_form(form: DecoderForm, hidden: Tensor, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
     """The layer's answer [tokens, hidden] in float64 to one whole sequence; cos and sin are [tokens, rotary_dim]."""
-    activation = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}[form.activation]
+    activation = _ACTIVATIONS[form.activation]
     norms, x = form.norms, hidden.double()
     added = _attention(form, _norm(x, norms.attention, norms.eps), cos_sin)
     x = x + form.residual_scale * _norm(added, norms.attention_post, norms.eps)
     inner = _norm(x, norms.mlp, norms.eps)
     added = _linear(form.down, activation(_linear(form.gate, inner)) * _linear(form.up, inner))
+    if form.experts is not None:
+        added = run_experts(form.experts, inner, added)
     return x + form.residual_scale * _norm(added, norms.mlp_post, norms.eps)

@@ -46,6 +46,10 @@ def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
     return lambda form: replace(form, norms=replace(form.norms, **changes))
 
 
+def with_experts(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
+    return lambda form: replace(form, experts=replace(form.experts, **changes))
+
+
 @pytest.mark.parametrize(
     ("case", "layer", "spoil"),
     [
@@ -62,6 +66,13 @@ def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
         ("smollm3", 2, lambda form: replace(form, uses_rotary=True)),
         ("llama with biases", 0, lambda form: replace(form, down=replace(form.down, bias=None))),
         ("phi3", 0, lambda form: replace(form, gate=form.up, up=form.gate)),
+        ("mixtral", 0, with_experts(normalised=False)),
+        ("mixtral", 0, with_experts(top_k=1)),
+        ("mixtral with all experts", 0, with_experts(activation="silu")),
+        ("dots1", 1, with_experts(scale=1.0)),
+        ("dots1", 1, with_experts(choice_bias=None)),
+        ("dots1", 1, with_experts(scoring="softmax")),
+        ("qwen2_moe", 1, with_experts(mlp_gate=None)),
     ],
 )
 def test_a_form_that_is_read_wrongly_is_found_out(
@@ -91,9 +102,9 @@ def test_only_what_is_merged_is_copied(case: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
-        ("mixtral", {"num_local_experts": 4}),
-        ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 36}),
-        ("granitemoehybrid", {"num_local_experts": 4}),
+        ("solar_open", {"n_group": 5}),  # groups of experts, of which some are left out
+        ("olmoe", {"num_experts": 4}),  # norms over all heads at once
+        ("mixtral", {"num_local_experts": 4, "hidden_act": "gelu"}),
         ("granitemoehybrid", {"layer_types": ["linear_attention"] * 4, "mamba_n_heads": 8, "mamba_d_head": 12}),
         ("olmo2", {}),  # norms over all heads at once
         ("glm", {}),  # interleaved rotary positions
@@ -140,3 +151,8 @@ def test_layers_are_gone_when_they_are_replaced() -> None:
 
     assert replace_recognised(model, make) == 4
     assert num_alive == [0, 0, 0, 0]
+
+
+def test_layers_with_experts_are_replaced_where_that_is_asked_for() -> None:
+    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity()) == 1  # its dense layer
+    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity(), with_experts=True) == 4

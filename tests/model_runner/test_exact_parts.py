@@ -144,7 +144,7 @@ class Experts(nn.Module):
         super().__init__()
         self.gate_up = random(experts, 2 * intermediate, hidden)
         self.down = random(experts, hidden, intermediate, seed=1)
-        self.packed = PackedExperts(self.gate_up, self.down, OneDNNPacker())
+        self.packed = PackedExperts(self, self.gate_up, self.down, OneDNNPacker())
 
     def _apply_gate(self, gated: torch.Tensor) -> torch.Tensor:
         gate, up = gated.chunk(2, dim=-1)

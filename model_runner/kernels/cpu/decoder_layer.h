@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "attention.h"
+#include "experts.h"
+#include "gated.h"
 #include "linear.h"
 #include "samewise.h"
 #include "simd.h"
@@ -58,26 +60,6 @@ inline void rotate(float *head, const float *cos, const float *sin, int64_t dim)
   }
 }
 
-inline Vec silu(Vec x) { return x / (exp(-x) + 1.0f); }
-
-inline Vec gelu_tanh(Vec x) {
-  const Vec inner = 0.7978845608f * fma(x * x * x, broadcast(0.044715f), x);
-  return 0.5f * x * (tanh(inner) + 1.0f);
-}
-
-// gate[i] = activation(gate[i]) * up[i].
-template <Vec (*Activation)(Vec)>
-inline void gated(float *gate, const float *up, int64_t n) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(gate + i, Activation(load(gate + i)) * load(up + i));
-  if (i == n) return;
-  float g[kWidth] = {}, u[kWidth] = {};
-  std::memcpy(g, gate + i, (n - i) * sizeof(float));
-  std::memcpy(u, up + i, (n - i) * sizeof(float));
-  store(g, Activation(load(g)) * load(u));
-  std::memcpy(gate + i, g, (n - i) * sizeof(float));
-}
-
 // y = x + scale * added.
 inline void add_scaled(const float *x, const float *added, float scale, int64_t n, float *y) {
   int64_t i = 0;
@@ -90,6 +72,7 @@ struct Scratch {
   float *wide;      // [rows, wide_stride] queries, keys and values; later gate and up
   float *narrow;    // [rows, narrow_stride] normed rows; the attention's output; what a post-norm is applied to
   QuantizedRows rows;  // the input of each linear
+  ExpertsScratch experts;  // if the layer has some
   int64_t wide_stride;
   int64_t narrow_stride;
 
@@ -109,6 +92,7 @@ struct Scratch {
     s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
     char *integers = take(num_rows * row_bytes(widest_input));
     s.rows = lay_out_rows(widest_input, integers, reinterpret_cast<float *>(take(num_rows * 4)));
+    if (layer.experts) s.experts = ExpertsScratch::lay_out(*layer.experts, num_rows, take);
     if (scratch) *scratch = s;
     return used;
   }
@@ -129,6 +113,7 @@ class LayerRun {
     each_row([&](int64_t row) { quantize(narrow(row), layer_.attention_output, row); });
     add_linear(layer_.attention_output, layer_.attention_post_norm, input, output);
 
+    if (layer_.experts) return add_experts(*layer_.experts, output);
     quantize_normed(output, layer_.mlp_norm, layer_.gate_up);
     multiply(layer_.gate_up, scratch_.wide, scratch_.wide_stride);
     each_row([&](int64_t row) { quantize_gated(row); });
@@ -182,9 +167,34 @@ class LayerRun {
       return;
     }
     multiply(weight, scratch_.narrow, scratch_.narrow_stride);
+    each_row([&](int64_t row) { add_narrow(row, post_norm, from, to); });
+  }
+
+  // The same with what is in narrow instead of the linear's results.
+  void add_narrow(int64_t row, const float *post_norm, const float *from, float *to) const {
+    const int64_t hidden = layer_.hidden;
+    if (post_norm) rms_norm(narrow(row), post_norm, layer_.norm_eps, hidden, narrow(row));
+    add_scaled(from + row * hidden, narrow(row), layer_.residual_scale, hidden, to + row * hidden);
+  }
+
+  // x += residual_scale * post_norm(the experts' sum, and the MLP's answer if there is one).
+  void add_experts(const SwExperts &experts, float *x) {
+    ExpertsRun run(pool_, experts, step_.num_tokens, scratch_.experts);
+    quantize_normed(x, layer_.mlp_norm, experts.gate_up[0]);
+    if (layer_.mlp_norm)
+      run.route_rows(scratch_.narrow, scratch_.narrow_stride);
+    else
+      run.route_rows(x, layer_.hidden);
+    run.multiply(scratch_.rows);
+    const bool has_mlp = layer_.gate_up.outputs > 0;
+    if (has_mlp) {
+      multiply(layer_.gate_up, scratch_.wide, scratch_.wide_stride);
+      each_row([&](int64_t row) { quantize_gated(row); });
+      multiply(layer_.down, scratch_.narrow, scratch_.narrow_stride);
+    }
     each_row([&](int64_t row) {
-      rms_norm(narrow(row), post_norm, layer_.norm_eps, hidden, narrow(row));
-      add_scaled(from + row * hidden, narrow(row), scale, hidden, to + row * hidden);
+      run.add(row, has_mlp ? narrow(row) : nullptr, narrow(row));
+      add_narrow(row, layer_.mlp_post_norm, x, x);
     });
   }
 
@@ -205,12 +215,8 @@ class LayerRun {
   }
 
   void quantize_gated(int64_t row) const {
-    float *gate = wide(row);
-    if (layer_.activation == SW_SILU)
-      gated<silu>(gate, gate + layer_.intermediate, layer_.intermediate);
-    else
-      gated<gelu_tanh>(gate, gate + layer_.intermediate, layer_.intermediate);
-    quantize(gate, layer_.down, row);
+    gate_row(layer_.activation, wide(row), layer_.intermediate);
+    quantize(wide(row), layer_.down, row);
   }
 
   samewise::ThreadPool &pool_;

@@ -53,6 +53,47 @@ void layer(ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, co
   LayerRun(pool, layer, step, scratch).run(cos, sin, input, output);
 }
 
+// Hands out aligned pieces of memory, or finds out how much is needed.
+struct Memory {
+  char *place;
+  int64_t used;
+
+  char *operator()(int64_t bytes) {
+    char *piece = place + used;
+    used += round_up(bytes, 64);
+    return piece;
+  }
+};
+
+// What the experts need beside their own scratch memory: the rows that all of them share.
+QuantizedRows lay_out_experts(const SwExperts &experts, int32_t num_rows, Memory &memory, ExpertsScratch *scratch) {
+  const int64_t hidden = experts.gate_up[0].inputs;
+  char *data = memory(num_rows * row_bytes(hidden));
+  float *scales = reinterpret_cast<float *>(memory(num_rows * sizeof(float)));
+  *scratch = ExpertsScratch::lay_out(experts, num_rows, memory);
+  return lay_out_rows(hidden, data, scales);
+}
+
+int64_t experts_scratch(const SwExperts &experts, int32_t rows) {
+  Memory memory{};
+  ExpertsScratch scratch;
+  lay_out_experts(experts, rows, memory, &scratch);
+  return memory.used;
+}
+
+void experts(ThreadPool &pool, const SwExperts &experts, const float *x, const int32_t *chosen, const float *weights,
+             int32_t num_rows, float *output, char *place) {
+  Memory memory{place, 0};
+  ExpertsScratch scratch;
+  const QuantizedRows rows = lay_out_experts(experts, num_rows, memory, &scratch);
+  const int64_t hidden = experts.gate_up[0].inputs;
+  pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * hidden, experts.gate_up[0], rows, row); });
+  ExpertsRun run(pool, experts, num_rows, scratch);
+  run.set_choices(chosen, weights);
+  run.multiply(rows);
+  pool.for_each(num_rows, [&](int64_t row) { run.add(row, nullptr, output + row * hidden); });
+}
+
 void pick_tokens(ThreadPool &pool, const float *logits, int64_t width, const SwPick *picks, int32_t count,
                  int64_t *tokens) {
   pool.for_each(count, [&](int64_t i) {
@@ -73,7 +114,8 @@ namespace samewise {
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
-    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::pick_tokens,
-    SW_ISA::truncate_scratch, SW_ISA::truncate, SW_ISA::move_kv};
+    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::experts_scratch,
+    SW_ISA::experts,   SW_ISA::pick_tokens,   SW_ISA::truncate_scratch, SW_ISA::truncate,
+    SW_ISA::move_kv};
 
 }  // namespace samewise

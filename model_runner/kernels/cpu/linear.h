@@ -18,6 +18,8 @@
 
 namespace SW_ISA {
 
+constexpr int64_t kFewRows = 20;  // memory is the limit, and is read faster in one stretch
+
 inline int64_t num_panels(int64_t outputs) { return round_up(outputs, kPanel) / kPanel; }
 
 inline Vec load_sums(const float *from) { return load(from); }
@@ -90,6 +92,19 @@ inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, in
     multiply_block<Panels, Count - 1>(weight, rows, first_row, end_row, panel, end_panel, emit);
 }
 
+// The same for a weight of any kind, by the thread that calls; see multiply_rows for emit.
+template <typename Emit>
+inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
+                          int64_t first_panel, int64_t end_panel, const Emit &emit) {
+  with_panels(weight.kind, [&](auto panels) {
+    using Panels = decltype(panels);
+    if (end_row - first_row <= kFewRows)
+      multiply_block<Panels, 1>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+    else
+      multiply_block<Panels, Panels::kTilePanels>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+  });
+}
+
 template <typename Panels, int Count, typename Emit>
 inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                             int64_t num_rows, const Emit &emit) {
@@ -114,7 +129,6 @@ inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, 
 template <typename Emit>
 inline void multiply_rows(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                           int64_t num_rows, const Emit &emit) {
-  constexpr int64_t kFewRows = 20;  // memory is the limit, and is read faster in one stretch
   with_panels(weight.kind, [&](auto panels) {
     using Panels = decltype(panels);
     if (num_rows <= kFewRows)

@@ -117,6 +117,15 @@ int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const 
   return 0;
 }
 
+int32_t sw_experts(SwContext *context, const SwExperts *experts, const float *x, const int32_t *chosen,
+                   const float *weights, int32_t rows, float *output) {
+  if (rows == 0) return 0;
+  char *scratch = context->reserve(context->kernels.experts_scratch(*experts, rows));
+  if (!scratch) return 1;
+  context->kernels.experts(context->pool, *experts, x, chosen, weights, rows, output, scratch);
+  return 0;
+}
+
 int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
                 int64_t *tokens) {
   context->kernels.pick(context->pool, logits, width, picks, count, tokens);

@@ -12,6 +12,7 @@ struct SwContext;  // threads, scratch memory and the instruction set in use
 enum SwKvType : int32_t { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 };
 enum SwWeightKind : int32_t { SW_INT8 = 0, SW_INT4 = 1, SW_INT8_ROTATED = 2 };
 enum SwActivation : int32_t { SW_SILU = 0, SW_GELU_TANH = 1 };
+enum SwScoring : int32_t { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
 
 // The paged cache of one layer. With int8 every key and value has one scale for each token and head. In bfloat16 two
 // dimensions of a key and two places of a value stand together.
@@ -64,7 +65,25 @@ struct SwWeight {
   const float *bias;     // likewise; null for none
 };
 
-// A decoder layer: RMSNorm, attention with rotary positions, RMSNorm, gated MLP, each with its residual connection.
+// A mixture of experts, each a gated MLP. A row goes to those with the highest scores, the lowest index among equals; the
+// weights of what they make of it are these scores, and it is added up in the order of the scores.
+struct SwExperts {
+  int32_t num_experts;
+  int32_t top_k;       // experts of each row, the number of experts at most
+  int32_t activation;  // SwActivation
+  int32_t scoring;     // SwScoring: over all experts, or of each one
+  int32_t normalised;  // the weights of a row are divided by their sum
+  int32_t gates_mlp;   // the router has one more output; its sigmoid is a factor on what the layer's MLP adds
+  float scale;         // factor on the weights
+  const float *router;       // [outputs / 16, hidden, 16], outputs padded to a multiple of 16
+  const float *choice_bias;  // [num_experts] added to the scores for the choice, not for the weights; null for none
+  const SwWeight *gate_up;   // [num_experts] outputs: gate, then up. All of one shape and kind
+  const SwWeight *down;      // [num_experts] likewise
+};
+
+// A decoder layer: RMSNorm, attention with rotary positions, RMSNorm, gated MLP, each with its residual connection. With
+// experts, their sum is added to what the MLP makes of the same rows; gate_up, of 0 outputs where there is no MLP beside
+// them, is of the kind of theirs.
 struct SwDecoderLayer {
   int32_t hidden;
   int32_t intermediate;
@@ -84,6 +103,7 @@ struct SwDecoderLayer {
   const float *mlp_post_norm;
   const float *query_norm;           // [key_dim] for each head; null for none
   const float *key_norm;
+  const SwExperts *experts;          // null for none
 };
 
 // How the token of a row of logits is found.
@@ -142,6 +162,11 @@ SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const
 // output[T, hidden] = the layer's answer to input[T, hidden]; cos and sin are [T, rotary_dim].
 SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
                          const float *sin, const float *input, float *output);
+
+// output[rows, hidden] = the weighted sum of what the experts chosen[rows, top_k] make of x[rows, hidden], added up in the
+// order in which they stand there. The router is not used.
+SW_PUBLIC int32_t sw_experts(SwContext *context, const SwExperts *experts, const float *x, const int32_t *chosen,
+                         const float *weights, int32_t rows, float *output);
 
 // tokens[count] = what is found in rows of logits[., width], the lowest token among equals; -1 where a logit that may be
 // taken is NaN or +inf, or none of them is finite.

@@ -7,24 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from model_runner.attention.cpu import NativeAttention
 from model_runner.kernels.library import Kernels
-from model_runner.kv_cache import cache_structs
 from model_runner.models.decoder_form import DecoderForm
-from model_runner.models.fused import FusedDecoderLayer, bind_layers
-from model_runner.models.hf_attention import StepAttention
 from model_runner.models.native import NativePacker
 from tests.model_runner.decoder_models import CASES
 from tests.model_runner.kernels.decoder_runs import (
     LENGTHS,
     FusedModel,
-    forms_of,
+    OneLayer,
+    agree,
     layer_errors,
-    make_cache,
-    served_model,
-    step_batch,
 )
 
 WHOLE = [(sequence, 0, length) for sequence, length in enumerate(LENGTHS)]
@@ -37,18 +30,11 @@ CROWD = [
 ]
 
 
-def agree(errors: Tensor) -> bool:
-    """Are layers the same but for rounding?
-
-    Before each linear a row is rounded to 255 steps. Two ways to compute a number that differ in its last bit now and
-    then fall to different sides of a half: one step in one number changes the row's result by the share that this step
-    has in the row, some thousandths here, and a step in a key or value that of all rows after it. Most rows meet none
-    of that, and there the results agree as floats do.
-    """
-    return bool(errors.median() < 2e-6) and bool(errors.max() < 0.02)
+# Its attention hides what is beyond a window by the mask alone, which the interface of attention does not see.
+MASKED = {"qwen2_moe with windows"}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in MASKED])
 def test_equals_the_layer_of_transformers(case: str, kernels: Kernels) -> None:
     assert agree(layer_errors(case, NativePacker(kernels, "int8")))
 
@@ -60,7 +46,7 @@ INT4_SIZES = [
 
 
 @pytest.mark.parametrize("sizes", INT4_SIZES)
-@pytest.mark.parametrize("case", ["llama with biases", "gemma2", "qwen3"])
+@pytest.mark.parametrize("case", ["llama with biases", "gemma2", "qwen3", "mixtral"])
 def test_equals_the_layer_of_transformers_in_int4(case: str, sizes: dict[str, int], kernels: Kernels) -> None:
     assert agree(layer_errors(case, NativePacker(kernels, "int4"), **sizes))
 
@@ -152,29 +138,6 @@ def test_the_number_of_threads_does_not_matter(kernels: Kernels, kernels_library
         results.append(torch.cat(FusedModel("gemma3_text", team).logits(CROWD)))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
-
-
-class OneLayer:
-    """The first layer of a tiny model, on its own."""
-
-    def __init__(self, case: str, kernels: Kernels) -> None:
-        form = forms_of(served_model(case))[0]
-        self.width = form.hidden
-        self._rotary_dim = form.head_dim
-        self._cache = make_cache([form])
-        self._attention = NativeAttention(kernels, self._cache)
-        self._layer = FusedDecoderLayer(0, form, NativePacker(kernels, "int8"))
-        bind_layers(self._layer, cache_structs(self._cache))
-
-    def __call__(self, hidden: Tensor, step: list[tuple[int, int, int]]) -> Tensor:
-        """Hidden [tokens, width] of the step's tokens -> the same shape."""
-        batch = step_batch(step)
-        positions = torch.from_numpy(batch.positions)
-        angles = positions[:, None] * torch.linspace(1, 0.01, self._rotary_dim)  # [tokens, rotary_dim]
-        attention = StepAttention(self._attention, self._attention.prepare(batch))
-        embeddings = (angles.cos()[None], angles.sin()[None])
-        result: Tensor = self._layer(hidden[None], attention=attention, position_embeddings=embeddings)
-        return result[0]
 
 
 def test_no_tokens(kernels: Kernels) -> None:
