@@ -17,7 +17,9 @@ from model_runner.kernels.structs import (
     DecoderLayerStruct,
     DrawStruct,
     KVCacheStruct,
+    ModelStruct,
     MoveStruct,
+    PassStruct,
     StepStruct,
     WeightStruct,
 )
@@ -45,6 +47,7 @@ _SIGNATURES = {
         c_int32,
         [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
     ),
+    "sw_forward": (c_int32, [c_void_p, POINTER(ModelStruct), POINTER(StepStruct), POINTER(PassStruct)]),
     "sw_gumbel_max": (c_int32, [c_void_p, c_void_p, c_int64, POINTER(DrawStruct), c_int32, POINTER(c_int64)]),
     "sw_move_kv": (c_int32, [c_void_p, POINTER(KVCacheStruct), c_int32, POINTER(MoveStruct), c_int32]),
 }
@@ -142,6 +145,10 @@ class Kernels:
         pointers = (tensor.data_ptr() for tensor in (cos, sin, hidden, output))
         self._call("sw_decoder_layer", layer, step, *pointers)
         return output
+
+    def forward(self, model: ModelStruct, step: StepStruct, what: PassStruct) -> None:
+        """Run a model on a step's tokens; see SwPass for what is wanted of it."""
+        self._call("sw_forward", model, step, what)
 
     def gumbel_max(self, logits: Tensor, draws: Sequence[tuple[int, int, float]]) -> list[int]:
         """The token that each draw picks from logits [n, vocab]; the lowest among equals.

@@ -16,6 +16,8 @@ struct Kernels {
   int64_t (*layer_scratch)(const SwDecoderLayer &, int32_t rows);
   void (*layer)(ThreadPool &, const SwDecoderLayer &, const SwStep &, const float *cos, const float *sin, const float *input,
                 float *output, char *scratch);
+  int64_t (*forward_scratch)(const SwModel &, const SwStep &, const SwPass &);
+  void (*forward)(ThreadPool &, const SwModel &, const SwStep &, const SwPass &, char *scratch);
   void (*gumbel_max)(ThreadPool &, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
                      int64_t *tokens);
   void (*move_kv)(ThreadPool &, const SwKvCache *layers, int32_t num_layers, const SwMove *moves, int32_t count);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "decoder_layer.h"
+#include "forward.h"
 #include "gumbel_max.h"
 #include "isa.h"
 #include "kv_move.h"
@@ -54,7 +55,17 @@ void layer(ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, co
            const float *input, float *output, char *memory) {
   Scratch scratch;
   Scratch::lay_out(layer, step.num_tokens, memory, &scratch);
-  LayerRun(pool, layer, step, scratch).run(cos, sin, input, output);
+  LayerRun(pool, layer, step, scratch).run({cos, sin, nullptr}, input, output);
+}
+
+int64_t forward_scratch(const SwModel &model, const SwStep &step, const SwPass &pass) {
+  return PassScratch::lay_out(model, step, pass, nullptr, nullptr);
+}
+
+void forward(ThreadPool &pool, const SwModel &model, const SwStep &step, const SwPass &pass, char *memory) {
+  PassScratch scratch;
+  PassScratch::lay_out(model, step, pass, memory, &scratch);
+  ForwardRun(pool, model, step, pass, scratch).run();
 }
 
 void gumbel_max(ThreadPool &pool, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
@@ -76,7 +87,7 @@ namespace samewise {
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
-    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::gumbel_max,
-    SW_ISA::move_kv};
+    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::forward_scratch,
+    SW_ISA::forward,   SW_ISA::gumbel_max,    SW_ISA::move_kv};
 
 }  // namespace samewise

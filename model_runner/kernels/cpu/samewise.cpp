@@ -114,6 +114,14 @@ int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const 
   return 0;
 }
 
+int32_t sw_forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
+  if (step->num_tokens == 0) return 0;
+  char *scratch = context->reserve(context->kernels.forward_scratch(*model, *step, *pass));
+  if (!scratch) return 1;
+  context->kernels.forward(context->pool, *model, *step, *pass, scratch);
+  return 0;
+}
+
 int32_t sw_gumbel_max(SwContext *context, const float *logits, int64_t width, const SwDraw *draws, int32_t count,
                       int64_t *tokens) {
   context->kernels.gumbel_max(context->pool, logits, width, draws, count, tokens);
