@@ -82,6 +82,8 @@ class NativeModel:
         self._parts = parts
         self.num_layers = len(parts.layers)
         self._vocab_size, self.hidden = parts.embedding.shape
+        self.num_logits = parts.head.outputs
+        """Of each row."""
         self._tables = list({id(table): table for table in parts.rotaries if table is not None}.values())
         self._known = 0
         """Positions that all tables have."""
@@ -116,18 +118,20 @@ class NativeModel:
         tokens: Int32Array,
         logits_index: Int32Array,
         num_positions: int,
+        logits: Tensor,
         entering: Mapping[int, Tensor],
         last: Tensor | None = None,
-    ) -> Tensor:
-        """Float32 logits [R, vocabulary].
+    ) -> None:
+        """Fill float32 memory with what is wanted.
 
         Args:
             step: with everything about the tokens but what they are.
             tokens: [T] of the step.
             logits_index: [R] tokens whose logits are wanted.
             num_positions: all positions of the step are below it.
-            entering: by the index of a layer, float32 memory [T, hidden] for what enters it.
-            last: the same for what leaves the last norm.
+            logits: [R, num_logits] takes the logits.
+            entering: by the index of a layer, [T, hidden] that takes what enters it.
+            last: [T, hidden] takes what leaves the last norm.
 
         Raises:
             IndexError: if a token is not in the vocabulary.
@@ -141,14 +145,16 @@ class NativeModel:
         states = (c_void_p * self.num_layers)()
         for layer, memory in entering.items():
             states[layer] = memory.data_ptr()
-        return self._run(self._struct, step.struct, tokens, logits_index, states, last)
+        self._run(self._struct, step.struct, tokens, logits_index, logits, ctypes.addressof(states), last)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [n, vocabulary] after hidden states [n, hidden] that leave the last layer or any other."""
+        """Float32 logits [n, num_logits] after hidden states [n, hidden] that leave the last layer or any other."""
         bare = ModelStruct.from_buffer_copy(self._struct)
         bare.num_layers, bare.embedding, bare.embedding_scale = 0, hidden.data_ptr(), 1.0
         rows = np.arange(len(hidden), dtype=np.int32)
-        return self._run(bare, StepStruct(num_tokens=len(hidden)), rows, rows)
+        logits = torch.empty(len(hidden), self.num_logits, dtype=torch.float32)
+        self._run(bare, StepStruct(num_tokens=len(hidden)), rows, rows, logits)
+        return logits
 
     def _run(
         self,
@@ -156,20 +162,19 @@ class NativeModel:
         step: StepStruct,
         tokens: Int32Array,
         logits_index: Int32Array,
-        entering: "ctypes.Array[c_void_p] | None" = None,
+        logits: Tensor,
+        entering: int | None = None,
         last: Tensor | None = None,
-    ) -> Tensor:
-        logits = torch.empty(len(logits_index), self._parts.head.outputs, dtype=torch.float32)
+    ) -> None:
         what = PassStruct(
             len(logits_index),
             tokens.ctypes.data,
             logits_index.ctypes.data,
             logits.data_ptr(),
-            None if entering is None else ctypes.addressof(entering),
+            entering,
             None if last is None else last.data_ptr(),
         )
         self._kernels.forward(model, step, what)
-        return logits
 
 
 def read_native_model(model: PreTrainedModel, kernels: Kernels) -> NativeModel | None:

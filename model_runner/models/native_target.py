@@ -12,6 +12,9 @@ from model_runner.models.features import LAST, Feature, layer_of, require_layers
 from model_runner.models.native_model import NativeModel
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 
+_KEPT_ROWS = 64
+"""Memory for the logits of so many rows is kept from pass to pass: the system takes its time to hand out pages."""
+
 
 class NativeTargetModel:
     """Implements TargetModel."""
@@ -29,6 +32,7 @@ class NativeTargetModel:
         self._attention = attention
         self._needs = frozenset(needs)
         self._taken: dict[Feature, Tensor] = {}
+        self._kept = torch.empty(0, model.num_logits, dtype=torch.float32)
 
     def settle(self) -> None:
         """See TargetModel.settle."""
@@ -54,14 +58,25 @@ class NativeTargetModel:
         assert follows is None, "nor does it follow any"
         shape = len(batch.tokens), self._model.hidden
         self._taken = {need: torch.empty(shape, dtype=torch.float32) for need in self._needs.union(also)}
-        return self._model.forward(
+        logits = self._logits(len(batch.logits_index))
+        self._model.forward(
             self._attention.prepare(batch),
             batch.tokens.astype(np.int32),
             batch.logits_index.astype(np.int32),
             int(batch.positions.max(initial=-1)) + 1,
+            logits,
             {layer_of(need): memory for need, memory in self._taken.items() if need != LAST},
             self._taken.get(LAST),
         )
+        return logits
+
+    def _logits(self, rows: int) -> Tensor:
+        """Float32 memory [rows, vocabulary]."""
+        if rows > _KEPT_ROWS:
+            return torch.empty(rows, self._model.num_logits, dtype=torch.float32)
+        if rows > len(self._kept):
+            self._kept = torch.empty(rows, self._model.num_logits, dtype=torch.float32)
+        return self._kept[:rows]
 
 
 class NativeEarlyExit:
