@@ -19,7 +19,7 @@ from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.memory import MemoryPlan, Needs, plan_memory
 from model_runner.models.classification import load_classification_head
-from model_runner.models.early_exit import EarlyExit, find_early_exit
+from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
@@ -38,7 +38,7 @@ from model_runner.scoring.transform import ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.grammar import GrammarProposer
 from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_bytes, heads_kv, make_heads_proposer, method_of
-from model_runner.speculative.methods import Blocks, make_proposers
+from model_runner.speculative.methods import Blocks, make_proposers, num_exit_layers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
@@ -194,7 +194,8 @@ def _put_together(
     budget = Budget()
     longest_draft = plan.max_model_len + blocks.scratch_tokens
     drafter = None if draft is None else platform.make_target(draft.model, draft.attention, longest_draft)
-    proposers = make_proposers(target.model, target.attention, blocks, drafter)
+    exit_layers = platform.make_first_layers(target.model, target.attention, num_exit_layers(target.model))
+    proposers = make_proposers(exit_layers, blocks, drafter)
     proposers |= dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     trained = next((method for method in BY_WORTH if method in proposers), None)
     proposers["grammar"] = GrammarProposer(sampling.matcher)
@@ -202,7 +203,7 @@ def _put_together(
     needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
     amateur = None if aux is None else platform.make_target(aux.model, aux.attention, plan.max_model_len)
-    early_exit = find_early_exit(target.model)
+    early_exit = platform.find_early_exit(target.model)
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
         kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),

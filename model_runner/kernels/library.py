@@ -21,7 +21,9 @@ from model_runner.kernels.structs import (
     DecoderLayerStruct,
     ExpertsStruct,
     KVCacheStruct,
+    ModelStruct,
     MoveStruct,
+    PassStruct,
     StepStruct,
     TruncationStruct,
     WeightStruct,
@@ -55,6 +57,7 @@ _SIGNATURES = {
         c_int32,
         [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
     ),
+    "sw_forward": (c_int32, [c_void_p, POINTER(ModelStruct), POINTER(StepStruct), POINTER(PassStruct)]),
     "sw_experts": (c_int32, [c_void_p, POINTER(ExpertsStruct), *[c_void_p] * 3, c_int32, c_void_p]),
     "sw_pick": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_void_p]),
     "sw_truncate": (
@@ -99,7 +102,7 @@ class Kernels:
             raise NoKernelsError(f"the CPU kernels cannot run with {threads} threads and instruction set {isa}")
         weakref.finalize(self, self._library.sw_destroy, self._context)
         self.isa: str = self._library.sw_isa(self._context).decode()
-        self.int8_kind: WeightKind = "int8_rotated" if self.isa == "avx512vnni" else "int8"
+        self.int8_kind: WeightKind = "int8_rotated" if self.isa.startswith("avx512") else "int8"
         """The faster form of int8: elsewhere integers are widened to 16 bits to be multiplied, whatever they are."""
         self.threads = threads
         self._arena = Arena()
@@ -162,6 +165,10 @@ class Kernels:
         pointers = (tensor.data_ptr() for tensor in (cos, sin, hidden, output))
         self._call("sw_decoder_layer", layer, step, *pointers)
         return output
+
+    def forward(self, model: ModelStruct, step: StepStruct, what: PassStruct) -> None:
+        """Run a model on a step's tokens; see SwPass for what is wanted of it."""
+        self._call("sw_forward", model, step, what)
 
     def experts(self, experts: ExpertsStruct, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Sums of what the chosen experts make of rows [n, hidden], added up in the order of the ranks.

@@ -1,7 +1,7 @@
 """The C interface of cpu/samewise.h in ctypes; the comments are there. Pointers are addresses as integers."""
 
 import ctypes
-from ctypes import c_double, c_float, c_int32, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int32, c_void_p
 
 import numpy as np
 
@@ -100,6 +100,43 @@ class DecoderLayerStruct(ctypes.Structure):
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("experts", c_void_p),
+    )
+
+
+class RotaryStruct(ctypes.Structure):
+    """SwRotary."""
+
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p))
+
+
+class ModelStruct(ctypes.Structure):
+    """SwModel."""
+
+    _fields_ = (
+        ("hidden", c_int32),
+        ("num_layers", c_int32),
+        ("embedding_scale", c_float),
+        ("norm_eps", c_float),
+        ("logits_scale", c_float),
+        ("logits_softcap", c_float),
+        ("embedding", c_void_p),
+        ("layers", POINTER(POINTER(DecoderLayerStruct))),
+        ("rotaries", POINTER(POINTER(RotaryStruct))),
+        ("norm", c_void_p),
+        ("head", WeightStruct),
+    )
+
+
+class PassStruct(ctypes.Structure):
+    """SwPass."""
+
+    _fields_ = (
+        ("num_logits", c_int32),
+        ("tokens", c_void_p),
+        ("logits_index", c_void_p),
+        ("logits", c_void_p),
+        ("entering", c_void_p),
+        ("last", c_void_p),
     )
 
 

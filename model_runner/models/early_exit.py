@@ -1,7 +1,7 @@
 """The model's head on hidden states from between its layers."""
 
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,19 @@ from model_runner.models.truncated import shallow_copy, with_layers
 logger = logging.getLogger("samewise.runner")
 
 
-class EarlyExit:
-    """What the model would say if its last layers were left out.
+class EarlyExit(Protocol):
+    """What a model would say if its last layers were left out."""
+
+    num_layers: int
+    """Of the whole model."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [n, vocab] after hidden states [n, hidden] that enter a layer, or leave the last one."""
+        ...
+
+
+class HFEarlyExit:
+    """Implements EarlyExit for any model of transformers.
 
     The model runs with one layer, which returns the given hidden states whatever it gets: so final norm, head and what
     a family does after it (soft caps, scaled logits) are its own, in the form in which they were loaded.
@@ -36,7 +47,7 @@ class EarlyExit:
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [n, vocab] after hidden states [n, hidden] that enter a layer, or leave the last one."""
+        """See EarlyExit."""
         self._hidden = hidden.unsqueeze(0)
         tokens = torch.zeros(1, len(hidden), dtype=torch.int64, device=self._device)
         output: Any = self._model(input_ids=tokens, position_ids=tokens, use_cache=False)
@@ -59,7 +70,7 @@ class EarlyExit:
 def find_early_exit(model: PreTrainedModel) -> EarlyExit | None:
     """None, with a line in the log, if the model's family does not take this."""
     try:
-        return EarlyExit(model)
+        return HFEarlyExit(model)
     except UnsupportedModelError as error:
         logger.info("no DoLa    %s", error)
         return None

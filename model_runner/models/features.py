@@ -35,6 +35,15 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     raise UnsupportedModelError(f"the decoder layers of {model.config.model_type} were not found")
 
 
+def require_layers(needs: Collection[Feature], num_layers: int) -> None:
+    """Raises UnsupportedModelError if a feature enters a layer that a model of so many has not."""
+    for need in set(needs) - {LAST}:
+        if not 0 <= layer_of(need) < num_layers:
+            raise UnsupportedModelError(
+                f"the heads take what enters layer {layer_of(need)}; the model has {num_layers} layers"
+            )
+
+
 class FeatureTap:
     """Keeps the wanted hidden states of each forward pass of a model until they are taken.
 
@@ -47,10 +56,11 @@ class FeatureTap:
         self._taken: dict[Feature, Tensor] = {}
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
         layers = decoder_layers(model) if set(needs) - {LAST} else nn.ModuleList()
+        require_layers(needs, len(layers))
         self._hooks = [
             decoder.register_forward_hook(self._keep_last)
             if need == LAST
-            else _layer(layers, need).register_forward_pre_hook(self._keeper(need), with_kwargs=True)
+            else layers[layer_of(need)].register_forward_pre_hook(self._keeper(need), with_kwargs=True)
             for need in needs
         ]
 
@@ -72,10 +82,3 @@ class FeatureTap:
             self._taken[need] = (arguments[0] if arguments else keywords["hidden_states"])[0]
 
         return keep
-
-
-def _layer(layers: nn.ModuleList, need: Feature) -> nn.Module:
-    index = layer_of(need)
-    if not 0 <= index < len(layers):
-        raise UnsupportedModelError(f"the heads take what enters layer {index}; the model has {len(layers)} layers")
-    return layers[index]

@@ -22,7 +22,7 @@ class FusedDecoderLayer(nn.Module):
         super().__init__()
         self.index = index
         self._kernels = packer.kernels
-        self._uses_rotary = form.uses_rotary
+        self.uses_rotary = form.uses_rotary
         self._weights = {
             name: packer.pack(linear.weight, linear.bias)
             for name, linear in (
@@ -47,13 +47,13 @@ class FusedDecoderLayer(nn.Module):
             )
             if factor is not None
         }
-        self._struct = _layer_struct(form, self._weights, self._norms)
+        self.struct = _layer_struct(form, self._weights, self._norms)
         if self._experts is not None:
-            self._struct.experts = ctypes.addressof(self._experts.struct)
+            self.struct.experts = ctypes.addressof(self._experts.struct)
 
     def bind(self, cache: KVCacheStruct) -> None:
         """Say where the layer's keys and values are kept; before the first forward."""
-        self._struct.cache = cache
+        self.struct.cache = cache
 
     def forward(
         self,
@@ -65,13 +65,13 @@ class FusedDecoderLayer(nn.Module):
     ) -> Tensor:
         """Hidden states [1, T, hidden] -> the same shape. What a layer of transformers takes beside is not needed."""
         cos, sin = self._rotation(position_embeddings)
-        self._struct.rotary_dim = cos.shape[-1]
-        output = self._kernels.decoder_layer(self._struct, attention.metadata.struct, cos, sin, hidden_states[0])
+        self.struct.rotary_dim = cos.shape[-1]
+        output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])
         return output.unsqueeze(0)
 
     def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
         """Cos and sin [T, rotary_dim]; of width 0 for a layer that does not rotate."""
-        if not self._uses_rotary:
+        if not self.uses_rotary:
             return torch.empty(0), torch.empty(0)
         assert position_embeddings is not None, "the model has rotary positions"
         cos, sin = position_embeddings  # each [1, T, rotary_dim]

@@ -12,11 +12,11 @@ class NativeProduct:
 
     def __init__(self, kernels: Kernels, weight: NativeWeight) -> None:
         self._kernels = kernels
-        self._weight = weight
+        self.weight = weight
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """See packed.Product."""
-        result = self._kernels.linear(self._weight, rows.contiguous())
+        result = self._kernels.linear(self.weight, rows.contiguous())
         return result if bias is None else result.add_(bias)
 
 

@@ -44,6 +44,11 @@ class PackedWeight(Tensor):
         wrapper._product = product
         return wrapper
 
+    @property
+    def product(self) -> Product:
+        """What multiplies with it."""
+        return self._product
+
     def linear(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
         """Inputs [..., in] -> [..., out]."""
         result = self._product(inputs.reshape(-1, inputs.shape[-1]), bias)

@@ -20,6 +20,7 @@ from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
 from model_runner.memory import GIB, Room, StorageTypes, free_memory
 from model_runner.models.activations import replace_activations
+from model_runner.models.early_exit import EarlyExit
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers, fuse_layers
@@ -27,6 +28,8 @@ from model_runner.models.inspection import ModelShape, UnsupportedModelError
 from model_runner.models.loading import load_model
 from model_runner.models.native import NativePacker
 from model_runner.models.native_experts import make_native_experts
+from model_runner.models.native_model import NativeModel, read_native_model
+from model_runner.models.native_target import NativeEarlyExit, NativeTargetModel
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.packed import Packer, pack_weights
 from model_runner.models.repository import cache_folder
@@ -69,6 +72,8 @@ class CpuPlatform(Platform):
         self.pick_allowed = None if self._kernels is None else partial(pick_allowed, self._kernels)
         self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
         self.kernels = "none" if self._kernels is None else self._kernels.isa
+        self._native_models: dict[PreTrainedModel, NativeModel] = {}
+        """Those of the models that were loaded of which every part is known."""
 
     @property
     def hardware(self) -> str:
@@ -96,6 +101,9 @@ class CpuPlatform(Platform):
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
         prepare(model, self._packer)
+        if self._kernels is not None and (native := read_native_model(model, self._kernels)) is not None:
+            self._native_models[model] = native
+            logger.info("forward    by one native call")
         return model
 
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
@@ -116,7 +124,23 @@ class CpuPlatform(Platform):
         """See Platform.make_target."""
         if self._packer is not None and isinstance(attention, NativeAttention):
             bind_layers(model, cache_structs(attention.cache))
+            if (native := self._native_models.get(model)) is not None:
+                return NativeTargetModel(native, attention, needs)
         return HFTargetModel(model, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
+
+    def make_first_layers(
+        self, model: PreTrainedModel, attention: AttentionBackend[Any], num_layers: int
+    ) -> TargetModel:
+        """See Platform.make_first_layers."""
+        native = self._native_models.get(model)
+        if native is not None and isinstance(attention, NativeAttention):
+            return NativeTargetModel(native.first_layers(num_layers), attention)
+        return super().make_first_layers(model, attention, num_layers)
+
+    def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
+        """See Platform.find_early_exit."""
+        native = self._native_models.get(model)
+        return super().find_early_exit(model) if native is None else NativeEarlyExit(native)
 
     def prepare_heads(self, heads: nn.Module) -> None:
         """See Platform.prepare_heads."""

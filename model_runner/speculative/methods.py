@@ -1,13 +1,10 @@
 """The methods of speculation that a runner has."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedModel
 
-from model_runner.attention.backend import AttentionBackend
-from model_runner.models.target import HFTargetModel, TargetModel
-from model_runner.models.truncated import first_layers
+from model_runner.models.target import TargetModel
 from model_runner.speculative.draft_kv import DraftKV, num_draft_blocks
 from model_runner.speculative.draft_model import DraftModelProposer
 from model_runner.speculative.growing import GrowthLimits
@@ -45,15 +42,13 @@ class Blocks:
         return DraftKV(self.num_blocks, self.block_size, _MODEL_LIMITS.num_extended, is_targets=is_targets)
 
 
-def make_proposers(
-    model: PreTrainedModel, attention: AttentionBackend[Any], blocks: Blocks, draft: TargetModel | None
-) -> dict[str, Proposer]:
+def make_proposers(first_layers: TargetModel, blocks: Blocks, draft: TargetModel | None) -> dict[str, Proposer]:
     """A proposer for each method that can be had, by its name. `auto` chooses among them (auto.py).
 
     Args:
-        model: the target.
-        attention: to the target's cache.
-        blocks: of that cache.
+        first_layers: of the target, `num_exit_layers` of them on the target's own cache, for `early_exit` (LayerSkip,
+            arXiv:2404.16710).
+        blocks: of the target's cache.
         draft: a smaller model with a cache of its own, for `draft_model`.
     """
     proposers: dict[str, Proposer] = {
@@ -61,15 +56,14 @@ def make_proposers(
         "ngram": NgramProposer(),
         "prediction": PredictionProposer(),
         "suffix": SuffixProposer(),
-        "early_exit": _early_exit(model, attention, blocks),
+        "early_exit": DraftModelProposer(first_layers, blocks.draft_kv(is_targets=True), _MODEL_LIMITS),
     }
     if draft is not None:
         proposers["draft_model"] = DraftModelProposer(draft, blocks.draft_kv(), _MODEL_LIMITS)
     return proposers
 
 
-def _early_exit(model: PreTrainedModel, attention: AttentionBackend[Any], blocks: Blocks) -> DraftModelProposer:
-    """The target's first layers as its draft, on the target's own cache (LayerSkip, arXiv:2404.16710)."""
-    num_layers = -(-model.config.get_text_config().num_hidden_layers // _EXIT_SHARE)
-    draft = HFTargetModel(first_layers(model, num_layers), attention)
-    return DraftModelProposer(draft, blocks.draft_kv(is_targets=True), _MODEL_LIMITS)
+def num_exit_layers(model: PreTrainedModel) -> int:
+    """How many of its layers the model drafts with in `early_exit`."""
+    num_layers: int = model.config.get_text_config().num_hidden_layers
+    return -(-num_layers // _EXIT_SHARE)

@@ -38,7 +38,13 @@ _YARN_ROPE = {
 _PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _GEMMA = {"query_pre_attn_scalar": 50, "sliding_window": 16, "layer_types": _ALTERNATING, "attention_bias": True}
-_GRANITE = {"attention_multiplier": 0.4, "residual_multiplier": 0.3, "attention_bias": True}
+_GRANITE = {
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 5.0,
+    "attention_bias": True,
+}
 _GRANITE_HYBRID = {
     **_GRANITE,
     "shared_intermediate_size": 84,

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from model_runner.batch import prompt_batch
 from model_runner.config import Quantization, RunnerConfig
-from model_runner.models.early_exit import EarlyExit, find_early_exit
-from model_runner.models.features import LAST, FeatureTap
-from model_runner.runner import ModelRunner
+from model_runner.models.early_exit import HFEarlyExit, find_early_exit
+from model_runner.models.features import LAST, FeatureTap, entering
+from model_runner.models.inspection import inspect_model
+from model_runner.platforms.choose import choose_platform
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"]
 TOKENS = [1, 17, 203, 5, 88]
@@ -33,7 +35,7 @@ def test_after_the_last_layer_it_is_the_models_own_answer(tiny_model: Callable[[
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family)).eval()
     with torch.inference_mode():
         logits, hidden = leaving_the_last_layer(model, lambda: model(torch.tensor([TOKENS])).logits[0])
-    early_exit = EarlyExit(model)
+    early_exit = HFEarlyExit(model)
     assert early_exit.num_layers == 3
     torch.testing.assert_close(early_exit(hidden), logits, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(early_exit(hidden * torch.rand_like(hidden)), logits, atol=0.1)
@@ -44,11 +46,20 @@ def test_after_the_last_layer_it_is_the_models_own_answer(tiny_model: Callable[[
 def test_with_the_model_as_served_to_the_last_bit(
     tiny_model: Callable[[str], Path], family: str, quantization: Quantization
 ) -> None:
-    runner = ModelRunner.load(RunnerConfig(tiny_model(family), quantization=quantization, kv_cache_gib=0.02))
-    target: Any = runner._target
-    batch = runner._first_batch(5)
-    logits, hidden = leaving_the_last_layer(target._model, lambda: target.forward(batch))
-    early_exit = EarlyExit(target._model)
+    """What enters the last layer makes the logits of a model that has not that layer."""
+    config = RunnerConfig(tiny_model(family), device="cpu", quantization=quantization)
+    platform = choose_platform(config)
+    model = platform.load(config.model)
+    shape = inspect_model(platform.read_config(config.model))
+    attention = platform.attention(platform.make_cache(shape.kv, 1, 32))
+    target = platform.make_target(model, attention, 32, (entering(2),))
+    batch = prompt_batch([TOKENS], 32)
+    target.forward(batch)
+    hidden = target.features()[entering(2)]
+    logits = platform.make_first_layers(model, attention, 2).forward(batch)
+    early_exit = platform.find_early_exit(model)
+    assert early_exit is not None
+    assert early_exit.num_layers == 3
     assert torch.equal(early_exit(hidden), logits)
     assert torch.equal(early_exit(hidden[2:3]), logits[2:3])
 
@@ -57,7 +68,7 @@ def test_it_leaves_the_model_and_its_taps_alone(tiny_model: Callable[[str], Path
     model = AutoModelForCausalLM.from_pretrained(tiny_model("llama")).eval()
     with torch.inference_mode():
         before = model(torch.tensor([TOKENS])).logits
-        EarlyExit(model)(torch.randn(4, 64))
+        HFEarlyExit(model)(torch.randn(4, 64))
         tap = FeatureTap(model, (LAST,))
         assert torch.equal(model(torch.tensor([TOKENS])).logits, before)
     assert tap.take()[LAST].shape == (5, 64)

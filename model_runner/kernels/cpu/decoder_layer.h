@@ -98,16 +98,32 @@ struct Scratch {
   }
 };
 
-// Runs one layer on a step's rows.
+// Cos and sin of a step's rows, [rows, rotary_dim] each; with `rows`, those of a table that it names for each of them.
+struct Rotation {
+  const float *cos;
+  const float *sin;
+  const int32_t *rows;  // [rows]
+};
+
+// Calls work(row) for each row, shared among the threads.
+template <typename Work>
+inline void for_rows(samewise::ThreadPool &pool, int64_t rows, const Work &work) {
+  const int64_t at_once = rows / (8 * pool.size()) + 1;
+  pool.for_each((rows + at_once - 1) / at_once, [&](int64_t unit) {
+    for (int64_t row = unit * at_once; row < std::min(rows, (unit + 1) * at_once); ++row) work(row);
+  });
+}
+
+// Runs one layer on a step's rows. The output may be the input.
 class LayerRun {
  public:
   LayerRun(samewise::ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, Scratch scratch)
       : pool_(pool), layer_(layer), step_(step), scratch_(scratch) {}
 
-  void run(const float *cos, const float *sin, const float *input, float *output) {
+  void run(const Rotation &rotation, const float *input, float *output) {
     quantize_normed(input, layer_.attention_norm, layer_.qkv);
     multiply(layer_.qkv, scratch_.wide, scratch_.wide_stride);
-    place_keys(cos, sin);
+    place_keys(rotation);
     attend(pool_, layer_.cache, step_, layer_.attention, scratch_.wide, scratch_.wide_stride, scratch_.narrow,
            scratch_.narrow_stride);
     each_row([&](int64_t row) { quantize(narrow(row), layer_.attention_output, row); });
@@ -130,11 +146,7 @@ class LayerRun {
 
   template <typename Work>
   void each_row(const Work &work) {
-    const int64_t rows = step_.num_tokens;
-    const int64_t at_once = rows / (8 * pool_.size()) + 1;
-    pool_.for_each((rows + at_once - 1) / at_once, [&](int64_t unit) {
-      for (int64_t row = unit * at_once; row < std::min(rows, (unit + 1) * at_once); ++row) work(row);
-    });
+    for_rows(pool_, step_.num_tokens, work);
   }
 
   void quantize_normed(const float *x, const float *norm, const SwWeight &weight) {
@@ -198,17 +210,18 @@ class LayerRun {
     });
   }
 
-  void place_keys(const float *cos, const float *sin) {
+  void place_keys(const Rotation &rotation) {
     const SwKvCache &cache = layer_.cache;
     const int64_t heads = layer_.attention.heads, dim = cache.key_dim;
     each_row([&](int64_t row) {
       ask_for_kv(cache, step_, row);
       float *qkv = wide(row);
+      const int64_t angle = (rotation.rows ? rotation.rows[row] : row) * layer_.rotary_dim;
       for (int64_t head = 0; head < heads + cache.kv_heads; ++head) {
         float *x = qkv + head * dim;
         const float *norm = head < heads ? layer_.query_norm : layer_.key_norm;
         if (norm) rms_norm(x, norm, layer_.norm_eps, dim, x);
-        rotate(x, cos + row * layer_.rotary_dim, sin + row * layer_.rotary_dim, layer_.rotary_dim);
+        rotate(x, rotation.cos + angle, rotation.sin + angle, layer_.rotary_dim);
       }
       write_kv(cache, step_, row, qkv + heads * dim, qkv + (heads + cache.kv_heads) * dim);
     });

@@ -16,6 +16,8 @@ struct Kernels {
   int64_t (*layer_scratch)(const SwDecoderLayer &, int32_t rows);
   void (*layer)(ThreadPool &, const SwDecoderLayer &, const SwStep &, const float *cos, const float *sin, const float *input,
                 float *output, char *scratch);
+  int64_t (*forward_scratch)(const SwModel &, const SwStep &, const SwPass &);
+  void (*forward)(ThreadPool &, const SwModel &, const SwStep &, const SwPass &, char *scratch);
   int64_t (*experts_scratch)(const SwExperts &, int32_t rows);
   void (*experts)(ThreadPool &, const SwExperts &, const float *x, const int32_t *chosen, const float *weights,
                   int32_t rows, float *output, char *scratch);

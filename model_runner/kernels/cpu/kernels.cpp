@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "decoder_layer.h"
+#include "forward.h"
 #include "gumbel_max.h"
 #include "isa.h"
 #include "kv_move.h"
@@ -50,7 +51,17 @@ void layer(ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, co
            const float *input, float *output, char *memory) {
   Scratch scratch;
   Scratch::lay_out(layer, step.num_tokens, memory, &scratch);
-  LayerRun(pool, layer, step, scratch).run(cos, sin, input, output);
+  LayerRun(pool, layer, step, scratch).run({cos, sin, nullptr}, input, output);
+}
+
+int64_t forward_scratch(const SwModel &model, const SwStep &step, const SwPass &pass) {
+  return PassScratch::lay_out(model, step, pass, nullptr, nullptr);
+}
+
+void forward(ThreadPool &pool, const SwModel &model, const SwStep &step, const SwPass &pass, char *memory) {
+  PassScratch scratch;
+  PassScratch::lay_out(model, step, pass, memory, &scratch);
+  ForwardRun(pool, model, step, pass, scratch).run();
 }
 
 // Hands out aligned pieces of memory, or finds out how much is needed.
@@ -114,8 +125,8 @@ namespace samewise {
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
-    SW_ISA::attention, SW_ISA::layer_scratch, SW_ISA::layer,         SW_ISA::experts_scratch,
-    SW_ISA::experts,   SW_ISA::pick_tokens,   SW_ISA::truncate_scratch, SW_ISA::truncate,
-    SW_ISA::move_kv};
+    SW_ISA::attention,       SW_ISA::layer_scratch, SW_ISA::layer,            SW_ISA::forward_scratch,
+    SW_ISA::forward,         SW_ISA::experts_scratch, SW_ISA::experts,        SW_ISA::pick_tokens,
+    SW_ISA::truncate_scratch, SW_ISA::truncate,      SW_ISA::move_kv};
 
 }  // namespace samewise

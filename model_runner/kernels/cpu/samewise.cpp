@@ -117,6 +117,14 @@ int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const 
   return 0;
 }
 
+int32_t sw_forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
+  if (step->num_tokens == 0) return 0;
+  char *scratch = context->reserve(context->kernels.forward_scratch(*model, *step, *pass));
+  if (!scratch) return 1;
+  context->kernels.forward(context->pool, *model, *step, *pass, scratch);
+  return 0;
+}
+
 int32_t sw_experts(SwContext *context, const SwExperts *experts, const float *x, const int32_t *chosen,
                    const float *weights, int32_t rows, float *output) {
   if (rows == 0) return 0;

@@ -106,6 +106,37 @@ struct SwDecoderLayer {
   const SwExperts *experts;          // null for none
 };
 
+// Cos and sin of all rotary positions, [positions, dim] each.
+struct SwRotary {
+  const float *cos;
+  const float *sin;
+};
+
+// A model: embedding, decoder layers, RMSNorm, head. All that it points at must outlive it.
+struct SwModel {
+  int32_t hidden;
+  int32_t num_layers;
+  float embedding_scale;
+  float norm_eps;
+  float logits_scale;    // factor on the logits
+  float logits_softcap;  // logits x become softcap * tanh(x / softcap); 0 for none
+  const float *embedding;               // [vocabulary, hidden]
+  const SwDecoderLayer *const *layers;  // [num_layers]
+  const SwRotary *const *rotaries;      // [num_layers] as wide as the layer's rotary_dim; null where that is 0
+  const float *norm;                    // [hidden]
+  SwWeight head;
+};
+
+// What a pass of a model takes beside the step, and what is wanted of it.
+struct SwPass {
+  int32_t num_logits;
+  const int32_t *tokens;        // [T] below the size of the vocabulary
+  const int32_t *logits_index;  // [num_logits] tokens whose logits are wanted
+  float *logits;                // [num_logits, outputs of the head]
+  float *const *entering;       // [num_layers] takes what enters each layer, [T, hidden], where not null; null for none
+  float *last;                  // [T, hidden] takes what leaves the last norm; null if not wanted
+};
+
 // How the token of a row of logits is found.
 struct SwPick {
   int64_t row;
@@ -162,6 +193,9 @@ SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const
 // output[T, hidden] = the layer's answer to input[T, hidden]; cos and sin are [T, rotary_dim].
 SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
                          const float *sin, const float *input, float *output);
+
+// Runs the model on a step's tokens.
+SW_PUBLIC int32_t sw_forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass);
 
 // output[rows, hidden] = the weighted sum of what the experts chosen[rows, top_k] make of x[rows, hidden], added up in the
 // order in which they stand there. The router is not used.

@@ -16,10 +16,13 @@ from model_runner.kv_cache import KVCache, KVShape, cache_structs
 from model_runner.models.activations import replace_activations
 from model_runner.models.decoder_form import DecoderForm, recognise
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
+from model_runner.models.features import Feature
 from model_runner.models.fused import FusedDecoderLayer, bind_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 from model_runner.models.native import NativePacker
 from model_runner.models.native_experts import make_native_experts
+from model_runner.models.native_model import read_native_model
+from model_runner.models.native_target import NativeTargetModel
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.packed import pack_weights
 from model_runner.models.target import HFTargetModel
@@ -124,14 +127,20 @@ class FusedModel:
         self._kernels = kernels
         self._forms = forms_of(self.model)
         prepare(self.model, NativePacker(kernels, kind))
-        assert all(isinstance(layer, FusedDecoderLayer) for layer in self.model.model.layers)
+        native = read_native_model(self.model, kernels)
+        assert native is not None
+        self.native = native
 
-    def logits(self, steps: Sequence[Step], seed: int = 0) -> list[Tensor]:
-        """Logits [length, vocabulary] of each sequence after the steps; NaN for tokens that none computes."""
+    def targets(self, needs: Sequence[Feature] = ()) -> tuple[NativeTargetModel, HFTargetModel]:
+        """The model by one native call, and by the modules of transformers; both on one new cache."""
         cache = make_cache(self._forms)
         bind_layers(self.model, cache_structs(cache))
         attention = NativeAttention(self._kernels, cache)
-        target = HFTargetModel(self.model, attention)
+        return NativeTargetModel(self.native, attention, needs), HFTargetModel(self.model, attention, needs)
+
+    def logits(self, steps: Sequence[Step], seed: int = 0) -> list[Tensor]:
+        """Logits [length, vocabulary] of each sequence after the steps; NaN for tokens that none computes."""
+        target, _ = self.targets()
         outputs = [
             torch.full((length, self.model.config.get_text_config().vocab_size), torch.nan) for length in LENGTHS
         ]

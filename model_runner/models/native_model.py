@@ -1,0 +1,235 @@
+"""Models of which every part is known: one native call takes them from tokens to logits."""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import POINTER, c_void_p
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from model_runner.batch import Int32Array
+from model_runner.kernels.library import Kernels, NativeWeight
+from model_runner.kernels.step import NativeStep
+from model_runner.kernels.structs import (
+    DecoderLayerStruct,
+    ModelStruct,
+    PassStruct,
+    RotaryStruct,
+    StepStruct,
+)
+from model_runner.models.fused import FusedDecoderLayer
+from model_runner.models.model_families import MODEL_FAMILIES
+from model_runner.models.native import NativeProduct
+from model_runner.models.packed import PackedWeight
+from model_runner.sampling.picks import PickPlan
+
+_STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
+"""Types of rotary positions whose angles depend on the position alone."""
+_POSITIONS = 1024
+"""Cos and sin are computed for so many positions at a time, always from a multiple of it on."""
+
+
+class RotaryTable:
+    """Cos and sin of all positions that were met so far, as a model's own module computes them."""
+
+    def __init__(self, compute: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        """`compute` gives cos and sin [1, n, dim] of positions [1, n]."""
+        self._compute = compute
+        self._cos, self._sin = self._part(0)
+        self.dim = self._cos.shape[1]
+        self.struct = RotaryStruct(self._cos.data_ptr(), self._sin.data_ptr())
+
+    def reach(self, length: int) -> None:
+        """Have all positions below `length`; where some are missing, the table at least doubles."""
+        known = len(self._cos)
+        if length <= known:
+            return
+        parts = [self._part(start) for start in range(known, max(length, 2 * known), _POSITIONS)]
+        self._cos = torch.cat([self._cos, *(cos for cos, _ in parts)])
+        self._sin = torch.cat([self._sin, *(sin for _, sin in parts)])
+        self.struct.cos, self.struct.sin = self._cos.data_ptr(), self._sin.data_ptr()
+
+    def _part(self, start: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self._compute(torch.arange(start, start + _POSITIONS).unsqueeze(0))
+        return cos[0].float().contiguous(), sin[0].float().contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What a model consists of."""
+
+    embedding: Tensor  # [vocabulary, hidden] float32
+    embedding_scale: float
+    layers: Sequence[FusedDecoderLayer]
+    rotaries: Sequence[RotaryTable | None]
+    """Of each layer; None for one that does not rotate."""
+    norm: Tensor  # [hidden] float32, the factor
+    norm_eps: float
+    head: NativeWeight
+    logits_scale: float
+    logits_softcap: float | None
+
+
+class NativeModel:
+    """Runs a model on a step's tokens. What is wanted of a token does not depend on what is wanted of others."""
+
+    def __init__(self, kernels: Kernels, parts: ModelParts) -> None:
+        self._kernels = kernels
+        self._parts = parts
+        self.num_layers = len(parts.layers)
+        self._vocab_size, self.hidden = parts.embedding.shape
+        self.num_logits = parts.head.outputs
+        """Of each row."""
+        self._tables = list({id(table): table for table in parts.rotaries if table is not None}.values())
+        self._known = 0
+        """Positions that all tables have."""
+        for layer, table in zip(parts.layers, parts.rotaries, strict=True):
+            layer.struct.rotary_dim = 0 if table is None else table.dim
+        layers = [ctypes.pointer(layer.struct) for layer in parts.layers]
+        rotaries = [
+            POINTER(RotaryStruct)() if table is None else ctypes.pointer(table.struct) for table in parts.rotaries
+        ]
+        self._struct = ModelStruct(
+            hidden=self.hidden,
+            num_layers=self.num_layers,
+            embedding_scale=parts.embedding_scale,
+            norm_eps=parts.norm_eps,
+            logits_scale=parts.logits_scale,
+            logits_softcap=parts.logits_softcap or 0.0,
+            embedding=parts.embedding.data_ptr(),
+            layers=(POINTER(DecoderLayerStruct) * self.num_layers)(*layers),
+            rotaries=(POINTER(RotaryStruct) * self.num_layers)(*rotaries),
+            norm=parts.norm.data_ptr(),
+            head=parts.head.struct,
+        )
+
+    def first_layers(self, count: int) -> "NativeModel":
+        """The model without its layers from number `count` on, which shares everything else with it."""
+        parts = replace(self._parts, layers=self._parts.layers[:count], rotaries=self._parts.rotaries[:count])
+        return NativeModel(self._kernels, parts)
+
+    def forward(
+        self,
+        step: NativeStep,
+        tokens: Int32Array,
+        logits_index: Int32Array,
+        num_positions: int,
+        logits: Tensor,
+        entering: Mapping[int, Tensor],
+        last: Tensor | None = None,
+    ) -> None:
+        """Fill float32 memory with what is wanted.
+
+        Args:
+            step: with everything about the tokens but what they are.
+            tokens: [T] of the step.
+            logits_index: [R] tokens whose logits are wanted.
+            num_positions: all positions of the step are below it.
+            logits: [R, num_logits] takes the logits.
+            entering: by the index of a layer, [T, hidden] that takes what enters it.
+            last: [T, hidden] takes what leaves the last norm.
+
+        Raises:
+            IndexError: if a token is not in the vocabulary.
+        """
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
+            raise IndexError(f"there is a token that is not in the vocabulary of {self._vocab_size}")
+        if num_positions > self._known:
+            for table in self._tables:
+                table.reach(num_positions)
+            self._known = num_positions
+        states = (c_void_p * self.num_layers)()
+        for layer, memory in entering.items():
+            states[layer] = memory.data_ptr()
+        self._run(self._struct, step.struct, tokens, logits_index, logits, ctypes.addressof(states), last)
+
+    def pick(self, logits: Tensor, plan: PickPlan) -> list[int]:
+        """The token of each row of logits [R, num_logits], as the plan says; NO_TOKEN where they are not finite."""
+        tokens: list[int] = self._kernels.pick(logits, plan.keys, plan.temperatures).tolist()
+        return tokens
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [n, num_logits] after hidden states [n, hidden] that leave the last layer or any other."""
+        bare = ModelStruct.from_buffer_copy(self._struct)
+        bare.num_layers, bare.embedding, bare.embedding_scale = 0, hidden.data_ptr(), 1.0
+        rows = np.arange(len(hidden), dtype=np.int32)
+        logits = torch.empty(len(hidden), self.num_logits, dtype=torch.float32)
+        self._run(bare, StepStruct(num_tokens=len(hidden)), rows, rows, logits)
+        return logits
+
+    def _run(
+        self,
+        model: ModelStruct,
+        step: StepStruct,
+        tokens: Int32Array,
+        logits_index: Int32Array,
+        logits: Tensor,
+        entering: int | None = None,
+        last: Tensor | None = None,
+    ) -> None:
+        what = PassStruct(
+            len(logits_index),
+            tokens.ctypes.data,
+            logits_index.ctypes.data,
+            logits.data_ptr(),
+            entering,
+            None if last is None else last.data_ptr(),
+        )
+        self._kernels.forward(model, step, what)
+
+
+def read_native_model(model: PreTrainedModel, kernels: Kernels) -> NativeModel | None:
+    """Read a model whose weights are packed.
+
+    Returns:
+        None if a part of it is not known: its class is not in the table, a decoder layer is not fused, its rotary
+        positions are of a type that is not known, or its head has a bias or is not packed for the kernels.
+    """
+    family = MODEL_FAMILIES.get(f"{type(model).__module__}.{type(model).__qualname__}")
+    if family is None or not family.is_plain(model):
+        return None
+    decoder: Any = model.get_submodule(family.decoder)
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    product = head.weight.product if isinstance(getattr(head, "weight", None), PackedWeight) else None
+    layers = [layer for layer in decoder.layers if isinstance(layer, FusedDecoderLayer)]
+    if not isinstance(product, NativeProduct) or head.bias is not None or len(layers) < len(decoder.layers):
+        return None
+    rotaries = _rotaries(decoder, layers, by_kind=family.rotary_by_kind)
+    if rotaries is None:
+        return None
+    norm = decoder.norm.weight.detach().float()
+    parts = ModelParts(
+        embedding=decoder.embed_tokens.weight.detach().contiguous(),
+        embedding_scale=family.embedding_scale(model),
+        layers=layers,
+        rotaries=rotaries,
+        norm=1 + norm if family.norm_adds_one else norm,
+        norm_eps=decoder.config.rms_norm_eps,
+        head=product.weight,
+        logits_scale=family.logits_scale(model),
+        logits_softcap=family.logits_softcap(model),
+    )
+    return NativeModel(kernels, parts)
+
+
+def _rotaries(
+    decoder: Any, layers: Sequence[FusedDecoderLayer], *, by_kind: bool
+) -> Sequence[RotaryTable | None] | None:
+    """The table of each layer, None for one that does not rotate; None if angles depend on more than the position.
+
+    With `by_kind`, layers of each kind have angles of their own.
+    """
+    module = decoder.rotary_emb
+    kinds = decoder.config.layer_types if by_kind else [None] * len(layers)
+    tables: dict[str | None, RotaryTable] = {}
+    for kind in {kind for kind, layer in zip(kinds, layers, strict=True) if layer.uses_rotary}:
+        if (module.rope_type[kind] if by_kind else module.rope_type) not in _STATIC_ROTARY:
+            return None
+        compute = partial(module, decoder.embed_tokens.weight)
+        tables[kind] = RotaryTable(partial(compute, layer_type=kind) if by_kind else compute)
+    return [tables[kind] if layer.uses_rotary else None for kind, layer in zip(kinds, layers, strict=True)]
