@@ -281,6 +281,11 @@ class StepPlan:
     admitted: tuple[AdmittedRequest, ...]
     scheduled: tuple[ScheduledRequest, ...]
 
+    @property
+    def keys(self) -> list[str]:
+        """Of the choices that are scheduled."""
+        return [entry.key for entry in self.scheduled]
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

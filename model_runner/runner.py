@@ -128,7 +128,7 @@ class ModelRunner:
         drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
         batch = self._state.gather(choices, plan.scheduled, trees)
-        return _Work(_keys(plan), batch, choices, slots, load, drafts, guided)
+        return _Work(plan.keys, batch, choices, slots, load, drafts, guided)
 
     def _follow(self, plan: StepPlan) -> "_Work":
         """The same for a plan that was made before the result of the step before it."""
@@ -136,7 +136,7 @@ class ModelRunner:
         load = StepLoad(len(choices), sum(len(choice.tokens) + 1 for choice in choices), len(choices))
         batch = self._state.gather_ahead(choices)
         slots = [choice.slot for choice in choices]
-        return _Work(_keys(plan), batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
+        return _Work(plan.keys, batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
 
     def _forward(self, work: "_Work", *, is_ahead: bool) -> RawStep:
         """What the model says, and what of its hidden states these choices need."""
@@ -368,10 +368,6 @@ class _Work:
     drafts: Sequence[DraftTree]
     guided: Mapping[int, int]
     """For each guide, by its index, the choice that it guides."""
-
-
-def _keys(plan: StepPlan) -> list[str]:
-    return [entry.key for entry in plan.scheduled]
 
 
 def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:
