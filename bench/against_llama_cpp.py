@@ -1,16 +1,15 @@
-"""This server beside llama.cpp's, with the same models, prompts and load client, in turns: one table, one JSON file.
+r"""Our server beside llama.cpp's, with the same models, prompts and load client, in turns: one table, one JSON file.
 
-llama.cpp gets 8-bit weights (Q8_0), made by its own converter, and a slot for each client with a KV cache of its own: with
-one cache for all, which is its other way, it takes three times as long for prompts. Its prompt cache is off, since no
-prompt comes twice and keeping them would cost it time; all else is as it is by default. While one server is measured, the
-other's processes are stopped. Neither guesses tokens ahead.
+llama.cpp gets 8-bit weights (Q8_0), made by its own converter, and a slot for each client with a KV cache of its own:
+with one cache for all (--kv-unified), which is its other way, prompts took it three times as long. Its prompt cache is
+off, since no prompt comes twice and keeping them would cost it time; all else is as it is by default. While one server
+is measured, the other's processes are stopped. Neither guesses tokens ahead.
 
-To build llama.cpp, for instance of the source that PyPI has (`pip download --no-deps --no-binary :all:
-llama-cpp-python==0.3.36`, unpacked):
+To build llama.cpp, for instance of the source package llama-cpp-python 0.3.36 of PyPI, unpacked:
 
     cd vendor/llama.cpp
-    cmake -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF \\
-        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+    cmake -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF \
+        -DLLAMA_BUILD_EXAMPLES=OFF
     cmake --build build --target llama-server
 
 Its converter runs on this Python; it needs `pip install sentencepiece`.

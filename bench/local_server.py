@@ -40,7 +40,7 @@ async def local_server(
 
 @contextlib.asynccontextmanager
 async def started(command: Sequence[str], ready_path: str) -> AsyncIterator[LocalServer]:
-    """Run any server that takes --host and --port and answers 200 at `ready_path` once it is ready; else like the above."""
+    """The same for any server that takes --host and --port, and answers 200 at `ready_path` once it is ready."""
     port = _free_port()
     process = await asyncio.create_subprocess_exec(
         *command, "--host", "127.0.0.1", "--port", str(port), env=environment()

@@ -41,7 +41,8 @@ def main() -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=DTYPES[arguments.dtype]).eval()
     torch.manual_seed(0)
     prompts = torch.randint(0, model.config.vocab_size, (arguments.rows, arguments.input_len))
-    first, all_tokens = (generate_seconds(model, prompts, count) for count in (1, 1 + arguments.output_len))
+    counts = 1, 1, 1 + arguments.output_len  # once to warm up
+    _, first, all_tokens = (generate_seconds(model, prompts, count) for count in counts)
     print(json.dumps({"tokens_per_s": arguments.rows * arguments.output_len / (all_tokens - first)}))
 
 
