@@ -12,7 +12,8 @@ To build llama.cpp, for instance of the source package llama-cpp-python 0.3.36 o
         -DLLAMA_BUILD_EXAMPLES=OFF
     cmake --build build --target llama-server
 
-Its converter runs on this Python; it needs `pip install sentencepiece`.
+The programs are then build/bin/llama-server and convert_hf_to_gguf.py, which runs on this Python and needs
+`pip install sentencepiece`.
 """
 
 import argparse

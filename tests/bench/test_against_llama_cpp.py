@@ -1,8 +1,6 @@
 """The benchmark beside llama.cpp: what it asks for, what it accepts as an answer, and its table."""
 
-import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from bench.local_server import LocalServer, paused, started
 from server.cli.loadtest.load import LoadResult
 from server.cli.loadtest.report import summarize
 from server.cli.loadtest.timed_request import Failure, Outcome
+from tests.waiting import until
 
 PROGRAMS = ["--llama-server", "llama-server", "--convert", "convert.py"]
 SERVER = """
@@ -54,14 +53,13 @@ def test_answers_of_other_lengths_are_no_measurement(result: LoadResult, reason:
         Load("decode", 2, 4, 128, 64).tokens_per_s(summarize(result))
 
 
-def test_the_ratio_is_the_median_of_the_rounds_own() -> None:
+def test_the_ratio_is_the_median_of_the_rounds_own(capsys: pytest.CaptureFixture[str]) -> None:
     compared = Comparison("embedded", "decode, 8 clients", (100.0, 40.0, 900.0), (50.0, 10.0, 300.0))
     assert compared.ratio == 3.0  # not 100 / 50, that of the medians
     assert compared.cells() == ["embedded", "decode, 8 clients", "100", "50", "3.00 x", "3.3 x", "llama.cpp"]
     assert Comparison("llama-1b", "decode, 8 clients", (1.0,), (1.0,)).goal is None
-    console = Console(width=150, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
-    console.print(table([compared]))
-    assert "3.00 x" in console.export_text()
+    Console(width=150).print(table([compared]))
+    assert "3.00 x" in capsys.readouterr().out
 
 
 def test_loads_have_forms_only_with_the_embedded_model() -> None:
@@ -96,12 +94,10 @@ async def test_another_server_is_started_paused_and_ended() -> None:
     async with started([sys.executable, "-c", SERVER], "/health") as server:
         assert _state(server) in "SR"
         with paused(server):
-            while _state(server) != "T":  # the kernel takes its time
-                await asyncio.sleep(0.001)
-        while _state(server) == "T":
-            await asyncio.sleep(0.001)
+            await until(lambda: _state(server) == "T")
+        await until(lambda: _state(server) != "T")
     with pytest.raises(ProcessLookupError):
-        os.kill(server.pid, signal.SIG_DFL)
+        os.kill(server.pid, 0)
 
 
 def _state(server: LocalServer) -> str:
