@@ -38,9 +38,10 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=16)
     arguments = parser.parse_args()
-    model: Any = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=DTYPES[arguments.dtype]).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=DTYPES[arguments.dtype])
     torch.manual_seed(0)
     prompts = torch.randint(0, model.config.vocab_size, (arguments.rows, arguments.input_len))
+    model.eval()
     counts = 1, 1, 1 + arguments.output_len  # once to warm up
     _, first, all_tokens = (generate_seconds(model, prompts, count) for count in counts)
     print(json.dumps({"tokens_per_s": arguments.rows * arguments.output_len / (all_tokens - first)}))

@@ -67,7 +67,8 @@ def make(form: ModelForm, folder: Path, tokenizer: Path) -> None:
         form.model_type, tie_word_embeddings=True, max_position_embeddings=8192, **shared, **form.fields
     )
     torch.manual_seed(SEED)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    models: Any = AutoModelForCausalLM
+    models.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copy(tokenizer / name, folder)
