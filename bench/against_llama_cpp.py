@@ -47,6 +47,8 @@ PARTS = ("decode", "prefill", "forms", "transformers")
 PREFILL = 512
 """Tokens of each prompt that is only read."""
 NUM_PREFILLS = 6
+FORM_TOKENS = 32
+"""Of each answer that is held to a form, and of free ones beside them: llama.cpp takes long for those."""
 MIN_REQUESTS = 4
 WARMUP_TOKENS = 8
 WARMUP_SEED = 0x5EED
@@ -142,7 +144,15 @@ def make_loads(parts: Sequence[str], model: str, clients: Sequence[int], lengths
         loads.append(Load(f"prefill of {PREFILL}", 1, NUM_PREFILLS, PREFILL, 1, fields=full))
     if "forms" in parts and model == EMBEDDED:
         loads += [
-            Load(f"{form}, {name}", count, max(MIN_REQUESTS, count), *lengths, "chat", {**full, **fields})
+            Load(
+                f"{form}, {name}",
+                count,
+                max(MIN_REQUESTS, count),
+                lengths[0],
+                FORM_TOKENS,
+                "chat",
+                {"temperature": 0.0, **fields},
+            )
             for form, fields in _forms().items()
             for count, name in counts
         ]
@@ -160,7 +170,7 @@ def _forms() -> dict[str, dict[str, Any]]:
         }
         for name in SCHEMAS
     }
-    return {"free": {}, **held}
+    return {"free": {"ignore_eos": True}, **held}
 
 
 def llama_command(server: Path, model: Path, clients: int, context: int) -> list[str]:
