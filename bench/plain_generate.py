@@ -18,10 +18,9 @@ class Clock(StoppingCriteria):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.BoolTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
         self.times.append(time.perf_counter())
-        answer: Any = torch.zeros(len(input_ids), dtype=torch.bool)
-        return answer
+        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 @torch.inference_mode()
