@@ -1,4 +1,4 @@
-"""A server of our own to measure: started on a free port, ended with the block."""
+"""A server to measure, ours or another: started on a free port, ended with the block."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +34,20 @@ async def local_server(
 
     Raises RuntimeError if it does not become ready, or does not end with code 0.
     """
+    async with started([sys.executable, *program, *arguments], "/ready") as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def started(command: Sequence[str], ready_path: str) -> AsyncIterator[LocalServer]:
+    """The same for any server that takes --host and --port, and answers 200 at `ready_path` once it is ready."""
     port = _free_port()
-    command = [sys.executable, *program, "--host", "127.0.0.1", "--port", str(port), *arguments]
-    process = await asyncio.create_subprocess_exec(*command, env=environment())
+    process = await asyncio.create_subprocess_exec(
+        *command, "--host", "127.0.0.1", "--port", str(port), env=environment()
+    )
     try:
         url = f"http://127.0.0.1:{port}"
-        await _until_ready(url, process)
+        await _until_ready(url + ready_path, process)
         yield LocalServer(url, process.pid)
         process.send_signal(signal.SIGTERM)
         code = await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
@@ -49,6 +57,19 @@ async def local_server(
             await process.wait()
     if code != 0:
         raise RuntimeError(f"the server ended with code {code}")
+
+
+@contextlib.contextmanager
+def paused(server: LocalServer) -> Iterator[None]:
+    """Stop the server's processes, so that they take nothing from what is measured, and let them go on afterwards."""
+    family = process_family(server.pid)
+    for pid in family:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in reversed(family):
+            os.kill(pid, signal.SIGCONT)
 
 
 def environment() -> dict[str, str]:
@@ -77,7 +98,7 @@ async def _until_ready(url: str, process: asyncio.subprocess.Process) -> None:
     async with asyncio.timeout(START_TIMEOUT_S), httpx.AsyncClient(trust_env=False) as client:
         while process.returncode is None:
             with contextlib.suppress(httpx.TransportError):
-                if (await client.get(f"{url}/ready")).status_code == 200:
+                if (await client.get(url)).status_code == 200:
                     return
             await asyncio.sleep(0.1)
     raise RuntimeError(f"the server ended with code {process.returncode} before it was ready")

@@ -1,0 +1,60 @@
+"""Tokens a second of plain transformers' own `generate` for one batch of random prompts, on the CPU, as JSON."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, StoppingCriteria
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Clock(StoppingCriteria):
+    """Stops nothing, but notes when tokens came: it is asked after each of them."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+        self.times.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@torch.inference_mode()
+def decoded_per_s(model: Any, prompts: torch.Tensor, num_tokens: int) -> float:
+    """Tokens per second after the first ones: `num_tokens` for each of the prompts [rows, tokens], greedily."""
+    clock = Clock()
+    model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        min_new_tokens=1 + num_tokens,
+        max_new_tokens=1 + num_tokens,
+        do_sample=False,
+        stopping_criteria=[clock],
+    )
+    if len(clock.times) != 1 + num_tokens:
+        raise RuntimeError(f"{len(clock.times)} tokens came instead of {1 + num_tokens}")
+    return len(prompts) * num_tokens / (clock.times[-1] - clock.times[0])
+
+
+def main() -> None:
+    """Measure and print; what the prompts take does not count."""
+    parser = argparse.ArgumentParser(description="Measure plain transformers' generate on the CPU.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=8, help="that are timed")
+    arguments = parser.parse_args()
+    model: Any = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=DTYPES[arguments.dtype])
+    torch.manual_seed(0)
+    prompts = torch.randint(0, model.config.vocab_size, (arguments.rows, arguments.input_len))
+    model.eval()
+    print(json.dumps({"tokens_per_s": decoded_per_s(model, prompts, arguments.output_len)}))
+
+
+if __name__ == "__main__":
+    main()
