@@ -1,8 +1,8 @@
 """What it costs to hold answers to a JSON schema: steps beside those of free answers, in turns, and all around them.
 
 Answers do not end before they have all their tokens. Masks are timed on matchers that replay the answers, one after the
-other on one thread; in a step they are computed while the model is. Where compiling is timed in an engine, others
-decode meanwhile, and their longest step says whether they wait for it.
+other on one thread; in a step they are needed only where the model's own choice is not allowed. Where compiling is
+timed in an engine, others decode meanwhile, and their longest step says whether they wait for it.
 """
 
 import argparse

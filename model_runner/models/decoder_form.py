@@ -205,6 +205,8 @@ def _read_experts(layer: nn.Module, mixture: Mixture) -> Experts | None:
     gate: Any = None if mixture.mlp_gate is None else layer.get_submodule(mixture.mlp_gate)
     if gate is not None and type(gate) is not nn.Linear:
         return None
+    if not 1 <= router.top_k <= len(router.weight) == len(experts.gate_up_proj):
+        return None
     bias = mixture.choice_bias(router)
     return Experts(
         gate_up=experts.gate_up_proj.detach(),

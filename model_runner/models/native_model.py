@@ -50,8 +50,9 @@ class RotaryTable:
         if length <= known:
             return
         parts = [self._part(start) for start in range(known, max(length, 2 * known), _POSITIONS)]
-        self._cos = torch.cat([self._cos, *(cos for cos, _ in parts)])
-        self._sin = torch.cat([self._sin, *(sin for _, sin in parts)])
+        cos = torch.cat([self._cos, *(part for part, _ in parts)])
+        sin = torch.cat([self._sin, *(part for _, part in parts)])
+        self._cos, self._sin = cos, sin  # both or, when memory runs out, neither
         self.struct.cos, self.struct.sin = self._cos.data_ptr(), self._sin.data_ptr()
 
     def _part(self, start: int) -> tuple[Tensor, Tensor]:

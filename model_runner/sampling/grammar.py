@@ -29,7 +29,10 @@ _MOST_KEPT: Final = 256
 _MOST_CHARACTERS: Final = 4_000_000
 """... and characters of their grammars together: compiled, each is 10 to 50 bytes."""
 _STEP_FUEL: Final = 1_000_000
-"""Work of a lexer for one token: about 0.1 s. Grammars of good will need less than a fiftieth of it."""
+"""Work of a lexer for one token: about 0.1 s. Grammars of good will need less than a fiftieth of it.
+
+A token that is only asked about takes next to none: the limit is met where a mask is needed.
+"""
 _FIRST_FUEL: Final = 10_000_000
 _STATES: Final = 1 << 15
 """That a lexer keeps: about 40 MB in all ..."""
@@ -130,7 +133,10 @@ class Matcher:
         self.inner.consume_tokens(self._tokens)
 
     def allows(self, token: int) -> bool:
-        """Whether it may come next; that takes no mask. False where there is a failure."""
+        """Whether it may come next, as far as that can be told without a mask.
+
+        Near a limit it may say no where the mask, for which a matcher begins anew, says yes; never the other way round.
+        """
         self.wait()
         if token in self._stop_ids:
             return bool(self.inner.is_accepting())

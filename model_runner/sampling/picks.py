@@ -1,7 +1,8 @@
 """Tokens that a kernel finds for all rows of a step at once, before anybody asks for them.
 
 They are what the model itself would say. Where nothing but a grammar has a say beside, such a token stands if the
-grammar allows it, for what wins among all tokens wins among those that are allowed. So most tokens need no mask.
+grammar allows it, for what wins among all tokens wins among those that are allowed (but for the last bit of a score).
+So most tokens need no mask.
 """
 
 from collections.abc import Callable, Sequence

@@ -10,6 +10,7 @@ from model_runner.sampling.grammar import Matcher
 from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
 from model_runner.sampling.thinking import ThinkingBudget
+from model_runner.sampling.vocabulary import is_in
 
 TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Token ids, and a value for each."""
@@ -95,7 +96,7 @@ class Slot:
     def allowed(self) -> TokenValues | None:
         """The only tokens that may come next; None: all may. The values mean nothing."""
         forced = None if self._thinking is None else self._thinking.forced
-        if forced is None or (self.matcher is not None and not self.matcher.allows(forced)):
+        if forced is None or (self.matcher is not None and not is_in(self.matcher.mask(), forced)):
             return self._allowed  # a grammar bars the tag within a character: it is forced after that
         return _values((forced,), 0.0)
 

@@ -1,6 +1,6 @@
 """From the logits of the greedy choice to those that are drawn from, for all rows of a step at once.
 
-All steps compute in float64, so that which tokens they keep does not hang on rounding, and always keep at least one.
+All steps compute in float64, so that which tokens they keep hardly hangs on rounding, and always keep at least one.
 Each sees what the ones before it have left, and probabilities are those of a softmax over that.
 """
 

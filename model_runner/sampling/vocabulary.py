@@ -42,3 +42,8 @@ class Vocabulary:
         """The printable ones of ASCII, as far as they are tokens by themselves, that a mask allows, in order."""
         is_allowed = (mask[self._tokens // 32] >> self._tokens % 32) & 1
         return self._characters[is_allowed.astype(np.bool_)].tobytes()
+
+
+def is_in(mask: Mask, token: int) -> bool:
+    """Whether a mask has the token."""
+    return bool(mask[token // 32] >> (token % 32) & 1)

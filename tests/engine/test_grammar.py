@@ -61,7 +61,7 @@ def test_preempted_chunked_or_resumed_it_goes_on_as_if_nothing_had_been(load: Ca
     harness = load("llama")
     requests = [request(f"r{seed}", seed=seed, grammar=(REGEX, JSON)[seed % 2]) for seed in range(6)]
     expected = harness.run(harness.engine(), requests)
-    small = harness.engine(chunk=16, num_blocks=5)
+    small = harness.engine(chunk=16, num_blocks=4)
     assert harness.run(small, requests) == expected
     assert small.stats().preemptions > 0
     for one in requests:

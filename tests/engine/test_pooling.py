@@ -138,7 +138,7 @@ def test_int8_weights_hardly_turn_a_vector(load: Callable[..., Harness]) -> None
     )
     for key, answer in ours.items():
         one, other = vector(answer), vector(exact[key])
-        assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > 0.99
+        assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > 0.98
 
 
 def case_requests(load: Callable[..., Harness]) -> list[EngineRequest]:

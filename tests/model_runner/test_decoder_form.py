@@ -105,6 +105,7 @@ def test_only_what_is_merged_is_copied(case: str) -> None:
         ("solar_open", {"n_group": 5}),  # groups of experts, of which some are left out
         ("olmoe", {"num_experts": 4}),  # norms over all heads at once
         ("mixtral", {"num_local_experts": 4, "hidden_act": "gelu"}),
+        ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 5}),  # no such model can run
         ("granitemoehybrid", {"layer_types": ["linear_attention"] * 4, "mamba_n_heads": 8, "mamba_d_head": 12}),
         ("olmo2", {}),  # norms over all heads at once
         ("glm", {}),  # interleaved rotary positions

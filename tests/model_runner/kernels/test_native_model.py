@@ -130,6 +130,7 @@ def test_angles_are_those_of_the_module_wherever_the_table_grew(steps: list[int]
     expected = RotaryTable(lambda positions: rotary(like, positions))
     expected.reach(16384)
     assert len(table._cos) >= steps[-1]
+    assert (table.struct.cos, table.struct.sin) == (table._cos.data_ptr(), table._sin.data_ptr())
     for one, other, direct in zip(
         (table._cos, table._sin),
         (expected._cos, expected._sin),
@@ -170,3 +171,18 @@ def test_a_model_with_an_unknown_part_is_left_to_its_modules(
     assert read_native_model(model, kernels) is not None
     change(model)
     assert read_native_model(model, kernels) is None
+
+
+def test_a_table_that_finds_no_memory_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    rotary = served_model("llama").model.rotary_emb
+    table = RotaryTable(lambda positions: rotary(torch.empty(0), positions))
+    before = table._cos, table._sin, table.struct.cos, table.struct.sin
+    for num_found in (0, 1, 2):  # the last time for cos alone
+        found = iter([torch.cat] * num_found)
+        monkeypatch.setattr(torch, "cat", lambda parts, found=found, **_: next(found)(parts))
+        with pytest.raises((StopIteration, RuntimeError)):
+            table.reach(2000)
+        monkeypatch.undo()
+        assert (table._cos, table._sin, table.struct.cos, table.struct.sin) == before
+    table.reach(2000)
+    assert len(table._cos) == len(table._sin) == 2048

@@ -60,16 +60,10 @@ class WrittenAttention:
         return self._reference.attend(layer, query, options, metadata.reference)
 
 
-def whole_keys(cache: KVCache) -> KVCache:
-    """The cache with the numbers of a key side by side in memory, as on CUDA."""
-    cache.keys = [keys.mT.contiguous().mT for keys in cache.keys]
-    return cache
-
-
 def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype, device: torch.device) -> KVCache:
     """For layers of these forms."""
     shapes = [KVShape(form.kv_heads, form.head_dim, form.head_dim) for form in forms]
-    return whole_keys(KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, device))
+    return KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, device, whole_keys=True)
 
 
 def step_batch(step: Step) -> Batch:

@@ -8,7 +8,6 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from model_runner.kernels.triton.kv_write import CacheLayer, write_kv
 from model_runner.kernels.triton.rotary import rotate_and_write
 from model_runner.kv_cache import KVCache, KVShape
-from tests.model_runner.triton.layers import whole_keys
 
 BLOCK = 16
 NUM_BLOCKS = 5
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 
 def make_cache(dtype: torch.dtype, device: torch.device, key_dim: int = 20, value_dim: int = 24) -> KVCache:
     """Full of ones, so that what is not written shows."""
-    cache = KVCache([KVShape(KV_HEADS, key_dim, value_dim)], NUM_BLOCKS, BLOCK, dtype, device)
+    cache = KVCache([KVShape(KV_HEADS, key_dim, value_dim)], NUM_BLOCKS, BLOCK, dtype, device, whole_keys=True)
     for tensor in cache._tensors():
         tensor.fill_(1)
     return cache
@@ -57,8 +56,8 @@ def test_the_same_bits_as_the_cache_writes(
     key[4, 2, :2] = torch.tensor([254.0, 1.0])  # a half: to the even 0
     slots = torch.tensor(SLOTS, device=device)
     expected, cache = (make_cache(stored or dtype, device) for _ in range(2))
-    if has_whole_keys:
-        whole_keys(cache)
+    if not has_whole_keys:
+        cache.keys = [keys.contiguous() for keys in cache.keys]
     write(expected, key, value, slots)
     write_kv(key, value, slots, layer_of(cache))
     assert_equal(cache, expected)
@@ -113,7 +112,7 @@ def test_rotation(dtype: torch.dtype, stored: torch.dtype, normed: str, rotary_d
     slots = torch.tensor(SLOTS, device=device)
     cache, expected = (make_cache(stored, device, dim, dim) for _ in range(2))
     result = rotate_and_write(
-        qkv, (cos, sin) if rotary_dim else None, (query_factor, key_factor), EPS, slots, layer_of(whole_keys(cache))
+        qkv, (cos, sin) if rotary_dim else None, (query_factor, key_factor), EPS, slots, layer_of(cache)
     )
 
     # Transformers' rotation in float32, then one rounding.
