@@ -237,7 +237,7 @@ async def compare(
 
 
 def beside_transformers(folder: Path, crowd: Comparison) -> list[Comparison]:
-    """Our answers in a crowd beside plain transformers' generate, of which only decoding counts."""
+    """Our answers in a crowd beside plain transformers' generate, on one batch of as many such prompts."""
     compared = []
     for dtype in ("float32", "bfloat16"):
         command = [sys.executable, "-m", "bench.plain_generate", str(folder), "--dtype", dtype]
