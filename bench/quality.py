@@ -17,6 +17,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from bench import text_quality
+from bench.divergence import divergence, log_probabilities
 from bench.engine_environment import use_engine_environment
 from bench.engine_run import Strategy, run
 from bench.shared_runner import Engines
@@ -44,6 +45,8 @@ CHUNK = 512
 PROMPT = 64
 """Tokens of a text that are continued greedily."""
 CONTINUED = 128
+NUM_DIVERGENCE = 16
+"""Texts whose whole distributions are compared: those of float32 are kept, 100 MB for each with the embedded model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +73,14 @@ class Quality:
     perplexity: float
     same_best: float
     """Share of places where the most probable token is that of float32."""
+    divergence: float
+    """Kullback and Leibler's, of the distributions from those of float32, in nats; see NUM_DIVERGENCE."""
     same_tokens: float
     """Mean number of greedy tokens up to the first that differs, of CONTINUED."""
 
 
-def read(
-    folder: Path, quantization: Quantization, rows: Rows, kv: KVCacheDType, texts: Sequence[tuple[int, ...]]
-) -> Reading:
+def read(config: RunnerConfig, texts: Sequence[tuple[int, ...]]) -> Reading:
     """Run all texts through the engine."""
-    config = RunnerConfig(
-        folder, device="cpu", quantization=quantization, rows=rows, kv_cache_dtype=kv, kv_cache_gib=1.0
-    )
     engines = Engines(config)
     reading = Strategy(SamplingParams(temperature=0.0, prompt_logprobs=1))
     entries = list(chain.from_iterable(run(engines.make(), reading.requests(texts, 0)).prompt_logprobs))
@@ -93,26 +93,28 @@ def read(
     )
 
 
-def compare(quantization: str, kv: str, reading: Reading, reference: Reading) -> Quality:
-    """Perplexity, and agreement with the reference."""
+def compare(config: RunnerConfig, reading: Reading, reference: Reading, diverged: float) -> Quality:
+    """Perplexity, and agreement with the reference, from which the distributions have so far diverged."""
     agreeing = sum(a == b for a, b in zip(reading.best, reference.best, strict=True))
     lengths = [
         next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), len(theirs))
         for mine, theirs in zip(reading.continued, reference.continued, strict=True)
     ]
     return Quality(
-        quantization,
+        config.quantization,
         reading.rows,
-        kv,
+        config.kv_cache_dtype,
         math.exp(-sum(reading.logprobs) / len(reading.logprobs)),
         agreeing / len(reference.best),
+        diverged,
         sum(lengths) / len(lengths),
     )
 
 
 def table(results: Sequence[Quality]) -> Table:
     """One line for each configuration."""
-    lines = Table("weights", "rows", "KV cache", "perplexity", "same best token", f"same greedy tokens of {CONTINUED}")
+    names = "perplexity", "same best token", "divergence", f"same greedy tokens of {CONTINUED}"
+    lines = Table("weights", "rows", "KV cache", *names)
     for column in lines.columns[3:]:
         column.justify = "right"
     for result in results:
@@ -122,6 +124,7 @@ def table(results: Sequence[Quality]) -> Table:
             result.kv_cache_dtype,
             f"{result.perplexity:.3f}",
             f"{100 * result.same_best:.1f} %",
+            f"{1e3 * result.divergence:.2f}e-3",
             f"{result.same_tokens:.0f}",
         )
     return lines
@@ -130,10 +133,15 @@ def table(results: Sequence[Quality]) -> Table:
 def quantisation(folder: Path, num_texts: int, console: Console) -> list[Quality]:
     """Compare every configuration with float32."""
     texts = longest_topics(Tokenizer.from_file(str(folder / "tokenizer.json")), num_texts, CHUNK)
-    readings = [read(folder, *each, texts) for each in track(CONFIGURATIONS, "Reading", console=console)]
+    configs = [
+        RunnerConfig(folder, device="cpu", quantization=quantization, rows=rows, kv_cache_dtype=kv, kv_cache_gib=1.0)
+        for quantization, rows, kv in CONFIGURATIONS
+    ]
+    compared = texts[:NUM_DIVERGENCE]
+    reference, expected = read(configs[0], texts), list(log_probabilities(configs[0], compared))
     return [
-        compare(quantization, kv, reading, readings[0])
-        for (quantization, _, kv), reading in zip(CONFIGURATIONS, readings, strict=True)
+        compare(config, read(config, texts), reference, divergence(expected, log_probabilities(config, compared)))
+        for config in track(configs, "Reading", console=console)
     ]
 
 
