@@ -116,10 +116,11 @@ class Verifier:
             slots = [walk.slot for walk in barred]
             self._sampling.fill_masks(slots)
             picked = self._pick_allowed(scores, self._sampling.masked([_row(walk) for walk in barred], slots))
-            walks = [walk for walk, token in zip(barred, picked, strict=True) if token != NO_TOKEN]
+            walks = []
             for walk, token in zip(barred, picked, strict=True):
                 if token != NO_TOKEN:
                     self._follow(walk, token)
+                    walks.append(walk)
 
     def _follow_known(self, walk: _Walk, tokens: Sequence[int]) -> None:
         while walk.node is not None:

@@ -9,6 +9,7 @@
 #include "experts.h"
 #include "gated.h"
 #include "linear.h"
+#include "memory.h"
 #include "samewise.h"
 #include "simd.h"
 #include "threads.h"
@@ -82,19 +83,14 @@ struct Scratch {
     Scratch s{};
     s.wide_stride = round_up(std::max(layer.qkv.outputs, layer.gate_up.outputs), 16);
     s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, attended), 16);
-    int64_t used = 0;
-    const auto take = [&](int64_t bytes) {
-      char *place = memory + used;
-      used += round_up(bytes, 64);
-      return place;
-    };
+    Memory take{memory, 0};
     s.wide = reinterpret_cast<float *>(take(num_rows * s.wide_stride * 4));
     s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
     char *integers = take(num_rows * row_bytes(widest_input));
     s.rows = lay_out_rows(widest_input, integers, reinterpret_cast<float *>(take(num_rows * 4)));
     if (layer.experts) s.experts = ExpertsScratch::lay_out(*layer.experts, num_rows, take);
     if (scratch) *scratch = s;
-    return used;
+    return take.used;
   }
 };
 

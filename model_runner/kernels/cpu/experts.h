@@ -10,6 +10,7 @@
 
 #include "gated.h"
 #include "linear.h"
+#include "memory.h"
 #include "quantized_rows.h"
 #include "router.h"
 #include "samewise.h"
@@ -34,9 +35,7 @@ struct ExpertsScratch {
   int64_t weights_stride;
   int64_t results_stride;
 
-  // Takes its memory by `take`, which gets numbers of bytes.
-  template <typename Take>
-  static ExpertsScratch lay_out(const SwExperts &experts, int64_t num_rows, Take &take) {
+  static ExpertsScratch lay_out(const SwExperts &experts, int64_t num_rows, Memory &take) {
     const auto floats = [&](int64_t count) { return reinterpret_cast<float *>(take(count * sizeof(float))); };
     const auto integers = [&](int64_t count) { return reinterpret_cast<int32_t *>(take(count * sizeof(int32_t))); };
     const int64_t hidden = experts.gate_up[0].inputs, intermediate = experts.down[0].inputs;

@@ -6,6 +6,7 @@
 #include "gumbel_max.h"
 #include "isa.h"
 #include "kv_move.h"
+#include "memory.h"
 #include "truncate.h"
 
 namespace SW_ISA {
@@ -63,18 +64,6 @@ void forward(ThreadPool &pool, const SwModel &model, const SwStep &step, const S
   PassScratch::lay_out(model, step, pass, memory, &scratch);
   ForwardRun(pool, model, step, pass, scratch).run();
 }
-
-// Hands out aligned pieces of memory, or finds out how much is needed.
-struct Memory {
-  char *place;
-  int64_t used;
-
-  char *operator()(int64_t bytes) {
-    char *piece = place + used;
-    used += round_up(bytes, 64);
-    return piece;
-  }
-};
 
 // What the experts need beside their own scratch memory: the rows that all of them share.
 QuantizedRows lay_out_experts(const SwExperts &experts, int32_t num_rows, Memory &memory, ExpertsScratch *scratch) {
