@@ -45,8 +45,8 @@ Kind = Literal["medusa", "hydra", "eagle3"]
 
 _SAMPLE = 64
 """Examples from which the typical size of inputs is taken."""
-_TOKENS_PER_OPENING = 250
-"""Of training data for each prompt that the model is asked to make: an answer has about 200."""
+_TOKENS_PER_OPENING = 600
+"""Of training data for each prompt that the model is asked to make: it is answered some three times."""
 MAX_SEQUENCE = 1024
 """Tokens of a prompt and its answer at most."""
 
