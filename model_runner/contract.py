@@ -246,6 +246,9 @@ class AdmittedRequest:
     """What is learnt from a choice's output guesses only for choices of the same salt."""
     sampler_state: float | None = None
     """What the choice's last result said, if it has output."""
+    forked_from: str | None = None
+    """Key of a choice that runs, with the same prompt, the same settings but for `choice` and `prompt_logprobs`, and an
+    output that begins with this one's but for its last token: what was counted there need not be counted again."""
 
 
 @dataclass(frozen=True, slots=True)
