@@ -84,11 +84,7 @@ def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[Ru
     needs = _needs(shapes, platform)
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
-    loaded = _Weights(
-        platform.load(config.model),
-        None if config.draft_model is None else platform.load(config.draft_model),
-        None if config.aux_model is None else platform.load(config.aux_model),
-    )
+    loaded = _load(config, platform)
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
         room = replace(platform.room(), free=measured.free + needs.model_bytes)
@@ -112,15 +108,17 @@ class _Shapes:
     draft: ModelShape | None
     aux: ModelShape | None
     heads: Sequence[Heads]
+    distinct: Sequence[ModelShape]
+    """Those whose weights are loaded: of models in one folder, one."""
 
     def models(self) -> list[ModelShape]:
-        """Those that there are."""
+        """Those that have a cache."""
         return [shape for shape in (self.target, self.draft, self.aux) if shape is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The models themselves."""
+    """The models themselves. Those of one folder share their weights."""
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -131,12 +129,30 @@ def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     hf_config = platform.read_config(config.model)
     heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
     _check_methods(config.heads, heads)
-    return _Shapes(
-        target=inspect_model(hf_config),
-        draft=_inspect_beside(config, platform, config.draft_model, "draft"),
-        aux=_inspect_beside(config, platform, config.aux_model, "auxiliary"),
-        heads=heads,
-    )
+    target = inspect_model(hf_config)
+    draft = _inspect_beside(config, platform, config.draft_model, "draft")
+    aux = _inspect_beside(config, platform, config.aux_model, "auxiliary")
+    folders = config.model, config.draft_model, config.aux_model
+    distinct = {
+        folder.resolve(): shape for folder, shape in zip(folders, (target, draft, aux), strict=True) if folder and shape
+    }
+    return _Shapes(target, draft, aux, heads, tuple(distinct.values()))
+
+
+def _load(config: RunnerConfig, platform: Platform) -> _Weights:
+    """Each folder once."""
+    loaded: dict[Path, PreTrainedModel] = {}
+
+    def load(folder: Path) -> PreTrainedModel:
+        first = loaded.get(folder.resolve())
+        if first is not None:
+            return platform.load_again(first)
+        return loaded.setdefault(folder.resolve(), platform.load(folder))
+
+    target = load(config.model)
+    draft = None if config.draft_model is None else load(config.draft_model)
+    aux = None if config.aux_model is None else load(config.aux_model)
+    return _Weights(target, draft, aux)
 
 
 def _check_methods(folders: Sequence[Path], heads: Sequence[Heads]) -> None:
@@ -161,10 +177,10 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     """What all of it takes before anything is loaded."""
     models, heads = shapes.models(), shapes.heads
     return Needs(
-        model_bytes=sum(platform.weight_bytes(model) for model in models),
+        model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads),
         # Weights are packed one by one, after all were read.
-        loading_bytes=sum(model.num_parameters for model in models) * platform.types.compute.itemsize,
+        loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
     )
