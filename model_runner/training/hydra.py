@@ -22,17 +22,21 @@ class HydraObjective(ObjectiveByRow):
     """
 
     def __init__(
-        self, target: TargetWeights, judge: Judge, depth: int, num_layers: int, feature: Feature, sample: AnswerRows
+        self,
+        target: TargetWeights,
+        judge: Judge,
+        depth: int,
+        num_layers: int,
+        features: tuple[Feature, ...],
+        sample: AnswerRows,
     ) -> None:
-        """The heads take `feature`; `sample` has the rows by which the size of the inputs is found."""
-        shape = HydraShape(
-            target.shape.hidden, depth, num_layers, len(judge.draft_ids), shared_head=True, feature=feature
-        )
-        super().__init__(tuple(dict.fromkeys((feature, LAST))), judge)
-        self._feature = feature
+        """The heads take `features`; `sample` has the rows by which the size of the inputs is found."""
+        hidden = target.shape.hidden
+        shape = HydraShape(hidden, depth, num_layers, len(judge.draft_ids), shared_head=True, features=features)
+        super().__init__(tuple(dict.fromkeys((*features, LAST))), judge)
         self._heads = HydraHeads(shape, judge.draft_ids)
         self._embedding = target.embedding.to(judge.device)
-        self._hidden_size = sample.features[feature].square().mean(0).sqrt().clamp_min(1e-3)  # [hidden]
+        self._hidden_size = self._heads.join(sample.features).square().mean(0).sqrt().clamp_min(1e-3)  # [F * hidden]
         self._embedding_size = self._embedding(sample.tokens).std()
         head = self._heads.hydra_lm_head
         assert isinstance(head, nn.Linear)
@@ -48,7 +52,7 @@ class HydraObjective(ObjectiveByRow):
         heads = copy.deepcopy(self._heads).cpu()
         with torch.no_grad():
             for index, mlp in enumerate(heads.hydra_mlp):
-                size = torch.cat([self._hidden_size, self._embedding_size.expand((index + 1) * len(self._hidden_size))])
+                size = torch.cat([self._hidden_size, self._embedding_size.expand((index + 1) * heads.shape.hidden)])
                 first: Any = mlp[0]  # type: ignore[index]
                 for linear in (first.linear, first.res_connection):
                     linear.weight.div_(size.cpu())
@@ -56,7 +60,7 @@ class HydraObjective(ObjectiveByRow):
 
     def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
         """See ObjectiveByRow."""
-        hidden = rows.features[self._feature] / self._hidden_size
+        hidden = self._heads.join(rows.features) / self._hidden_size
         embedded = self._embedding(rows.tokens) / self._embedding_size
         for index in range(1, self._heads.depth + 1):
             at = rows.before(index)

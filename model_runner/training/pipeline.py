@@ -15,10 +15,10 @@ import torch
 from rich.progress import Progress
 
 from model_runner.config import RunnerConfig
-from model_runner.models.features import LAST
+from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.eagle3 import Eagle3Heads, default_features, eagle3_checkpoint
-from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, hydra_feature
+from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, hydra_features
 from model_runner.models.heads.medusa import MedusaHeads, medusa_checkpoint
 from model_runner.models.heads.saving import save_heads
 from model_runner.models.loading import load_config
@@ -111,12 +111,13 @@ class _Run:
         self._progress = progress
         self._device = resolve_device("auto")
         self._num_layers = TargetShape.of(load_config(options.model)).num_layers
-        features = {
+        features: dict[Kind, tuple[Feature, ...]] = {
             "medusa": (),
-            "hydra": (hydra_feature(self._num_layers),),
+            "hydra": hydra_features(self._num_layers),
             "eagle3": default_features(self._num_layers),
         }
-        self._needs = tuple(dict.fromkeys((*features[options.kind], LAST)))
+        self._features = features[options.kind]
+        self._needs = tuple(dict.fromkeys((*self._features, LAST)))
 
     def own_prompts(self, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
         """Prompts that the model makes; none without a chat template."""
@@ -156,8 +157,8 @@ class _Run:
             return MedusaObjective(target, judge, options.depth, options.num_layers)
         if options.kind == "hydra":
             sample = answer_rows(examples[:_SAMPLE], self._needs, self._device)
-            return HydraObjective(target, judge, options.depth, options.num_layers, self._needs[0], sample)
-        return Eagle3Objective(target, judge, options.depth, self._needs[:-1], draft_layer_config(options.model))
+            return HydraObjective(target, judge, options.depth, options.num_layers, self._features, sample)
+        return Eagle3Objective(target, judge, options.depth, self._features, draft_layer_config(options.model))
 
     def train(self, objective: Objective, examples: list[Example]) -> None:
         """To the end, with a usable checkpoint whenever the state is saved."""
