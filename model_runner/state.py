@@ -13,6 +13,7 @@ from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequ
 from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kv_cache import Move
+from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.pooling import Pooling
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
@@ -49,6 +50,7 @@ class RunnerState:
         sampling: SamplingState,
         speculator: Speculator,
         search: ContrastiveSearch,
+        learning: Learning = NO_LEARNING,
     ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._choices: dict[str, Choice] = {}
@@ -56,6 +58,7 @@ class RunnerState:
         self._sampling = sampling
         self._speculator = speculator
         self._search = search
+        self._learning = learning
 
     def apply(self, plan: StepPlan) -> list[Choice]:
         """Forget what was released, take up what was admitted, extend block tables; returns the scheduled choices."""
@@ -64,6 +67,7 @@ class RunnerState:
             self._sampling.release(choice.slot)
             self._speculator.end(choice.slot)
             self._search.end(choice.slot)
+            self._learning.end(choice.slot)
             self._free_slots.append(choice.slot)
         for admitted in plan.admitted:
             self._admit(admitted)
@@ -93,6 +97,7 @@ class RunnerState:
         self._begin_sampling(choice)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
         self._search.begin(choice.slot, choice.sampling)
+        self._learning.begin(choice.slot, admitted)
 
     def _begin_sampling(self, choice: Choice) -> None:
         prompt, output = islice(choice.tokens, choice.num_prompt), choice.tokens[choice.num_prompt :]

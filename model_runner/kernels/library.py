@@ -90,6 +90,7 @@ class Kernels:
 
     def __init__(self, library: Path, threads: int, isa: str = "auto") -> None:
         """Raises NoKernelsError if the library cannot be loaded or this machine lacks the instruction set."""
+        self._path = library
         try:
             self._library = ctypes.CDLL(str(library))
         except OSError as error:
@@ -106,6 +107,10 @@ class Kernels:
         """The faster form of int8: elsewhere integers are widened to 16 bits to be multiplied, whatever they are."""
         self.threads = threads
         self._arena = Arena()
+
+    def beside(self) -> "Kernels":
+        """The same kernels with a single thread of their own, for calls in another thread while these are busy."""
+        return Kernels(self._path, 1, self.isa)
 
     def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
         """Quantise a float32 weight [outputs, inputs].

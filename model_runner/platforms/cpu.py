@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +64,7 @@ class CpuPlatform(Platform):
         threads = config.threads or available_cores()
         torch.set_num_threads(threads)
         self._kernels = _load_kernels(threads)
+        self._packing: Kernels | None = None
         weights = resolve_quantization(config.quantization, self._kernels)
         kind = resolve_rows(config.rows, weights, self._kernels)
         self._packer = NativePacker(self._kernels, kind) if self._kernels and kind else None
@@ -145,8 +147,9 @@ class CpuPlatform(Platform):
     def prepare_heads(self, heads: nn.Module) -> None:
         """See Platform.prepare_heads."""
         if self._kernels is not None:
+            self._packing = self._packing or self._kernels.beside()
             packer = self._packer or NativePacker(self._kernels, "int8")
-            pack_weights(heads, packer.in_int8, OneDNNPacker())
+            pack_weights(heads, replace(packer.in_int8, packing=self._packing), OneDNNPacker())
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         """See Platform.make_sampler."""

@@ -81,7 +81,10 @@ class Platform(ABC):
 
     @abstractmethod
     def prepare_heads(self, heads: nn.Module) -> None:
-        """Bring draft heads to the device and into the form that they are multiplied in."""
+        """Bring draft heads to the device and into the form that they are multiplied in.
+
+        May be called in another thread while models run, by one thread at a time.
+        """
 
     @abstractmethod
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
