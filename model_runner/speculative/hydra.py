@@ -19,7 +19,7 @@ class HydraProposer:
     reads_step = True
 
     def __init__(self, heads: HydraHeads, embed: Embed, limits: GrowthLimits) -> None:
-        self.needs = frozenset({heads.shape.feature})
+        self.needs = frozenset(heads.needs)
         self._heads = heads
         self._embed = embed
         self._limits = limits
@@ -33,7 +33,7 @@ class HydraProposer:
         """See Proposer.propose."""
         if not any(choice.max_nodes for choice in step.choices):
             return [NO_DRAFT] * len(step.choices)
-        hidden = step.last(self._heads.shape.feature)
+        hidden = self._heads.join({need: step.last(need) for need in self._heads.needs})  # [choices, F * hidden]
         newest = torch.tensor([choice.tokens[-1] for choice in step.choices], device=hidden.device)
         path = self._embed(newest).unsqueeze(1)  # [choices, 1, hidden]
         first = self._heads.head(1, hidden, path)

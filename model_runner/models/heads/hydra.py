@@ -13,7 +13,9 @@ hidden states that enter the k-th layer from the end) in config.json, and the te
 
 The published training code repeats one module for all layers but the first, so that these are equal there. Its other
 architectures, `prefix-mlp` (Hydra++), `cross-attn` and `eagle-attn`, are refused. Our own checkpoints may have one head
-for all, `hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py).
+for all, `hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py). They may also take several hidden states
+of the place, joined in the order of the list `hidden_state_offsets`, as EAGLE-3 does (arXiv:2503.01840): of F, the
+first layers have [hidden, (F + i + 1) * hidden].
 """
 
 from collections.abc import Mapping
@@ -39,8 +41,8 @@ class HydraShape:
     draft_vocab: int
     shared_head: bool
     """One matrix for the logits of all heads, without a bias."""
-    feature: Feature = LAST
-    """What of the target the heads take."""
+    features: tuple[Feature, ...] = (LAST,)
+    """What of the target the heads take, joined in this order."""
 
 
 class _FirstLayer(nn.Module):
@@ -72,11 +74,11 @@ class HydraHeads(Heads):
     depth: int
 
     def __init__(self, shape: HydraShape, draft_ids: Tensor | None = None) -> None:
-        super().__init__(draft_ids, (shape.feature,), shape.depth)
+        super().__init__(draft_ids, shape.features, shape.depth)
         self.shape = shape
         self.hydra_mlp = nn.ModuleList(
             nn.Sequential(
-                _FirstLayer((index + 2) * shape.hidden, shape.hidden),
+                _FirstLayer((len(shape.features) + index + 1) * shape.hidden, shape.hidden),
                 *(_Layer(shape.hidden) for _ in range(shape.num_layers - 1)),
             )
             for index in range(shape.depth)
@@ -87,9 +89,13 @@ class HydraHeads(Heads):
             else nn.ModuleList(nn.Linear(shape.hidden, shape.draft_vocab) for _ in range(shape.depth))
         )
 
+    def join(self, features: Mapping[Feature, Tensor]) -> Tensor:
+        """Of each feature [n, d], those that the heads take, as they take them: [n, F * d]."""
+        return torch.cat([features[need] for need in self.shape.features], dim=-1)
+
     def state(self, index: int, hidden: Tensor, embedded_path: Tensor) -> Tensor:
-        """What head `index` (1, 2, ...) makes of hidden [n, d] and embedded_path [n, index, d]: [n, d]."""
-        joined = torch.cat([hidden.unsqueeze(1), embedded_path], dim=1).flatten(1)  # [n, (index + 1) * d]
+        """What head `index` (1, 2, ...) makes of hidden [n, F * d] and embedded_path [n, index, d]: [n, d]."""
+        joined = torch.cat([hidden, embedded_path.flatten(1)], dim=1)  # [n, (F + index) * d]
         state: Tensor = self.hydra_mlp[index - 1](joined)
         return state
 
@@ -104,15 +110,15 @@ class HydraHeads(Heads):
 
         Args:
             index: 1 for the first head.
-            hidden: [n, d] the target's hidden state at some place.
+            hidden: [n, F * d] the target's F hidden states at some place, see `join`.
             embedded_path: [n, index, d] the target's embeddings of the tokens after it.
         """
         return self.logits(index, self.state(index, hidden, embedded_path))
 
 
-def hydra_feature(num_layers: int) -> Feature:
+def hydra_features(num_layers: int) -> tuple[Feature, ...]:
     """What heads that are trained here take: the last layers leave little but the next token, which is known."""
-    return entering(max(num_layers - 3, 0))
+    return (entering(max(num_layers - 3, 0)),)
 
 
 def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
@@ -127,7 +133,7 @@ def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
         num_layers=checkpoint.integer("hydra_num_layers"),
         draft_vocab=target.vocab_size if draft_ids is None else len(draft_ids),
         shared_head="hydra_lm_head.weight" in checkpoint.names,
-        feature=_feature(checkpoint, target),
+        features=_features(checkpoint, target),
     )
     checkpoint.check_hidden(checkpoint.rows("hydra_mlp.0.0.linear.weight"), target)
     heads = HydraHeads(shape, draft_ids)
@@ -135,23 +141,26 @@ def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
     return heads
 
 
-def _feature(checkpoint: HeadsCheckpoint, target: TargetShape) -> Feature:
-    """By `hidden_state_offset` k, that is hidden_states[-(k + 1)] of transformers, the last of which is normed."""
-    offset = checkpoint.integer("hidden_state_offset", default=0)
-    if offset > target.num_layers:
-        raise checkpoint.error(f"hidden_state_offset is {offset}; the target has {target.num_layers} layers")
-    return entering(target.num_layers - offset) if offset else LAST
+def _features(checkpoint: HeadsCheckpoint, target: TargetShape) -> tuple[Feature, ...]:
+    """By offsets k, each hidden_states[-(k + 1)] of transformers, the last of which is normed."""
+    offsets = checkpoint.config.get("hidden_state_offsets", [checkpoint.integer("hidden_state_offset", default=0)])
+    if not isinstance(offsets, list) or not offsets or not all(type(k) is int and k >= 0 for k in offsets):
+        raise checkpoint.error(f"hidden_state_offsets is {offsets!r}; numbers of layers from the end were expected")
+    if max(offsets) > target.num_layers:
+        raise checkpoint.error(f"hidden_state_offset is {max(offsets)}; the target has {target.num_layers} layers")
+    return tuple(entering(target.num_layers - offset) if offset else LAST for offset in offsets)
 
 
 def hydra_checkpoint(heads: HydraHeads, num_layers: int) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
     """Config and tensors, for save_heads; `num_layers` are the target's."""
-    feature = heads.shape.feature
+    offsets = [0 if one == LAST else num_layers - layer_of(one) for one in heads.shape.features]
+    where = {"hidden_state_offset": offsets[0]} if len(offsets) == 1 else {"hidden_state_offsets": offsets}
     config = {
         "hydra_num_heads": heads.shape.depth,
         "hydra_num_layers": heads.shape.num_layers,
         "hydra_head_arch": "mlp",
         "grounded_heads": True,
-        "hidden_state_offset": 0 if feature == LAST else num_layers - layer_of(feature),
+        **where,
         "hidden_size": heads.shape.hidden,
     }
     tensors = dict(heads.state_dict())

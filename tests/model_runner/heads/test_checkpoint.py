@@ -23,7 +23,7 @@ def test_saved_weights_come_back(tmp_path: Path, dtype: torch.dtype, tolerance: 
     weight[2] = 0.0
     bias = torch.randn(6)
     save_heads(tmp_path, {"a": 1}, {"w": weight, "b": bias}, dtype=dtype)
-    read = HeadsCheckpoint(tmp_path)
+    read = HeadsCheckpoint.read(tmp_path)
     assert read.config == {"a": 1}
     assert torch.equal(read.take("b", 6), bias)
     error = (read.take("w", 6, 5) - weight).abs()
@@ -31,22 +31,23 @@ def test_saved_weights_come_back(tmp_path: Path, dtype: torch.dtype, tolerance: 
     assert torch.equal(read.take("w", 6, 5)[2], torch.zeros(5))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_heads_come_back(tmp_path: Path, kind: str) -> None:
-    hidden, path = torch.randn(3, HIDDEN), torch.randn(3, 2, HIDDEN)
+@pytest.mark.parametrize(("kind", "num_features"), [("medusa", 1), ("hydra", 1), ("hydra", 3)])
+def test_heads_come_back(tmp_path: Path, kind: str, num_features: int) -> None:
+    hidden, path = torch.randn(3, num_features * HIDDEN), torch.randn(3, 2, HIDDEN)
     if kind == "medusa":
         medusa = MedusaHeads(MedusaShape(HIDDEN, 2, 1, len(IDS), shared_head=True), IDS)
         save_heads(tmp_path, *medusa_checkpoint(medusa), dtype=torch.float32)
         expected = medusa(hidden)
     else:
-        hydra = HydraHeads(HydraShape(HIDDEN, 2, 2, len(IDS), shared_head=True, feature="layers.7"), IDS)
+        features = ("layers.7", "last", "layers.2")[:num_features]
+        hydra = HydraHeads(HydraShape(HIDDEN, 2, 2, len(IDS), shared_head=True, features=features), IDS)
         save_heads(tmp_path, *hydra_checkpoint(hydra, TARGET.num_layers), dtype=torch.float32)
         expected = hydra.head(2, hidden, path)
     loaded = load_heads(tmp_path, TARGET)
     assert torch.equal(loaded.draft_ids, IDS)
     actual = loaded(hidden) if isinstance(loaded, MedusaHeads) else loaded.head(2, hidden, path)  # type: ignore[operator]
     assert torch.equal(actual, expected)
-    assert loaded.needs == (("last",) if kind == "medusa" else ("layers.7",))
+    assert loaded.needs == (("last",) if kind == "medusa" else features)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
 
 
 def test_integers_where_floats_should_be(tmp_path: Path) -> None:
-    checkpoint = HeadsCheckpoint(
+    checkpoint = HeadsCheckpoint.read(
         write(tmp_path, {}, {"a": torch.zeros(2, 2, dtype=torch.int32), "b": torch.zeros(2, 2, dtype=torch.int8)})
     )
     with pytest.raises(HeadsError, match="not floats"):

@@ -76,6 +76,41 @@ def test_features_of_an_earlier_layer(tmp_path: Path) -> None:
     assert heads.needs == ("layers.6",)
 
 
+def test_several_hidden_states_are_joined_in_the_order_of_their_offsets(tmp_path: Path) -> None:
+    shapes = {name: tuple(t.shape) for name, t in published(1).items()}
+    wider = {
+        name: (shape[0], shape[1] + 2 * HIDDEN) if "mlp" in name and len(shape) == 2 else shape
+        for name, shape in shapes.items()
+    }
+    tensors = random_tensors(wider)
+    heads = load_heads(write(tmp_path, config(1, hidden_state_offsets=[2, 0, 5]), tensors), TARGET)
+    assert isinstance(heads, HydraHeads)
+    assert heads.needs == ("layers.6", LAST, "layers.3")
+    features = {need: torch.randn(4, HIDDEN) for need in ("layers.3", "layers.6", LAST)}
+    embedded = torch.randn(4, DEPTH, HIDDEN)
+    joined = torch.cat([features[need] for need in ("layers.6", LAST, "layers.3")], dim=-1)
+    for head in range(DEPTH):
+        state = expected_state(tensors, 1, head, joined, list(embedded[:, : head + 1].unbind(1)))
+        expected = state @ tensors[f"hydra_lm_head.{head}.weight"].T + tensors[f"hydra_lm_head.{head}.bias"]
+        torch.testing.assert_close(heads.head(head + 1, heads.join(features), embedded[:, : head + 1]), expected)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"hidden_state_offsets": []}, "hidden_state_offsets is"),
+        ({"hidden_state_offsets": [1, -1]}, "hidden_state_offsets is"),
+        ({"hidden_state_offsets": [1, "2"]}, "hidden_state_offsets is"),
+        ({"hidden_state_offsets": 3}, "hidden_state_offsets is"),
+        ({"hidden_state_offsets": [1, 9]}, "hidden_state_offset is 9; the target has 8 layers"),
+        ({"hidden_state_offset": 9}, "hidden_state_offset is 9; the target has 8 layers"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(tmp_path: Path, entries: dict[str, object], message: str) -> None:
+    with pytest.raises(HeadsError, match=message):
+        load_heads(write(tmp_path, config(1, **entries), published(1)), TARGET)
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
