@@ -19,7 +19,7 @@ from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
-from model_runner.learning.setup import Learned, MakeLink, choose_learned, learning_bytes, make_learning
+from model_runner.learning.wiring import Learned, MakeLink, choose_learned, learning_bytes, make_learning
 from model_runner.memory import MemoryPlan, Needs, plan_memory
 from model_runner.models.classification import load_classification_head
 from model_runner.models.early_exit import EarlyExit

@@ -25,7 +25,7 @@ from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
 from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
 from model_runner.kv_cache import Move
 from model_runner.learning.link import ProcessLink
-from model_runner.learning.setup import MakeLink
+from model_runner.learning.wiring import MakeLink
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.platforms.platform import Platform
 from model_runner.runner_interface import LaunchedStep

@@ -31,7 +31,7 @@ logger = logging.getLogger("samewise.learning")
 
 _WAITING_PIECES = 4
 """What waits to be sent at most: a learner that is short of time gets no more than it can use."""
-_GRACE_S = 1.0
+_GRACE_S = 1.5
 """How long a learner may take to end once its connection is closed."""
 COMMAND = (sys.executable, "-P", "-m", "model_runner.learning.process")  # -P: nothing from the working folder
 
@@ -92,7 +92,7 @@ class ProcessLink:
         """See LearnerLink. A process that cannot be started is logged like one that has died."""
         ours, theirs = socket.socketpair()
         with theirs:
-            options = ["--socket", str(theirs.fileno()), "--parent", str(os.getpid())]
+            options = ["--connection", str(theirs.fileno()), "--parent", str(os.getpid())]
             try:
                 self._process = subprocess.Popen(
                     [*self._command, *options], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]

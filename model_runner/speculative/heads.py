@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from model_runner.kv_cache import KVShape
 from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.hydra import HydraHeads, hydra_feature
+from model_runner.models.heads.hydra import HydraHeads, hydra_features
 from model_runner.models.heads.medusa import MedusaHeads
 from model_runner.models.heads.recurrent import RecurrentHeads
 from model_runner.platforms.platform import Platform
@@ -75,7 +75,7 @@ def make_heads_proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom) -
 
 def make_fresh_proposer(model: PreTrainedModel) -> HeadsProposer:
     """For Hydra heads that are still to be learnt."""
-    needs = (hydra_feature(TargetShape.of(model.config).num_layers),)
+    needs = hydra_features(TargetShape.of(model.config).num_layers)
     return HydraProposer(None, model.get_input_embeddings(), GrowthLimits(_FRESH_DEPTH), needs)
 
 
