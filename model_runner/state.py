@@ -18,6 +18,7 @@ from model_runner.pooling import Pooling
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.shared_list import SharedList
+from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.speculator import Speculator
 
 
@@ -50,6 +51,7 @@ class RunnerState:
         sampling: SamplingState,
         speculator: Speculator,
         search: ContrastiveSearch,
+        handouts: Handouts,
         learning: Learning = NO_LEARNING,
     ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
@@ -58,6 +60,7 @@ class RunnerState:
         self._sampling = sampling
         self._speculator = speculator
         self._search = search
+        self._handouts = handouts
         self._learning = learning
 
     def apply(self, plan: StepPlan) -> list[Choice]:
@@ -69,6 +72,8 @@ class RunnerState:
             self._search.end(choice.slot)
             self._learning.end(choice.slot)
             self._free_slots.append(choice.slot)
+        if handed_out := _handed_out(plan, self._block_size):
+            self._handouts.note(handed_out)
         for admitted in plan.admitted:
             self._admit(admitted)
         scheduled = [self._choices[entry.key] for entry in plan.scheduled]
@@ -187,6 +192,14 @@ class RunnerState:
 
     def _slot_of(self, choice: Choice, place: int) -> tuple[int, int]:
         return choice.blocks[place // self._block_size], place % self._block_size
+
+
+def _handed_out(plan: StepPlan, block_size: int) -> list[int]:
+    """Blocks that are to be written to: all but shared ones, as these are full."""
+    blocks = [block for entry in plan.scheduled for block in entry.new_blocks]
+    for admitted in plan.admitted:
+        blocks += admitted.blocks[admitted.num_computed // block_size :]
+    return blocks
 
 
 class _Layout:
