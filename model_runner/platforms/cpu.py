@@ -25,6 +25,7 @@ from model_runner.models.early_exit import EarlyExit
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers, fuse_layers
+from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.inspection import ModelShape, UnsupportedModelError
 from model_runner.models.loading import load_model
 from model_runner.models.native import NativePacker
@@ -64,7 +65,6 @@ class CpuPlatform(Platform):
         threads = config.threads or available_cores()
         torch.set_num_threads(threads)
         self._kernels = _load_kernels(threads)
-        self._packing: Kernels | None = None
         weights = resolve_quantization(config.quantization, self._kernels)
         kind = resolve_rows(config.rows, weights, self._kernels)
         self._packer = NativePacker(self._kernels, kind) if self._kernels and kind else None
@@ -147,9 +147,10 @@ class CpuPlatform(Platform):
     def prepare_heads(self, heads: nn.Module) -> None:
         """See Platform.prepare_heads."""
         if self._kernels is not None:
-            self._packing = self._packing or self._kernels.beside()
-            packer = self._packer or NativePacker(self._kernels, "int8")
-            pack_weights(heads, replace(packer.in_int8, packing=self._packing), OneDNNPacker())
+            packer = replace(self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.beside())
+            pack_weights(heads, packer.in_int8, OneDNNPacker())
+            if isinstance(heads, HydraHeads):
+                heads.make_native(self._kernels)
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         """See Platform.make_sampler."""

@@ -83,7 +83,7 @@ class Platform(ABC):
     def prepare_heads(self, heads: nn.Module) -> None:
         """Bring draft heads to the device and into the form that they are multiplied in.
 
-        May be called in another thread while models run, by one thread at a time.
+        Any thread may do so, also while models run.
         """
 
     @abstractmethod
