@@ -291,6 +291,13 @@ class StepPlan:
         """Of the choices that are scheduled."""
         return [entry.key for entry in self.scheduled]
 
+    def fresh_blocks(self, block_size: int) -> list[int]:
+        """Blocks whose content is nobody's: all that the plan hands out but shared ones and the targets of copies."""
+        fresh = [block for entry in self.scheduled for block in entry.new_blocks]
+        for admitted in self.admitted:
+            fresh += admitted.blocks[-(-admitted.num_computed // block_size) :]
+        return fresh
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
