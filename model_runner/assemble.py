@@ -249,7 +249,9 @@ def _put_together(
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
         kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
-        state=RunnerState(blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.handouts, learning),
+        state=RunnerState(
+            blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.handouts, learning
+        ),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),
