@@ -107,8 +107,8 @@ def load(console: Console) -> Drafting:
     without_call = copy.copy(heads)
     without_call.native = None
     embed, limits = model.get_input_embeddings(), GrowthLimits(heads.depth)
-    proposers = (HydraProposer(one, embed, limits) for one in (heads, without_call))
-    return Drafting(*proposers, text, TargetStep((), dict(target.features()), logits), _packed_bytes(heads))
+    native, python = (HydraProposer(one, embed, limits) for one in (heads, without_call))
+    return Drafting(native, python, text, TargetStep((), dict(target.features()), logits), _packed_bytes(heads))
 
 
 def _packed_bytes(heads: HydraHeads) -> int:
@@ -117,22 +117,38 @@ def _packed_bytes(heads: HydraHeads) -> int:
 
 
 def measure(drafting: Drafting, turns: int) -> Iterator[DraftTime]:
-    """Each size in turns: one call, Python."""
+    """All sizes."""
     reader = Reader(OTHER_BYTES)
     for temperature in (0.0, 1.0):
         for choices in (1, 8, 32):
             for max_nodes in (1, 2, 4, 8, 16):
-                native, python, reads, nodes = [], [], [], []
-                for turn in range(turns):
-                    step = drafting.after(choices, max_nodes, temperature, turn)
-                    for proposer, taken in ((drafting.native, native), (drafting.python, python)):
-                        reads.append(reader.read_s() * drafting.heads_bytes / OTHER_BYTES)
-                        start = time.perf_counter()
-                        trees = proposer.propose(step)
-                        taken.append(time.perf_counter() - start)
-                    nodes += map(len, trees)
-                times = (statistics.median(taken) * 1e3 for taken in (native, python, reads))
-                yield DraftTime(choices, max_nodes, temperature, statistics.mean(nodes), *times)
+                steps = [drafting.after(choices, max_nodes, temperature, turn) for turn in range(turns)]
+                yield _measure(drafting, steps, reader)
+
+
+def _measure(drafting: Drafting, steps: Sequence[TargetStep], reader: Reader) -> DraftTime:
+    """One call and Python in turns."""
+    reads: list[float] = []
+    nodes: list[int] = []
+    taken: dict[Proposer, list[float]] = {drafting.native: [], drafting.python: []}
+    for step in steps:
+        for proposer, seconds in taken.items():
+            reads.append(reader.read_s() * drafting.heads_bytes / OTHER_BYTES)
+            start = time.perf_counter()
+            trees = proposer.propose(step)
+            seconds.append(time.perf_counter() - start)
+            nodes += map(len, trees)
+    choices = steps[0].choices
+    native_ms, python_ms, read_ms = (statistics.median(seconds) * 1e3 for seconds in (*taken.values(), reads))
+    return DraftTime(
+        choices=len(choices),
+        max_nodes=choices[0].max_nodes,
+        temperature=choices[0].sampling.temperature,
+        num_nodes=statistics.mean(nodes),
+        native_ms=native_ms,
+        python_ms=python_ms,
+        read_ms=read_ms,
+    )
 
 
 def table(times: Sequence[DraftTime]) -> Table:
