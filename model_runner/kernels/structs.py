@@ -174,7 +174,8 @@ DRAFT_CHOICE = np.dtype(
         ("token", np.int32),
         ("max_nodes", np.int32),
         ("temperature", np.float64),
-        ("noise", np.uint64),
+        ("seed", np.uint64),
+        ("choice", np.int64),
         ("position", np.int64),
     ]
 )

@@ -12,7 +12,6 @@ from model_runner.kernels.structs import DRAFT_CHOICE, DraftStruct
 from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.heads.native_hydra import NativeHydra
-from model_runner.sampling.noise import Stream, noise_state
 from model_runner.speculative.growing import Bud, Extend, GrowthLimits, grow, to_array
 from model_runner.speculative.proposer import ChoiceStep, Embed, NewChoice, TargetStep
 
@@ -127,9 +126,8 @@ def _native_draft(embed: Embed, limits: GrowthLimits) -> DraftStruct | None:
     )
 
 
-def _native_choice(choice: ChoiceStep) -> tuple[int, int, int, float, int, int]:
+def _native_choice(choice: ChoiceStep) -> tuple[int, int, int, float, int, int, int]:
     """See SwDraftChoice."""
-    sampling = choice.sampling
-    noise = noise_state(sampling.seed, sampling.choice, Stream.TARGET) if sampling.temperature else 0
-    position = len(choice.tokens) - choice.num_prompt
-    return choice.rows[-1], choice.tokens[-1], choice.max_nodes, sampling.temperature, noise, position
+    sampling, tokens = choice.sampling, choice.tokens
+    noise = sampling.seed, sampling.choice, len(tokens) - choice.num_prompt
+    return choice.rows[-1], tokens[-1], choice.max_nodes, sampling.temperature, *noise

@@ -16,6 +16,7 @@ from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, Needs, Room, StorageTypes, free_memory, plan_memory
+from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.models.inspection import ModelShape, UnsupportedModelError, inspect_model
 from model_runner.models.loading import load_config, load_model
 from model_runner.models.native import NativePacker
@@ -135,6 +136,12 @@ def test_rows_are_told_and_heads_have_the_same(
     monkeypatch.setattr(NativePacker, "__call__", lambda packer, weight: packed.append(packer.kind))
     platform.prepare_heads(torch.nn.Linear(64, 3))
     assert packed == [kind]
+
+
+def test_hydra_heads_draft_in_one_call() -> None:
+    heads = HydraHeads(HydraShape(hidden=64, depth=2, num_layers=1, draft_vocab=50, shared_head=True))
+    CpuPlatform(RunnerConfig(model=Path())).prepare_heads(heads)
+    assert heads.native is not None
 
 
 def test_inputs_that_are_padded_to_be_rotated_are_counted() -> None:

@@ -28,6 +28,12 @@ inline uint64_t splitmix(uint64_t state, uint64_t index) {
   return x ^ (x >> 31);
 }
 
+// The key of the noise with which the target draws the token at a position of its output.
+inline uint64_t noise_key(uint64_t seed, uint64_t choice, uint64_t position) {
+  constexpr uint64_t kTargetStream = 0;
+  return splitmix(splitmix(splitmix(splitmix(0, seed), choice), kTargetStream), position);
+}
+
 inline double gumbel(uint64_t hash) {
   const double uniform = (static_cast<double>(hash >> 12) + 0.5) * 0x1p-52;
   return -std::log(-std::log(uniform));

@@ -225,7 +225,7 @@ class DraftRun {
     for (int64_t i = 0; i < count; ++i)
       found[i].score = (static_cast<double>(found[i].logit) - found[0].logit) / temperature;
     if (choice.temperature > 0) {
-      const uint64_t key = splitmix(choice.noise, choice.position + depth - 1);
+      const uint64_t key = noise_key(choice.seed, choice.choice, choice.position + depth - 1);
       for (int64_t i = 0; i < count; ++i) found[i].score += gumbel(splitmix(key, token_of(found[i])));
       std::partial_sort(found, found + wanted, found + count, has_higher_score);
     }

@@ -170,8 +170,9 @@ struct SwDraftChoice {
   int32_t token;       // the newest one, after that
   int32_t max_nodes;   // of its tree
   double temperature;  // 0 takes the most probable tokens; above, children are what the noise makes of the draft
-  uint64_t noise;      // what the keys of the target's noise have in common; see noise_state in sampling/noise.py
-  int64_t position;    // of the next token in the output: a part of the keys
+  uint64_t seed;       // of the target's noise for the next token, as are ...
+  int64_t choice;      // ... the number of the choice ...
+  int64_t position;    // ... and of the token in the output; see noise_key in sampling/noise.py
 };
 
 // What heads are to draft, and where it goes. The limits are those of GrowthLimits in speculative/growing.py.

@@ -65,9 +65,9 @@ def random_heads(case: Case, seed: int = 0) -> HydraHeads:
 
 
 def prepared(kernels: Kernels, heads: HydraHeads, kind: WeightKind = "int8_rotated") -> HydraHeads:
-    """A copy in the form that the kernels take."""
+    """A copy in the form that the kernels take, made beside what they do."""
     packed = copy.deepcopy(heads)
-    pack_weights(packed, NativePacker(kernels, kind), OneDNNPacker())
+    pack_weights(packed, NativePacker(kernels, kind, kernels.beside()), OneDNNPacker())
     packed.make_native(kernels)
     return packed
 

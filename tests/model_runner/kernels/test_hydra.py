@@ -10,11 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from model_runner.config import RunnerConfig
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.platforms.cpu import CpuPlatform
 from model_runner.sampling.noise import gumbel
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.hydra import HydraProposer
@@ -269,30 +267,24 @@ def test_heads_that_take_other_features_are_refused(kernels: Kernels) -> None:
     both.replace_heads(others)
 
 
-def test_heads_are_prepared_while_others_draft() -> None:
-    """By a platform, in another thread: without a trace in what is drafted meanwhile."""
-    case, choices = CASES[2], many_choices()
-    platform = CpuPlatform(RunnerConfig(model=Path(), threads=2))
-    expected = []
-    for seed in range(2):
-        heads = random_heads(case, seed)
-        platform.prepare_heads(heads)
-        expected.append(propose(heads, case, choices))
-    proposer = HydraProposer(heads, random_embedding(case), GrowthLimits(3))
+def test_heads_are_prepared_while_others_draft(kernels: Kernels) -> None:
+    """In another thread, without a trace in what is drafted meanwhile."""
+    case, choices = CASES[2], many_choices(9)
+    first, second = (prepared(kernels, random_heads(case, seed)) for seed in range(2))
+    expected = [propose(heads, case, choices) for heads in (first, second)]
+    proposer = HydraProposer(first, random_embedding(case), GrowthLimits(3))
     step = target_step(choices, random_features(case))
-    prepared_beside: list[HydraHeads] = []
+    beside: list[HydraHeads] = []
 
     def prepare() -> None:
-        for _ in range(8):
-            new = random_heads(case, 0)
-            platform.prepare_heads(new)
-            prepared_beside.append(new)
+        beside.extend(prepared(kernels, random_heads(case, 1)) for _ in range(3))
 
     thread = threading.Thread(target=prepare)
     thread.start()
     while thread.is_alive():
-        assert proposer.propose(step) == expected[1]
-    thread.join()
-    for new in prepared_beside:
-        proposer.replace_heads(new)
         assert proposer.propose(step) == expected[0]
+    thread.join()
+    assert len(beside) == 3
+    for heads in beside:
+        proposer.replace_heads(heads)
+        assert proposer.propose(step) == expected[1]

@@ -10,8 +10,20 @@ from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.cpu import NativeAttention
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, WeightKind
+from model_runner.speculative.growing import GrowthLimits
+from model_runner.speculative.hydra import HydraProposer
 from tests.model_runner.kernels.conftest import ISAS
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel
+from tests.model_runner.kernels.drafting import (
+    CASES,
+    Case,
+    choice_step,
+    prepared,
+    random_embedding,
+    random_features,
+    random_heads,
+    target_step,
+)
 from tests.model_runner.sequences import CROWD, OPTIONS, Sequences, Sizes, Storage, random_tree
 
 PLAIN, NARROW, ONE_BLOCK, CAPPED = OPTIONS
@@ -105,6 +117,18 @@ def test_models(teams: list[Kernels], case: str, kind: WeightKind) -> None:
     logits = [torch.cat(FusedModel(case, kernels, kind, **SIZES[kind]).logits([step])) for kernels in teams]
     assert logits[0].isfinite().all()
     assert_same(logits)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_drafts(teams: list[Kernels], case: Case) -> None:
+    """Trees are equal with all confidences."""
+    step = target_step([choice_step(index, 12) for index in range(25)], random_features(case))
+    heads, embedding = random_heads(case), random_embedding(case)
+    drafts = [
+        HydraProposer(prepared(kernels, heads), embedding, GrowthLimits(case.depth)).propose(step) for kernels in teams
+    ]
+    assert any(drafts[0])
+    assert all(draft == drafts[0] for draft in drafts)
 
 
 def test_a_difference_in_the_last_bit_would_be_found_out() -> None:
