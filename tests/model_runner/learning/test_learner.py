@@ -153,9 +153,7 @@ def test_every_kind_goes_on_from_its_heads(target: TargetWeights, tiny_model: Ca
     assert float(plain.loss(sample).detach()) == before  # the given heads are left as they were
 
 
-def test_a_step_at_a_learning_rate_of_nothing_is_no_step(
-    target: TargetWeights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_no_length_changes_nothing(target: TargetWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainee, "LEARNING_RATE", 0.0)
     heads = given(target)
     candidate = Trainee(heads, target, torch.float32, pieces(target, SUBJECT, 12, 3))

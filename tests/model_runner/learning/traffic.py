@@ -15,7 +15,7 @@ PIECE = 40
 
 def cycle_of(tokens: Sequence[int]) -> Callable[[int], int]:
     """Each of the tokens is followed by the next one, the last one by the first."""
-    following = {one: other for one, other in zip(tokens, [*tokens[1:], tokens[0]], strict=True)}
+    following = dict(zip(tokens, [*tokens[1:], tokens[0]], strict=True))
     return following.__getitem__
 
 
