@@ -64,11 +64,16 @@ def prepare_torch(threads: int) -> None:
     """To be called before torch is imported. Threads without work sleep; a GPU is left alone.
 
     Batches are of ever new sizes. By default malloc would soon keep their tensors for itself, in pieces too small for
-    the next ones, until the process held several times what it uses.
+    the next ones, and oneDNN the code that it compiles for each size, until the process held twice what it uses.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
-    os.environ |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ |= {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "CUDA_VISIBLE_DEVICES": "",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
+    }
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(threads)
