@@ -41,7 +41,7 @@ def pack_learnt(heads: Heads, version: int, fingerprint: str, num_layers: int) -
     metadata = {"config": json.dumps(config), "version": str(version), "fingerprint": fingerprint}
     header, weights = _split(save(stored_as(torch.bfloat16, tensors), metadata))
     header[_METADATA]["checksum"] = _checksum(header, weights)
-    text = json.dumps(header).encode()
+    text = json.dumps(header, sort_keys=True).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return struct.pack("<Q", len(text)) + text + weights
 
