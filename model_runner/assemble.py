@@ -19,7 +19,7 @@ from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
-from model_runner.learning.wiring import Learned, MakeLink, choose_learned, learning_bytes, make_learning
+from model_runner.learning.wiring import Learned, MakeLink, choose_learned, fresh_proposer, make_learning
 from model_runner.memory import MemoryPlan, Needs, plan_memory
 from model_runner.models.classification import load_classification_head
 from model_runner.models.early_exit import EarlyExit
@@ -45,7 +45,6 @@ from model_runner.speculative.heads import (
     HeadsRoom,
     heads_bytes,
     heads_kv,
-    make_fresh_proposer,
     make_heads_proposer,
     method_of,
 )
@@ -96,7 +95,7 @@ def assemble(
     platform = platform or choose_platform(config)
     shapes = _inspect(config, platform)
     sizes = platform.sizes(config)
-    needs = _needs(shapes, platform, learning_bytes(config) if platform.device.type == "cpu" else 0)
+    needs = _needs(shapes, platform)
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
     loaded = _Weights(
@@ -145,14 +144,15 @@ class _Weights:
 
 def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     hf_config = platform.read_config(config.model)
-    heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
+    target = TargetShape.of(hf_config)
+    heads = [load_heads(folder, target) for folder in config.heads]
     _check_methods(config.heads, heads)
     return _Shapes(
         target=inspect_model(hf_config),
         draft=_inspect_beside(config, platform, config.draft_model, "draft"),
         aux=_inspect_beside(config, platform, config.aux_model, "auxiliary"),
         heads=heads,
-        learned=choose_learned(config, heads) if config.learn else None,
+        learned=choose_learned(config, heads, target) if config.learn else None,
     )
 
 
@@ -174,7 +174,7 @@ def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | Non
     return inspect_model(platform.read_config(folder))
 
 
-def _needs(shapes: _Shapes, platform: Platform, learning: int) -> Needs:
+def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     """What all of it takes before anything is loaded."""
     models, heads = shapes.models(), shapes.heads
     return Needs(
@@ -184,7 +184,7 @@ def _needs(shapes: _Shapes, platform: Platform, learning: int) -> Needs:
         loading_bytes=sum(model.num_parameters for model in models) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
-        learning_bytes=learning,
+        learning_bytes=shapes.learned.num_bytes if shapes.learned and platform.device.type == "cpu" else 0,
     )
 
 
@@ -219,7 +219,7 @@ def _put_together(
     learning: Learning = NO_LEARNING
     if (learned := shapes.learned) is not None:
         if learned.folder is None:
-            with_heads[learned.method] = make_fresh_proposer(target.model)
+            with_heads[learned.method] = fresh_proposer(learned, target.model)
         shape = TargetShape.of(target.model.config)
         learning = make_learning(config, learned, with_heads[learned.method], shape, platform, make_link)
     proposers |= with_heads
@@ -233,7 +233,9 @@ def _put_together(
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
         kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
-        state=RunnerState(blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.handouts, learning),
+        state=RunnerState(
+            blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.handouts, learning
+        ),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),

@@ -249,7 +249,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         heads=checkpoints.heads,
         learn=settings.learn,
         learn_threads=settings.learn_threads,
-        learn_memory_gib=settings.learn_memory_gib,
+        learn_memory_gib=settings.learn_memory,
         aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
     )
     return EngineConfig(runner, settings.policy, settings.prefix_caching, settings.log_level, settings.log_format)
