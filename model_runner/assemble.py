@@ -98,11 +98,7 @@ def assemble(
     needs = _needs(shapes, platform)
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
-    loaded = _Weights(
-        platform.load(config.model),
-        None if config.draft_model is None else platform.load(config.draft_model),
-        None if config.aux_model is None else platform.load(config.aux_model),
-    )
+    loaded = _load(config, platform)
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
         room = replace(platform.room(), free=measured.free + needs.model_bytes)
@@ -126,16 +122,18 @@ class _Shapes:
     draft: ModelShape | None
     aux: ModelShape | None
     heads: Sequence[Heads]
+    distinct: Sequence[ModelShape]
+    """Those whose weights are loaded: of models in one folder, one."""
     learned: Learned | None
 
     def models(self) -> list[ModelShape]:
-        """Those that there are."""
+        """Those that have a cache."""
         return [shape for shape in (self.target, self.draft, self.aux) if shape is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The models themselves."""
+    """The models themselves. Those of one folder share their weights."""
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -144,16 +142,34 @@ class _Weights:
 
 def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     hf_config = platform.read_config(config.model)
-    target = TargetShape.of(hf_config)
-    heads = [load_heads(folder, target) for folder in config.heads]
+    fitting = TargetShape.of(hf_config)
+    heads = [load_heads(folder, fitting) for folder in config.heads]
     _check_methods(config.heads, heads)
-    return _Shapes(
-        target=inspect_model(hf_config),
-        draft=_inspect_beside(config, platform, config.draft_model, "draft"),
-        aux=_inspect_beside(config, platform, config.aux_model, "auxiliary"),
-        heads=heads,
-        learned=choose_learned(config, heads, target) if config.learn else None,
-    )
+    target = inspect_model(hf_config)
+    draft = _inspect_beside(config, platform, config.draft_model, "draft")
+    aux = _inspect_beside(config, platform, config.aux_model, "auxiliary")
+    folders = config.model, config.draft_model, config.aux_model
+    distinct = {
+        folder.resolve(): shape for folder, shape in zip(folders, (target, draft, aux), strict=True) if folder and shape
+    }
+    learned = choose_learned(config, heads, fitting) if config.learn else None
+    return _Shapes(target, draft, aux, heads, tuple(distinct.values()), learned)
+
+
+def _load(config: RunnerConfig, platform: Platform) -> _Weights:
+    """Each folder once."""
+    loaded: dict[Path, PreTrainedModel] = {}
+
+    def load(folder: Path) -> PreTrainedModel:
+        first = loaded.get(folder.resolve())
+        if first is not None:
+            return platform.load_again(first)
+        return loaded.setdefault(folder.resolve(), platform.load(folder))
+
+    target = load(config.model)
+    draft = None if config.draft_model is None else load(config.draft_model)
+    aux = None if config.aux_model is None else load(config.aux_model)
+    return _Weights(target, draft, aux)
 
 
 def _check_methods(folders: Sequence[Path], heads: Sequence[Heads]) -> None:
@@ -178,10 +194,10 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     """What all of it takes before anything is loaded."""
     models, heads = shapes.models(), shapes.heads
     return Needs(
-        model_bytes=sum(platform.weight_bytes(model) for model in models),
+        model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads),
         # Weights are packed one by one, after all were read.
-        loading_bytes=sum(model.num_parameters for model in models) * platform.types.compute.itemsize,
+        loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
         learning_bytes=shapes.learned.num_bytes if shapes.learned and platform.device.type == "cpu" else 0,
@@ -217,13 +233,14 @@ def _put_together(
     proposers = make_proposers(exit_layers, blocks, drafter)
     with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     learning: Learning = NO_LEARNING
+    fresh = None
     if (learned := shapes.learned) is not None:
         if learned.folder is None:
-            with_heads[learned.method] = fresh_proposer(learned, target.model)
-        shape = TargetShape.of(target.model.config)
-        learning = make_learning(config, learned, with_heads[learned.method], shape, platform, make_link)
+            fresh = learned.method
+            with_heads[fresh] = fresh_proposer(learned, target.model)
+        learning = make_learning(config, learned, with_heads[learned.method], platform, make_link)
     proposers |= with_heads
-    trained = next((method for method in BY_WORTH if method in proposers), None)
+    trained = next((method for method in BY_WORTH if method in proposers and method != fresh), fresh)
     proposers["grammar"] = GrammarProposer(sampling.matcher)
     speculator = Speculator(proposers, budget, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
     needs = learning.needs.union(*(proposer.needs for proposer in proposers.values()))

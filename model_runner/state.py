@@ -99,14 +99,15 @@ class RunnerState:
             sampler_state=admitted.sampler_state,
         )
         self._choices[admitted.key] = choice
-        self._begin_sampling(choice)
+        self._begin_sampling(choice, admitted.forked_from)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
         self._search.begin(choice.slot, choice.sampling)
         self._learning.begin(choice.slot, admitted)
 
-    def _begin_sampling(self, choice: Choice) -> None:
+    def _begin_sampling(self, choice: Choice, forked_from: str | None = None) -> None:
         prompt, output = islice(choice.tokens, choice.num_prompt), choice.tokens[choice.num_prompt :]
-        self._sampling.admit(choice.slot, choice.sampling, prompt, output, choice.sampler_state)
+        parent = None if forked_from is None else self._choices[forked_from].slot
+        self._sampling.admit(choice.slot, choice.sampling, prompt, output, choice.sampler_state, parent)
 
     def rewind(self, choices: Sequence[Choice]) -> None:
         """Bring the scheduled choices back to where `apply` left them, after a step that failed before `commit`.

@@ -221,7 +221,7 @@ class Scheduler:
             if start is not None:
                 self._pool.share(start.shared)
                 self._place(member, start, new_blocks, step)
-                step.admit(member, num_tokens)
+                step.admit(member, num_tokens, start.forked_from)
             elif num_tokens:
                 member.blocks += new_blocks
                 step.give(member, num_tokens, tuple(new_blocks))
@@ -274,8 +274,8 @@ class Scheduler:
             self._pool.share(shared)
             for member, start, count in zip(members, starts, num_new, strict=True):
                 self._place(member, start, self._pool.allocate(count), step)
-            for member, num_tokens in zip(members, lockstep(members, step.budget), strict=True):
-                step.admit(member, num_tokens)
+            for member, start, num_tokens in zip(members, starts, lockstep(members, step.budget), strict=True):
+                step.admit(member, num_tokens, start.forked_from)
 
     def _num_to_grow(self, request: Request, num_tokens: int) -> int:
         """The blocks that a running request lacks to compute so many tokens."""

@@ -38,6 +38,8 @@ class Learned:
     kind: LearnedKind
     folder: Path | None
     """Of the heads to begin with; None for fresh ones."""
+    target: TargetShape
+    """What they are for."""
     needs: tuple[Feature, ...]
     """What is recorded for them."""
     num_bytes: int
@@ -69,7 +71,7 @@ def choose_learned(config: RunnerConfig, heads: Sequence[Heads], target: TargetS
         num_bytes = int(config.learn_memory_gib * GIB)
     ring_bytes(num_bytes, one, target)
     check_model(num_bytes, config.model)
-    return Learned(kind, folder, learning_needs(one, target), num_bytes)
+    return Learned(kind, folder, target, learning_needs(one, target), num_bytes)
 
 
 def _learned_kind(kind: str, folder: Path | None) -> LearnedKind:
@@ -88,13 +90,12 @@ def fresh_proposer(learned: Learned, model: PreTrainedModel) -> HeadsProposer:
 
 
 def make_learning(
-    config: RunnerConfig, learned: Learned, proposer: HeadsProposer, target: TargetShape, platform: Platform,
-    make_link: MakeLink,
-) -> HeadsLearning:  # fmt: skip
+    config: RunnerConfig, learned: Learned, proposer: HeadsProposer, platform: Platform, make_link: MakeLink
+) -> HeadsLearning:
     """Between the learner of these heads and the proposer that drafts with them."""
 
     def prepare(checkpoint: bytes) -> Heads:
-        heads = load_learnt(checkpoint, target)
+        heads = load_learnt(checkpoint, learned.target)
         if missing := set(heads.needs) - proposer.needs:
             raise ValueError(f"they take {', '.join(sorted(missing))}, which the target is not asked for")
         platform.prepare_heads(heads)
