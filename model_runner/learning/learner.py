@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB, learning_needs
@@ -37,6 +38,8 @@ logger = logging.getLogger("samewise.learning")
 
 PASSES = 4
 """Times that a token is trained on, on average: what has been learnt well enough takes no more power."""
+_LEAST_BATCHES = 2
+"""With less than that in the ring, what is learnt is the ring by heart."""
 PUBLISH_EVERY_S = 30.0
 """At most: to pack heads for its kernels costs the engine some milliseconds."""
 _FOLLOW_EVERY = 32
@@ -126,11 +129,11 @@ class Learner:
     @property
     def has_work(self) -> bool:
         """Whether `train` has something to do. There is no end to what could be learnt from a ring; this one ends."""
-        return self._credit > 0 and self.held >= BATCH_ROWS
+        return self._credit > 0 and self.held >= _LEAST_BATCHES * BATCH_ROWS
 
     def take(self, pieces: Sequence[Example]) -> None:
-        """Test all versions on the pieces, then remember these."""
-        pieces = [one for one in pieces if one.num_answer > 0 and all(need in one.features for need in self._needs)]
+        """Test all versions on the pieces, then remember these. Those that are not of numbers teach nothing."""
+        pieces = [one for one in pieces if one.num_answer > 0 and _is_finite(one)]
         if not pieces:
             return
         self._test(pieces)
@@ -251,3 +254,7 @@ class Learner:
         torch.manual_seed(0)
         fresh = fresh_hydra(self._target, ids, FRESH_DEPTH, 1, hydra_features(shape.num_layers), rows)
         return Trainee(fresh, self._target, self._dtype, sample)
+
+
+def _is_finite(piece: Example) -> bool:
+    return all(bool(np.isfinite(rows).all()) for rows in piece.features.values())

@@ -19,8 +19,8 @@ BATCH_ROWS = 512
 _COPIES = 9
 """Of the weights in float32: in training with their gradients and Adam's two moments, the versions that they are
 compared with (in use, the one before, the first), and twice as much for a moment when a version is packed."""
-_LEAST_BATCHES = 4
-"""That the ring must hold, so that there is a choice."""
+_LEAST_BATCHES = 8
+"""That the ring must hold: some of the tokens in it are of prompts, and there has to be a choice."""
 _GRANULE = 1 << 20
 
 

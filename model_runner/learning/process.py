@@ -8,6 +8,7 @@ threads shall inherit what `step_aside` sets.
 
 import argparse
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -33,7 +34,7 @@ from model_runner.parent import die_with_parent
 
 if TYPE_CHECKING:
     from model_runner.learning.learner import Learner
-    from model_runner.learning.setup import Setup
+    from model_runner.learning.startup import Setup
     from model_runner.training.examples import Example
 
 logger = logging.getLogger("samewise.learning")
@@ -41,6 +42,8 @@ logger = logging.getLogger("samewise.learning")
 REPORT_EVERY_S = 1.0
 _ROWS_AT_ONCE = 512
 """Tokens of output that are tested before the next training step: as many as that step has."""
+_M_MMAP_THRESHOLD, _MMAP_THRESHOLD = -3, 1 << 20
+"""malloc.h, and the bytes from which on an allocation goes back to the system when it is freed."""
 _OOM_SCORE = "1000"
 """Should memory run out, let the system end this process first."""
 
@@ -58,7 +61,13 @@ def step_aside() -> None:
 
 
 def prepare_torch(threads: int) -> None:
-    """To be called before torch is imported. Threads without work sleep; a GPU is left alone."""
+    """To be called before torch is imported. Threads without work sleep; a GPU is left alone.
+
+    Batches are of ever new sizes. By default malloc would soon keep their tensors for itself, in pieces too small for
+    the next ones, until the process held several times what it uses.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
     os.environ |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
     import torch  # noqa: PLC0415
 
@@ -71,7 +80,7 @@ def run(connection: Connection, begin: Begin) -> None:
 
     Raises ValueError, HeadsError or OSError, in words for the user, if there can be no learning.
     """
-    from model_runner.learning.setup import set_up  # noqa: PLC0415  (brings torch)
+    from model_runner.learning.startup import set_up  # noqa: PLC0415  (brings torch)
 
     setup = set_up(begin)
     if setup.stored is not None:

@@ -1,0 +1,139 @@
+"""The learner's process, over its connection, with a tiny model."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_runner.learning.checkpoint import load_learnt
+from model_runner.learning.messages import (
+    Begin,
+    FromLearner,
+    LearnerNote,
+    LearnerReport,
+    NewHeads,
+    Piece,
+    decode_from_learner,
+    encode,
+)
+from model_runner.models.heads.base import TargetShape
+from model_runner.models.loading import load_config
+from model_runner.training.examples import Example
+from model_runner.training.teacher import TargetWeights
+from tests.model_runner.learning.traffic import pieces
+
+SUBJECT = list(range(10, 40))
+COMMAND = [sys.executable, "-P", "-c", """
+import sys
+from model_runner.learning import process
+def quickly(set_up):
+    from model_runner.learning import learner, trainee
+    trainee.LEARNING_RATE, learner.PUBLISH_EVERY_S = 5e-3, 0.0
+    return set_up
+process.prepare_torch = lambda threads, prepare=process.prepare_torch: quickly(prepare(threads))
+process.main()
+"""]  # fmt: skip
+
+
+class Learner:
+    """The engine's end."""
+
+    def __init__(self, connection: Connection, process: subprocess.Popen[bytes]) -> None:
+        self.connection = connection
+        self.process = process
+        self.notes: list[LearnerNote] = []
+
+    def send(self, piece: Example) -> None:
+        features = {name: rows.tobytes() for name, rows in piece.features.items()}
+        tokens = piece.tokens.astype(np.int32).tobytes()
+        message = Piece(piece.start, piece.num_prompt, piece.temperature, tokens, features)
+        self.connection.send_bytes(encode(message))
+
+    def receive(self) -> FromLearner:
+        """The next message that is no line of a log."""
+        while isinstance(message := decode_from_learner(self.connection.recv_bytes()), LearnerNote):
+            self.notes.append(message)
+        return message
+
+
+@contextmanager
+def started(begin: Begin) -> Iterator[Learner]:
+    ours, theirs = socket.socketpair()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with theirs:
+        options = ["--connection", str(theirs.fileno()), "--parent", str(os.getpid())]
+        process = subprocess.Popen([*COMMAND, *options], pass_fds=[theirs.fileno()], env=environment)
+    with Connection(ours.detach()) as connection:
+        connection.send_bytes(encode(begin))
+        yield Learner(connection, process)
+    process.wait()
+
+
+def begin(model: Path, cache: Path, memory: int = 64 << 20) -> Begin:
+    return Begin(str(model), "hydra", None, str(cache), threads=1, memory=memory)
+
+
+def test_it_learns_ends_and_goes_on_from_what_it_kept(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    model = tiny_model("llama")
+    shape = TargetShape.of(load_config(model))
+    target = TargetWeights.load(model)
+    heads, reports = list[NewHeads](), list[LearnerReport]()
+    with started(begin(model, tmp_path)) as learner:
+        assert os.sched_getscheduler(learner.process.pid) in (os.SCHED_IDLE, os.SCHED_OTHER)  # perhaps not yet
+        for number in range(40):
+            for piece in pieces(target, SUBJECT, 16, number):
+                learner.send(piece)
+            if heads:
+                break
+            while not (
+                isinstance(message := learner.receive(), LearnerReport) and message.tokens >= 624 * (number + 1)
+            ):
+                heads += [message] if isinstance(message, NewHeads) else []
+                reports += [message] if isinstance(message, LearnerReport) else []
+        assert heads
+        assert os.sched_getscheduler(learner.process.pid) == os.SCHED_IDLE
+    assert learner.process.returncode == 0
+    assert [one.version for one in heads] == list(range(1, len(heads) + 1))
+    assert load_learnt(heads[-1].checkpoint, shape).kind == "hydra"
+    assert any("tokens per step" in note.text for note in learner.notes)
+    assert reports[-1].first == 1.0
+
+    with started(begin(model, tmp_path)) as again:
+        message = again.receive()
+        assert isinstance(message, NewHeads)
+        assert message.version >= heads[-1].version
+        again.send(pieces(target, SUBJECT, 1, 0)[0])
+        report = again.receive()
+        assert isinstance(report, LearnerReport)
+        assert report.version == message.version
+        assert report.current is not None
+        assert report.current > 1.0
+        again.process.send_signal(signal.SIGTERM)  # the engine says when it is over
+        again.send(pieces(target, SUBJECT, 1, 1)[0])
+        assert isinstance(again.receive(), LearnerReport)
+    assert again.process.returncode == 0
+
+
+@pytest.mark.parametrize("wrong", ["memory", "model", "kind"])
+def test_what_cannot_be_learnt_is_said_at_the_start(
+    tmp_path: Path, tiny_model: Callable[[str], Path], wrong: str
+) -> None:
+    message = begin(tiny_model("llama"), tmp_path, memory=1 << 20 if wrong == "memory" else 64 << 20)
+    if wrong == "model":
+        message = begin(tmp_path, tmp_path)
+    if wrong == "kind":
+        message = Begin(message.model, "medusa", None, None, 1, message.memory)
+    with started(message) as learner:
+        with pytest.raises(EOFError):
+            learner.receive()
+        assert learner.process.wait() == 1
+    (note,) = learner.notes
+    assert {"memory": "--learn-memory", "model": "holds no model", "kind": "have to be given"}[wrong] in note.text

@@ -1,0 +1,58 @@
+"""Comparisons against their formulas, and against heads of which one is better, or none."""
+
+import math
+
+import numpy as np
+import pytest
+
+from model_runner.learning.trial import HALF_LIFE, Comparison, Rate, Tally
+
+SOURCE = np.random.default_rng(0)
+
+
+def compared(gains: list[float], rows: int = 60) -> Comparison:
+    """Two versions on pieces of `rows` rows, on each of which one has so many accepted tokens more a row."""
+    comparison = Comparison()
+    for gain in gains:
+        comparison.add(Tally(rows, round(rows * (0.8 + gain))), Tally(rows, round(rows * 0.8)))
+    return comparison
+
+
+def test_mean_and_error_are_those_of_the_formulas() -> None:
+    rows = SOURCE.integers(1, 400, 50)
+    one, other = SOURCE.integers(0, 900, 50), SOURCE.integers(0, 900, 50)
+    comparison = Comparison()
+    for n, a, b in zip(rows, one, other, strict=True):
+        comparison.add(Tally(int(n), int(a)), Tally(int(n), int(b)))
+    later = rows[::-1].cumsum()[::-1] - rows
+    weight = 0.5 ** (later / HALF_LIFE)
+    total = (weight * rows).sum()
+    mean = (weight * (one - other)).sum() / total
+    error = math.sqrt((weight**2 * (one - other - mean * rows) ** 2).sum()) / total
+    assert comparison.mean == pytest.approx(mean)
+    assert comparison.error == pytest.approx(error)
+
+
+def test_rate_forgets() -> None:
+    rate = Rate()
+    assert rate.value is None
+    for _ in range(200):
+        rate.add(Tally(100, 90))
+    assert rate.value == pytest.approx(1.9)
+    for _ in range(HALF_LIFE // 100):
+        rate.add(Tally(100, 50))
+    assert rate.value == pytest.approx(1.7, abs=0.01)
+
+
+def test_a_clear_difference_is_found_in_either_direction() -> None:
+    gains = list(SOURCE.normal(0.1, 0.2, 100))
+    assert compared(gains).verdict(1.8) == 1
+    assert compared([-gain for gain in gains]).verdict(1.8) == -1
+
+
+def test_no_verdict_without_a_difference_or_without_enough_pieces() -> None:
+    false = sum(compared(list(SOURCE.normal(0.0, 0.2, 60))).verdict(1.8) != 0 for _ in range(200))
+    assert false <= 4
+    assert compared([0.5] * 5).verdict(1.8) == 0
+    assert compared([0.5] * 8).verdict(1.8) == 1
+    assert compared([0.01] * 3000, rows=100).verdict(1.8) == 0  # certain, but not worth anything
