@@ -200,7 +200,7 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
         loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
-        learning_bytes=shapes.learned.num_bytes if shapes.learned and platform.device.type == "cpu" else 0,
+        learning_bytes=shapes.learned.planned_bytes if shapes.learned and platform.device.type == "cpu" else 0,
     )
 
 

@@ -12,6 +12,7 @@ from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.learning.checkpoint import pack_learnt
 from model_runner.learning.messages import Begin, Piece
+from model_runner.memory import DoesNotFitError
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config
@@ -201,6 +202,14 @@ def test_the_heads_that_speculation_names_learn(config: RunnerConfig, tmp_path: 
 
         ModelRunner.load(replace(config, heads=heads, speculation=speculation), make_link=make_link)  # type: ignore[arg-type]
         assert links[0].begin.heads == str(folder)
+
+
+def test_the_memory_is_set_aside(config: RunnerConfig, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        ModelRunner.load(replace(config, learn_memory_gib=0.5), make_link=ListeningLink)
+    assert "learning   812.0 MiB" in caplog.messages
+    with pytest.raises(DoesNotFitError, match=r"beside 100000.3 GiB for learning"):
+        ModelRunner.load(replace(config, learn_memory_gib=100_000), make_link=ListeningLink)
 
 
 def test_too_little_memory_is_refused_at_the_start(config: RunnerConfig) -> None:
