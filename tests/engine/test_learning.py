@@ -175,6 +175,35 @@ def test_a_model_without_heads_begins_with_none_and_drafts_when_some_come(config
     learner.harness.forget()
 
 
+@pytest.mark.parametrize(
+    ("method", "write"),
+    [
+        ("medusa", tiny_heads.write_medusa),
+        ("hydra", tiny_heads.write_hydra),
+        ("eagle", tiny_heads.write_eagle3),
+    ],
+)
+def test_drafts_are_those_of_the_heads_that_came_last(
+    config: RunnerConfig, tmp_path: Path, method: str, write: Callable[[Path, int], Path]
+) -> None:
+    folders = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        folders.append(write(tmp_path / f"heads-{seed}", SMALL_VOCAB))
+    asking = [request(f"r{index}", 30, 60, speculation=Speculation(method, 4)) for index in range(3)]
+
+    def drafts(first: Path, *others: Path) -> list[tuple[int, int]]:
+        learner = Learner(replace(config, heads=(first,)))
+        for other in others:
+            learner.give(other)
+            learner.ask(request("other", max_tokens=1))
+        answers = learner.ask(*asking)
+        return [(answer.num_accepted, answer.num_rejected) for answer in answers.values()]
+
+    assert drafts(folders[0], folders[2]) == drafts(folders[1], folders[0], folders[2])
+    assert drafts(folders[0], folders[2]) != drafts(folders[0])
+
+
 def test_heads_of_other_features_are_not_taken(learner: Learner, tmp_path: Path) -> None:
     folder = tiny_heads.write_eagle3(tmp_path / "eagle3", SMALL_VOCAB)
     with pytest.raises(ValueError, match="which the target is not asked for"):
