@@ -192,15 +192,16 @@ def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | Non
 
 def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     """What all of it takes before anything is loaded."""
-    models, heads = shapes.models(), shapes.heads
+    models, heads, learned = shapes.models(), shapes.heads, shapes.learned
+    spare_bytes = 0 if learned is None else learned.spare_bytes
     return Needs(
         model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
-        heads_bytes=sum(heads_bytes(one, platform.device) for one in heads),
+        heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
         # Weights are packed one by one, after all were read.
         loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
-        learning_bytes=shapes.learned.planned_bytes if shapes.learned and platform.device.type == "cpu" else 0,
+        learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
     )
 
 

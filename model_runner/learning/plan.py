@@ -37,6 +37,11 @@ def learning_needs(heads: Heads | None, target: TargetShape) -> tuple[Feature, .
     return tuple(dict.fromkeys((*taken, LAST)))
 
 
+def weight_bytes(heads: Heads | None, target: TargetShape) -> int:
+    """Of these heads, or of fresh ones, in float32."""
+    return _num_weights(_fresh_on_meta(target) if heads is None else heads) * 4
+
+
 def training_bytes(heads: Heads | None, target: TargetShape) -> int:
     """What training takes of these heads, or of fresh ones, beside the ring.
 
@@ -48,7 +53,7 @@ def training_bytes(heads: Heads | None, target: TargetShape) -> int:
     draft_vocab = target.vocab_size if shape.draft_ids is None else len(shape.draft_ids)
     depth = shape.depth or FRESH_DEPTH
     step = BATCH_ROWS * draft_vocab * 4 * (depth + 3)  # a gradient for each depth; the logits and teacher's of one
-    return _num_weights(shape) * 4 * _COPIES + draft_vocab * target.hidden * 4 + step
+    return weight_bytes(shape, target) * _COPIES + draft_vocab * target.hidden * 4 + step
 
 
 def ring_bytes(memory: int, heads: Heads | None, target: TargetShape) -> int:

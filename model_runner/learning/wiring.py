@@ -12,7 +12,14 @@ from model_runner.learning.checkpoint import load_learnt
 from model_runner.learning.learning import HeadsLearning
 from model_runner.learning.link import LearnerLink
 from model_runner.learning.messages import Begin, LearnedKind
-from model_runner.learning.plan import FRESH_DEPTH, check_model, learning_needs, ring_bytes, training_bytes
+from model_runner.learning.plan import (
+    FRESH_DEPTH,
+    check_model,
+    learning_needs,
+    ring_bytes,
+    training_bytes,
+    weight_bytes,
+)
 from model_runner.learning.recorder import Recorder
 from model_runner.memory import GIB
 from model_runner.models.features import Feature
@@ -26,6 +33,8 @@ from model_runner.speculative.hydra import HydraProposer
 _THREADS = 1
 _RING_BYTES = GIB // 4
 """What is learnt from, where nothing is said."""
+_SPARES = 3
+"""Heads that come while others wait to be used, while others are in use that were not there at the start."""
 _PROCESS_BYTES = 300 << 20
 """Of a process that has only imported what it needs: 284 MiB as measured, private to it."""
 
@@ -46,6 +55,9 @@ class Learned:
     """What is recorded for them."""
     num_bytes: int
     """Memory of the host that learning takes, beside that of a process which has done nothing yet."""
+
+    spare_bytes: int
+    """Memory of the model's device that heads take on their way into use."""
 
     @property
     def planned_bytes(self) -> int:
@@ -78,7 +90,8 @@ def choose_learned(config: RunnerConfig, heads: Sequence[Heads], target: TargetS
         num_bytes = int(config.learn_memory_gib * GIB)
     ring_bytes(num_bytes, one, target)
     check_model(num_bytes, config.model)
-    return Learned(kind, folder, target, learning_needs(one, target), num_bytes)
+    spare_bytes = _SPARES * weight_bytes(one, target)
+    return Learned(kind, folder, target, learning_needs(one, target), num_bytes, spare_bytes)
 
 
 def _learned_kind(kind: str, folder: Path | None) -> LearnedKind:
