@@ -8,6 +8,8 @@ from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, StepPlan, StepResult
 from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.info import SpeculationStats
+from model_runner.learning.link import ProcessLink
+from model_runner.learning.wiring import MakeLink
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -40,8 +42,8 @@ class SharedRunner(DoneAtLaunch):
 class Engines:
     """Makes engines on a model that is loaded once."""
 
-    def __init__(self, config: RunnerConfig) -> None:
-        self.runner = ModelRunner.load(config)
+    def __init__(self, config: RunnerConfig, make_link: MakeLink = ProcessLink) -> None:
+        self.runner = ModelRunner.load(config, make_link=make_link)
         gc.collect()  # as the engine process does: else a search for garbage takes a quarter of a second of some run
         gc.freeze()
         self._config = SchedulerConfig(

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.changing_heads import ChangingHeads
 from bench.engine_run import run
 from bench.shared_runner import Engines
 from bench.speculation_matrix import FEATURES, Cell, Matrix
@@ -20,6 +21,8 @@ from bench.speculation_workloads import asked, copied, repeated
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.info import SpeculationStats
+from model_runner.learning.link import ProcessLink
+from model_runner.learning.wiring import MakeLink
 from model_runner.models.repository import resolve_model
 from scheduler.interface import EngineRequest
 from server.generation.served_model import ServedModel
@@ -74,9 +77,11 @@ class Run:
 class Bench:
     """Runs loads on one loaded model."""
 
-    def __init__(self, config: RunnerConfig, num_draft: int | None = None) -> None:
-        """Methods draft `num_draft` tokens in each step, or what the budget says."""
-        self.engines = Engines(config)
+    def __init__(self, config: RunnerConfig, num_draft: int | None = None, make_link: MakeLink = ProcessLink) -> None:
+        """Methods draft `num_draft` tokens in each step, or what the budget says. `make_link` is to a learner, if the
+        configuration has one.
+        """
+        self.engines = Engines(config, make_link)
         self.runner = self.engines.runner
         self._num_draft = num_draft
         self._num_runs = 0
@@ -191,14 +196,21 @@ def main() -> None:
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1])
     parser.add_argument("--prompts", type=int, default=12, help="of each workload")
     parser.add_argument("--matrix", action="store_true", help="check every method with every feature instead")
+    parser.add_argument(
+        "--learn", action="store_true", help="with --matrix: choices are recorded, and heads change every few steps"
+    )
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
+    if arguments.learn and not arguments.matrix:
+        parser.error("--learn goes with --matrix; bench.learning measures what it brings")
     console = Console(width=130)
     model = resolve_model(arguments.model, console)
     folder = model.path
     heads = tuple(arguments.heads) or model.heads
-    config = RunnerConfig(folder, kv_cache_gib=1.0, draft_model=arguments.draft_model, heads=heads)
-    bench = Bench(config, arguments.num_tokens)
+    config = RunnerConfig(
+        folder, kv_cache_gib=1.0, draft_model=arguments.draft_model, heads=heads, learn=arguments.learn
+    )
+    bench = Bench(config, arguments.num_tokens, ChangingHeads)
     methods = arguments.methods or bench.runner.info.speculation_methods
     content: object
     if arguments.matrix:

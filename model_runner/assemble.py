@@ -19,7 +19,7 @@ from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
-from model_runner.learning.wiring import Learned, MakeLink, choose_learned, learning_bytes, make_learning
+from model_runner.learning.wiring import Learned, MakeLink, choose_learned, fresh_proposer, make_learning
 from model_runner.memory import MemoryPlan, Needs, plan_memory
 from model_runner.models.classification import load_classification_head
 from model_runner.models.early_exit import EarlyExit
@@ -45,7 +45,6 @@ from model_runner.speculative.heads import (
     HeadsRoom,
     heads_bytes,
     heads_kv,
-    make_fresh_proposer,
     make_heads_proposer,
     method_of,
 )
@@ -96,7 +95,7 @@ def assemble(
     platform = platform or choose_platform(config)
     shapes = _inspect(config, platform)
     sizes = platform.sizes(config)
-    needs = _needs(shapes, platform, learning_bytes(config) if platform.device.type == "cpu" else 0)
+    needs = _needs(shapes, platform)
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
     loaded = _load(config, platform)
@@ -143,7 +142,8 @@ class _Weights:
 
 def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     hf_config = platform.read_config(config.model)
-    heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
+    fitting = TargetShape.of(hf_config)
+    heads = [load_heads(folder, fitting) for folder in config.heads]
     _check_methods(config.heads, heads)
     target = inspect_model(hf_config)
     draft = _inspect_beside(config, platform, config.draft_model, "draft")
@@ -152,7 +152,7 @@ def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     distinct = {
         folder.resolve(): shape for folder, shape in zip(folders, (target, draft, aux), strict=True) if folder and shape
     }
-    learned = choose_learned(config, heads) if config.learn else None
+    learned = choose_learned(config, heads, fitting) if config.learn else None
     return _Shapes(target, draft, aux, heads, tuple(distinct.values()), learned)
 
 
@@ -190,17 +190,18 @@ def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | Non
     return inspect_model(platform.read_config(folder))
 
 
-def _needs(shapes: _Shapes, platform: Platform, learning: int) -> Needs:
+def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     """What all of it takes before anything is loaded."""
-    models, heads = shapes.models(), shapes.heads
+    models, heads, learned = shapes.models(), shapes.heads, shapes.learned
+    spare_bytes = 0 if learned is None else learned.spare_bytes
     return Needs(
         model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
-        heads_bytes=sum(heads_bytes(one, platform.device) for one in heads),
+        heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
         # Weights are packed one by one, after all were read.
         loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
-        learning_bytes=learning,
+        learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
     )
 
 
@@ -233,13 +234,14 @@ def _put_together(
     proposers = make_proposers(exit_layers, blocks, drafter)
     with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     learning: Learning = NO_LEARNING
+    fresh = None
     if (learned := shapes.learned) is not None:
         if learned.folder is None:
-            with_heads[learned.method] = make_fresh_proposer(target.model)
-        shape = TargetShape.of(target.model.config)
-        learning = make_learning(config, learned, with_heads[learned.method], shape, platform, make_link)
+            fresh = learned.method
+            with_heads[fresh] = fresh_proposer(learned, target.model)
+        learning = make_learning(config, learned, with_heads[learned.method], platform, make_link)
     proposers |= with_heads
-    trained = next((method for method in BY_WORTH if method in proposers), None)
+    trained = next((method for method in BY_WORTH if method in proposers and method != fresh), fresh)
     proposers["grammar"] = GrammarProposer(sampling.matcher)
     speculator = Speculator(proposers, budget, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
     needs = learning.needs.union(*(proposer.needs for proposer in proposers.values()))

@@ -70,6 +70,6 @@ class RunnerConfig:
     learn_threads: int | None = None
     """Of the process that trains them; None takes 1."""
     learn_memory_gib: float | None = None
-    """What that may take; None takes half a GiB."""
+    """What that may take; None takes what these heads need, and a quarter of a GiB for what they learn from."""
     aux_model: Path | None = None
     """A weaker model with the same tokenizer, for contrastive decoding."""

@@ -131,7 +131,11 @@ class Settings(BaseSettings):
         "next start.",
     )
     learn_threads: int | None = Field(None, ge=1, description="Threads of that training; by default 1.")
-    learn_memory_gib: float | None = Field(None, gt=0, description="Memory for that training; by default 0.5.")
+    learn_memory: float | None = Field(
+        None,
+        gt=0,
+        description="GiB for that training; by default what the heads need, and 0.25 for what they learn from.",
+    )
 
     aux_model: str | None = Field(
         None,
@@ -182,7 +186,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _have_learn(self) -> "Settings":
-        for name in ("learn_threads", "learn_memory_gib"):
+        for name in ("learn_threads", "learn_memory"):
             if getattr(self, name) is not None and not self.learn:
                 raise PydanticCustomError("no_learn", "{name} needs the setting learn", {"name": name})
         return self

@@ -7,6 +7,8 @@ every guess is verified, heads may change at any time without changing any answe
     runner, Recorder  --- Begin, Piece, Piece, ... -->  Ring -> Learner: judges each piece first, then trains on it
     proposer          <-- NewHeads, LearnerReport ----  Publisher: what is clearly better; Store: the cache folder
 
-`messages` is what crosses, `process` the loop, `ring` what is remembered, `learner` what trains, `trial` what decides
-which heads are better, `store` what stays after a restart, `plan` how memory is divided.
+`messages` is what crosses. On the engine's side, `recorder` takes down what is learnt from, `link` is the line,
+`learning` what the runner calls, and `wiring` puts these together. On the other, `process` is the loop, `ring` what is
+remembered, `learner` what trains, `trial` what decides which heads are better, `store` what stays after a restart.
+`plan` is how memory is divided.
 """

@@ -86,7 +86,7 @@ class ProcessLink:
         self._pieces: queue.Queue[Piece | None] = queue.Queue(_WAITING_PIECES)
         self._fresh: deque[Heads] = deque(maxlen=1)
         self._is_closing = False
-        self._threads: tuple[threading.Thread, ...] = ()
+        self._receiver: threading.Thread | None = None
 
     def start(self) -> None:
         """See LearnerLink. A process that cannot be started is logged like one that has died."""
@@ -104,12 +104,10 @@ class ProcessLink:
         self._socket = ours
         self._connection = Connection(os.dup(ours.fileno()))
         self.is_open = True
-        self._threads = tuple(
-            threading.Thread(target=run, name=f"samewise-{name}", daemon=True)
-            for name, run in (("to-learner", self._send_all), ("from-learner", self._receive_all))
-        )
-        for thread in self._threads:
-            thread.start()
+        self._sender = threading.Thread(target=self._send_all, name="samewise-to-learner", daemon=True)
+        self._receiver = threading.Thread(target=self._receive_all, name="samewise-from-learner", daemon=True)
+        self._sender.start()
+        self._receiver.start()
 
     @property
     def pid(self) -> int:
@@ -129,12 +127,10 @@ class ProcessLink:
 
     def close(self) -> None:
         """See LearnerLink. Returns when the process is gone."""
-        if not self._threads:
-            return
-        self._is_closing = True
-        self._hang_up()
-        for thread in self._threads:
-            thread.join()
+        if self._receiver is not None:
+            self._is_closing = True
+            self._hang_up()
+            self._receiver.join()
 
     def _send_all(self) -> None:
         """Until the line is cut."""
@@ -158,6 +154,7 @@ class ProcessLink:
             why = f"; what it sent cannot be used: {error}"
         self.is_open = False
         self._hang_up()
+        self._sender.join()
         ending = self._reap()
         self._connection.close()
         self._socket.close()

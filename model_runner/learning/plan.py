@@ -37,28 +37,39 @@ def learning_needs(heads: Heads | None, target: TargetShape) -> tuple[Feature, .
     return tuple(dict.fromkeys((*taken, LAST)))
 
 
+def weight_bytes(heads: Heads | None, target: TargetShape) -> int:
+    """Of these heads, or of fresh ones, in float32."""
+    return _num_weights(_fresh_on_meta(target) if heads is None else heads) * 4
+
+
+def training_bytes(heads: Heads | None, target: TargetShape) -> int:
+    """What training takes of these heads, or of fresh ones, beside the ring.
+
+    Counted are weights, optimizer, versions to compare with, the target's rows over the draft vocabulary and what a
+    step computes; not the interpreter with its libraries. The target's two ends are parts of its files that the system
+    reads when they are asked for, and may drop again.
+    """
+    shape = _fresh_on_meta(target) if heads is None else heads
+    draft_vocab = target.vocab_size if shape.draft_ids is None else len(shape.draft_ids)
+    depth = shape.depth or FRESH_DEPTH
+    step = BATCH_ROWS * draft_vocab * 4 * (depth + 3)  # a gradient for each depth; the logits and teacher's of one
+    return weight_bytes(shape, target) * _COPIES + draft_vocab * target.hidden * 4 + step
+
+
 def ring_bytes(memory: int, heads: Heads | None, target: TargetShape) -> int:
     """What of `memory` bytes is left for the ring beside the training of these heads, or of fresh ones.
-
-    Counted are weights, optimizer, versions to compare with, the target's rows over the draft vocabulary, what a step
-    computes, and the ring; not the interpreter with its libraries. The target's two ends are parts of its files that
-    the system reads when they are asked for, and may drop again.
 
     Raises:
         LearnMemoryError: if that is too little to learn from.
     """
-    shape = heads if heads is not None else _fresh_on_meta(target)
-    weights = sum(one.numel() for one in shape.parameters())
-    draft_vocab = target.vocab_size if shape.draft_ids is None else len(shape.draft_ids)
-    depth = shape.depth or FRESH_DEPTH
-    step = BATCH_ROWS * draft_vocab * 4 * (depth + 3)  # a gradient for each depth; the logits and teacher's of one
-    training = weights * 4 * _COPIES + draft_vocab * target.hidden * 4 + step
+    shape = _fresh_on_meta(target) if heads is None else heads
+    training = training_bytes(shape, target)
     per_token = len(learning_needs(heads, target)) * target.hidden * 2 + 8
     least = _LEAST_BATCHES * BATCH_ROWS * per_token
     if memory < training + least:
         needed = -(-(training + least) // _GRANULE)
         raise LearnMemoryError(
-            f"heads of {weights:,} weights cannot learn in {memory >> 20:,} MiB, they need {needed:,} MiB: "
+            f"heads of {_num_weights(shape):,} weights cannot learn in {memory >> 20:,} MiB, they need {needed:,} MiB: "
             f"raise --learn-memory, or serve without --learn"
         )
     return memory - training
@@ -74,6 +85,10 @@ def check_model(memory: int, folder: Path) -> None:
                 f"the embedding and the head of {folder} cannot be read without the rest of the model, for which "
                 f"{-(-needed // _GRANULE):,} MiB are needed: raise --learn-memory, or serve without --learn"
             )
+
+
+def _num_weights(heads: Heads) -> int:
+    return sum(one.numel() for one in heads.parameters())
 
 
 def _fresh_on_meta(target: TargetShape) -> HydraHeads:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from model_runner.kv_cache import KVShape
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.hydra import HydraHeads, hydra_features
+from model_runner.models.heads.base import Heads
+from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.heads.medusa import MedusaHeads
 from model_runner.models.heads.recurrent import RecurrentHeads
 from model_runner.platforms.platform import Platform
@@ -24,8 +24,6 @@ from model_runner.speculative.recurrent import RecurrentProposer, TargetEnds
 
 _SELF_FED_DEPTH = 5
 """How deep heads draft that have no depth of their own."""
-_FRESH_DEPTH = 3
-"""The same of those that are still to be learnt."""
 BY_WORTH = ("mtp", "eagle", "hydra", "medusa", "draft_model")
 """Methods that guess by a trained network. Where there are several, auto takes the first."""
 _METHODS = {"eagle3": "eagle"}
@@ -71,12 +69,6 @@ def make_heads_proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom) -
     limits = GrowthLimits(max_depth=heads.depth or _SELF_FED_DEPTH)
     room.platform.prepare_heads(heads)
     return method_of(heads.kind), _proposer(heads, model, room, limits)
-
-
-def make_fresh_proposer(model: PreTrainedModel) -> HeadsProposer:
-    """For Hydra heads that are still to be learnt."""
-    needs = hydra_features(TargetShape.of(model.config).num_layers)
-    return HydraProposer(None, model.get_input_embeddings(), GrowthLimits(_FRESH_DEPTH), needs)
 
 
 def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: GrowthLimits) -> HeadsProposer:

@@ -81,7 +81,7 @@ def serve(settings: Settings, started: float) -> None:
         raise StartError(str(error)) from None
     with listener:
         _warn_if_open(settings, listener)
-        _warn_if_unused(settings)
+        warn_if_unused(settings)
         checkpoints = find_checkpoints(settings, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Life(settings, checkpoints, listener, console, started).run())
@@ -209,7 +209,8 @@ def _warn_if_open(settings: Settings, listener: socket) -> None:
         )
 
 
-def _warn_if_unused(settings: Settings) -> None:
+def warn_if_unused(settings: Settings) -> None:
+    """Learning is not refused where speculation is off by default, since requests can ask for it."""
     if settings.learn and settings.speculation not in _BY_HEADS:
         logger.warning(
             "Heads learn that few requests will use: speculation is %s, so only requests that name another method do.",
@@ -249,7 +250,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         heads=checkpoints.heads,
         learn=settings.learn,
         learn_threads=settings.learn_threads,
-        learn_memory_gib=settings.learn_memory_gib,
+        learn_memory_gib=settings.learn_memory,
         aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
     )
     return EngineConfig(runner, settings.policy, settings.prefix_caching, settings.log_level, settings.log_format)

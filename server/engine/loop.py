@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from model_runner.info import RunnerInfo
+from model_runner.info import LearningStats, RunnerInfo
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, Shutdown, StepDone, Submit, ToEngine
 
@@ -93,6 +93,8 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._unfinished: dict[str, set[int]] = {}  # choices by request id
+        self._learnt: LearningStats | None = None
+        """What the client knows of learning, which goes on while there is no work."""
 
     @property
     def request_ids(self) -> list[str]:
@@ -109,7 +111,7 @@ class EngineLoop:
                 self._apply(message)
             if self._engine.has_work:
                 self._step()
-            elif messages:  # aborted or rejected to the last one
+            elif messages or self._engine.stats().learning != self._learnt:  # aborted or rejected to the last one
                 self._report(())
 
     def _apply(self, message: ToEngine) -> None:
@@ -153,6 +155,8 @@ class EngineLoop:
             self._unfinished.pop(request_id, None)
 
     def _report(self, outputs: tuple[RequestOutput, ...]) -> None:
-        self._channel.send(StepDone(outputs, self._engine.stats()))
+        stats = self._engine.stats()
+        self._learnt = stats.learning
+        self._channel.send(StepDone(outputs, stats))
         if not self._engine.has_work:
             self._engine.check_integrity()

@@ -9,7 +9,7 @@ from rich.console import Console
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder, ModelNotFoundError
 from server.cli.checkpoints import Checkpoints, find_checkpoints
-from server.cli.lifecycle import describe_speculation, engine_config
+from server.cli.lifecycle import describe_speculation, engine_config, warn_if_unused
 from server.config import Settings
 
 CONSOLE = Console(file=io.StringIO())
@@ -88,3 +88,14 @@ def test_errors_name_the_setting(tmp_path: Path, setting: str, message: str) -> 
 )
 def test_the_start_tells_the_methods(setting: str, methods: tuple[str, ...], text: str) -> None:
     assert describe_speculation(Settings(speculation=setting), methods) == text
+
+
+@pytest.mark.parametrize(
+    ("speculation", "is_told"), [("auto", False), ("hydra", False), ("off", True), ("ngram", True)]
+)
+def test_who_learns_what_few_will_use_is_told(
+    caplog: pytest.LogCaptureFixture, speculation: str, is_told: bool
+) -> None:
+    warn_if_unused(Settings(learn=True, speculation=speculation))  # type: ignore[arg-type]
+    warn_if_unused(Settings(speculation=speculation))  # type: ignore[arg-type]
+    assert [f"speculation is {speculation}" in message for message in caplog.messages] == [True] * is_told

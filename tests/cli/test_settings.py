@@ -82,6 +82,9 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "num_draft_tokens": ("4", 4),
     "draft_model": ("some/draft", "some/draft"),
     "heads": ("some/heads", ("some/heads",)),
+    "learn": ("true", True),
+    "learn_threads": ("2", 2),
+    "learn_memory": ("1.5", 1.5),
     "aux_model": ("some/amateur", "some/amateur"),
     "tool_parser": ("hermes", "hermes"),
     "reasoning_parser": ("think", "think"),
@@ -114,7 +117,9 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
 ) -> None:
     text, value = EXAMPLES[name]
     dashed = name.replace("_", "-")
-    flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"]}
+    if name.startswith("learn_"):
+        monkeypatch.setenv("SAMEWISE_LEARN", "true")
+    flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
     flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")
@@ -140,6 +145,8 @@ def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.
         (["--device", "tpu"], "--device: input should be 'auto', 'cpu' or 'cuda' (got 'tpu')"),
         (["--speculation", "n-gram"], "--speculation: input should be 'auto', 'draft_model', 'early_exit', "),
         (["--speculation", "draft_model"], "speculation by draft_model needs the setting draft_model\n"),
+        (["--learn-threads", "2"], "learn_threads needs the setting learn\n"),
+        (["--no-learn", "--learn-memory", "2"], "learn_memory needs the setting learn\n"),
         (["--num-draft-tokens", "0"], "--num-draft-tokens: input should be greater than or equal to 1 (got '0')"),
         (["--num-draft-tokens", "65"], "--num-draft-tokens: input should be less than or equal to 64 (got '65')"),
         (["--keepalive-s", "nan"], "--keepalive-s: input should be"),

@@ -2,9 +2,12 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from model_runner.info import LearningStats
+from scheduler.interface import EngineStats
 from server.engine.loop import EXIT_CRASHED, EXIT_LOAD_FAILED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import Abort, FromEngine, Load, LoadFailed, Ready, Rejected, Shutdown, StepDone, Submit
 from server.engine.messages import EngineConfig as Config
@@ -49,6 +52,30 @@ def test_one_message_for_each_step_with_all_outputs():
     ]
     assert tuple(step.outputs[0].tokens[0] for step in steps) == expected(wanted[0])
     assert [step.stats.num_running for step in steps] == [3, 1, 0]
+
+
+class LearningEngine(FakeEngine):
+    """Learns something each time that it is asked, up to a point."""
+
+    num_tokens = 0
+
+    def stats(self) -> EngineStats:
+        self.num_tokens = min(self.num_tokens + 1, 3)
+        return replace(super().stats(), learning=LearningStats(tokens=self.num_tokens))
+
+
+def test_what_is_learnt_without_work_is_reported_until_nothing_is_new():
+    code, (_, *reports) = serve(LearningEngine(), [], [], [], [], [])
+    assert code == EXIT_STOPPED
+    assert [report.stats.learning.tokens for report in reports] == [2, 3]
+    assert not any(report.outputs for report in reports)
+
+
+def test_the_end_ends_what_was_started_beside():
+    closed = []
+    for engine, batches in ((FakeEngine(), []), (FakeEngine(), [[Submit(request("a"))]])):
+        run(lambda engine=engine: LoadedEngine(engine, INFO, lambda: closed.append(engine)), Script(*batches))
+    assert len(closed) == 2
 
 
 def test_integrity_is_checked_only_when_the_work_is_done():

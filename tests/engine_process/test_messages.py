@@ -22,7 +22,7 @@ from model_runner.contract import (
     TokenLogprobs,
     Xtc,
 )
-from model_runner.info import RunnerInfo, SpeculationStats
+from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
 from model_runner.pooling import Pooling
 from scheduler.interface import (
     BeamScore,
@@ -86,7 +86,8 @@ SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25, pooled=
         Submit(replace(REQUEST, sampling=SamplingParams(guidance=1.5), guide=(4, 5))),
         Submit(replace(REQUEST, beam_search=BeamSearch(4, 0.5, "never", 2, 0.25, ("é", "\n"), False))),
         Submit(replace(REQUEST, beam_search=BeamSearch(4, early_stopping=True))),
-        Load(EngineConfig(RunnerConfig(Path("/m"), aux_model=Path("/a")))),
+        Load(EngineConfig(RunnerConfig(Path("/m"), aux_model=Path("/a"), learn=True, learn_threads=2))),
+        Submit(replace(REQUEST, learn=False)),
         Abort("x"),
         Abort("x", 3),
         Shutdown(),
@@ -103,6 +104,7 @@ def test_messages_to_the_engine(message):
         LoadFailed("too large"),
         StepDone((), EngineStats()),
         StepDone((OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, (STATS,))),
+        StepDone((), EngineStats(learning=LearningStats(1, 2, 3, 4, 5, 1.5, None))),
         Rejected("x", "too long"),
     ],
 )

@@ -59,6 +59,8 @@ pytestmark = pytest.mark.usefixtures("goes_on")
         ({"stop": ""}, "stop", "string_below_min_length"),
         ({"stop": ["a", ""]}, "stop[1]", "string_below_min_length"),
         ({"stop": "x" * 2000}, "stop", "string_above_max_length"),
+        ({"learn": "no"}, "learn", "invalid_type"),
+        ({"learn": 0}, "learn", "invalid_type"),
         ({"cache_salt": ""}, "cache_salt", "string_below_min_length"),
         ({"cache_salt": "x" * 129}, "cache_salt", "string_above_max_length"),
         ({"bad_words": [""]}, "bad_words[0]", "string_below_min_length"),

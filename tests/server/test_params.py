@@ -148,13 +148,13 @@ async def test_truncated_prompts(client: httpx.AsyncClient, engine: FakeEngine):
 
 async def test_the_rest_reaches_the_engine(make_app: Callable[..., FastAPI], engine: FakeEngine):
     async with client_of(make_app(policy="priority")) as client:
-        body = completion(prompt=[[1, 2], [3]], n=2, priority=4, cache_salt="pepper", seed=-1)
+        body = completion(prompt=[[1, 2], [3]], n=2, priority=4, cache_salt="pepper", seed=-1, learn=False)
         answer = (await client.post(COMPLETIONS, json=body)).json()
     first, second = engine.requests
     assert (first.prompt, second.prompt) == ((1, 2), (3,))
     assert [choice.index for choice in first.choices] == [0, 1]
-    assert {(r.priority, r.cache_salt, r.max_tokens, r.sampling.seed) for r in engine.requests} == {
-        (4, "pepper", 5, 2**64 - 1)
+    assert {(r.priority, r.cache_salt, r.learn, r.max_tokens, r.sampling.seed) for r in engine.requests} == {
+        (4, "pepper", False, 5, 2**64 - 1)
     }
     assert first.request_id != second.request_id
     assert {choice["seed"] for choice in answer["choices"]} == {-1}

@@ -51,9 +51,9 @@ def wait_reported(link: ProcessLink) -> LearnerReport:
 
 
 def wait_ended(link: ProcessLink) -> None:
-    for thread in link._threads:
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
+    assert link._receiver is not None
+    link._receiver.join(WAIT_S)
+    assert not link._receiver.is_alive()
 
 
 def endings(caplog: pytest.LogCaptureFixture) -> list[str]:
