@@ -8,6 +8,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from bench.changing_heads import ChangingHeads
 from bench.engine_run import run
 from bench.shared_runner import Engines
 from bench.speculation_matrix import FEATURES, Cell, Matrix
-from bench.speculation_workloads import asked, copied, repeated
+from bench.speculation_workloads import Workload, asked, copied, repeated, unrelated
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.info import SpeculationStats
@@ -29,7 +30,12 @@ from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
 
 NUM_TOKENS = 128
-ROUNDS = 3
+ROUNDS = 5
+PER_CLIENT = 2
+"""Requests in each round, at least: what many clients wait for is not the last answer of one."""
+
+
+WORKLOADS = {"chat": asked, "repeated": repeated, "copied": copied, "random": unrelated}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +94,13 @@ class Bench:
 
     def measure(self, name: str, method: str, load: Load) -> Result:
         """With and without speculation in turns."""
-        with_it, without = [], []
+        with_it: list[Run] = []
+        without: list[Run] = []
         before = {stats.method: stats for stats in self.runner.speculation_stats()}
-        for _ in range(ROUNDS):
-            without.append(self._run(load, None))
-            with_it.append(self._run(load, Speculation(method, self._num_draft)))
+        for turn in range(ROUNDS):
+            for speculates in (turn % 2 == 1, turn % 2 == 0):
+                speculation = Speculation(method, self._num_draft) if speculates else None
+                (with_it if speculates else without).append(self._run(load, speculation))
             if with_it[-1].answers != without[-1].answers:
                 raise RuntimeError(f"{method} changed the answers to {name}")
         return Result(
@@ -191,7 +199,7 @@ def main() -> None:
     )
     parser.add_argument("--methods", nargs="+", help="all that there are when left out")
     parser.add_argument("--num-tokens", type=int, help="draft tokens in each step, in place of what pays")
-    parser.add_argument("--workloads", nargs="+", default=["chat", "repeated", "copied"])
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1])
     parser.add_argument("--prompts", type=int, default=12, help="of each workload")
@@ -199,6 +207,7 @@ def main() -> None:
     parser.add_argument(
         "--learn", action="store_true", help="with --matrix: choices are recorded, and heads change every few steps"
     )
+    parser.add_argument("--least", type=float, default=0.0, help="fail if something is not so many times as fast")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     if arguments.learn and not arguments.matrix:
@@ -213,6 +222,7 @@ def main() -> None:
     bench = Bench(config, arguments.num_tokens, ChangingHeads)
     methods = arguments.methods or bench.runner.info.speculation_methods
     content: object
+    slow: list[Result] = []
     if arguments.matrix:
         info = bench.runner.info
         matrix = Matrix(
@@ -227,22 +237,30 @@ def main() -> None:
     else:
         results = [bench.measure(name, method, load) for name, load in _loads(folder, arguments) for method in methods]
         console.print(table(results))
-        content = [asdict(result) for result in results]
+        content = [asdict(result) | {"speedup": result.speedup} for result in results]
+        slow = [result for result in results if result.speedup < arguments.least]
     if arguments.output:
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if slow:
+        raise SystemExit(f"{len(slow)} of the rows are below {arguments.least:g} x")
 
 
 def _loads(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Load]]:
     tokenizer = Tokenizer.from_folder(folder)
     stops = ServedModel.from_folder(folder, tokenizer, "bench").defaults.eos_token_ids
-    workloads = {"chat": asked, "repeated": repeated, "copied": copied}
-    made = {name: workloads[name](tokenizer) for name in arguments.workloads}
+    made = {name: WORKLOADS[name](tokenizer) for name in arguments.workloads}
     return [
-        (name, Load(work.prompts[: arguments.prompts], work.before, temperature, concurrency, stops))
+        (name, _load(work, temperature, concurrency, arguments.prompts, stops))
         for name, work in made.items()
         for temperature in arguments.temperatures
         for concurrency in arguments.concurrency
     ]
+
+
+def _load(work: Workload, temperature: float, concurrency: int, num_prompts: int, stops: tuple[int, ...]) -> Load:
+    """With the prompts again, and other seeds, where there are fewer than the clients need."""
+    prompts = islice(cycle(work.prompts), max(min(num_prompts, len(work.prompts)), PER_CLIENT * concurrency))
+    return Load(tuple(prompts), work.before, temperature, concurrency, () if work.is_endless else stops)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Requests for measuring speculation: what people ask, what is asked again and again, and what copies its prompt."""
+"""Requests for measuring speculation: what people ask, what is asked again, what copies its prompt, and noise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 from model_runner.training.held_out import held_out_prompts
+from server.cli.loadtest.workload import Lengths, make_requests
+from server.cli.loadtest.workload import Workload as LoadWorkload
 from server.text.tokenizer import Tokenizer
 
 _REPEATED = (
@@ -18,6 +20,8 @@ _TIMES = 2
 _COPIED = ("for", "while", "with", "import", "class", "function", "lambda", "raise")
 """Topics of Python's documentation."""
 _COPIED_LETTERS = 600
+_RANDOM_TOKENS = 128
+_NUM_RANDOM = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Workload:
     prompts: list[tuple[int, ...]]
     before: tuple[tuple[int, ...], ...] = ()
     """What was answered before the measurement begins."""
+    is_endless: bool = False
+    """Answers go on after what would end them."""
 
 
 def asked(tokenizer: Tokenizer) -> Workload:
@@ -47,6 +53,13 @@ def copied(tokenizer: Tokenizer) -> Workload:
     """Texts that are to be given back unchanged."""
     texts = [" ".join(topics[name].split())[:_COPIED_LETTERS] for name in _COPIED]
     return Workload([_encode(tokenizer, f"Repeat the following text exactly.\n\n{text}") for text in texts])
+
+
+def unrelated(tokenizer: Tokenizer) -> Workload:
+    """Random tokens, as `bench.serving` sends them. Greedy answers to them come to repeat themselves."""
+    length = Lengths(_RANDOM_TOKENS, _RANDOM_TOKENS)
+    requests = make_requests(LoadWorkload(_NUM_RANDOM, length, length), tokenizer.vocab_size)
+    return Workload([tuple(map(int, request.prompt)) for request in requests], is_endless=True)
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -255,9 +255,7 @@ class ModelRunner:
         begun = time.perf_counter()
         walked = self._verify(scores, walks, walking, step.logits, found)
         self._last_s = time.perf_counter()
-        of_guides = sum(len(rows.tree) for rows in step.batch.guides.values())
-        seconds = forward_s + self._last_s - begun
-        self._speculator.observe(work.load.plus(of_guides), walks, walking, walked, seconds)
+        self._speculator.observe(work.load, walks, walking, walked, forward_s + self._last_s - begun)
         return verdicts | dict(zip((sample.choice for sample in walks), walked, strict=True))
 
     def _commit(
@@ -389,10 +387,11 @@ def _load(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> S
         end = choice.num_computed + entry.num_tokens
         rows += entry.num_tokens
         context += entry.num_tokens * (choice.num_computed + end + 1) // 2
-        ready += end == len(choice.tokens)
+        ready += end == len(choice.tokens) and choice.guides is None
     return StepLoad(rows, context, ready)
 
 
 def _next_load(choices: Sequence[Choice], ready: int) -> StepLoad:
-    """What the next step computes if only those go on that have just got tokens."""
-    return StepLoad(ready, sum(len(choice.tokens) for choice in choices) * ready // max(len(choices), 1), ready)
+    """What the next step computes if only those go on that have just got tokens, and guides."""
+    rows = ready + sum(choice.guides is not None for choice in choices)
+    return StepLoad(rows, sum(len(choice.tokens) for choice in choices) * rows // max(len(choices), 1), ready)

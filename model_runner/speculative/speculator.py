@@ -3,16 +3,15 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-
-import numpy as np
+from itertools import accumulate, chain
+from math import inf
 
 from model_runner.batch import SampleRows
-from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation
+from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.info import SpeculationStats
 from model_runner.speculative import auto
-from model_runner.speculative.budget import Budget, StepLoad
+from model_runner.speculative.budget import Budget, Offer, StepLoad
 from model_runner.speculative.calibration import Calibration
 from model_runner.speculative.grammar import MatcherOf, prune
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
@@ -28,8 +27,10 @@ class _Speculating:
     speculation: Speculation
     methods: tuple[str, ...]
     """Those that draft for it, in the order in which they are asked."""
-    asked: list[str] = field(default_factory=list)
-    """Those that were asked for the next step's draft."""
+    rows_of_node: int
+    """In a step: one, and another one if the choice has a guide, which computes the same drafts."""
+    patience: float = 0.0
+    """See Budget.patience."""
     made_by: str = ""
     """The one whose draft it is."""
     draft: DraftTree = NO_DRAFT
@@ -44,7 +45,8 @@ class _Speculating:
 
     def start_over(self) -> None:
         """Forget the draft."""
-        self.asked, self.made_by, self.draft, self.survival = [], "", NO_DRAFT, []
+        if self.draft:
+            self.made_by, self.draft, self.survival = "", NO_DRAFT, []
 
 
 class Speculator:
@@ -80,6 +82,10 @@ class Speculator:
         self._choices: dict[int, _Speculating] = {}
         self._calibrations: dict[str, Calibration] = {}
         self._tallies: dict[str, Tally] = {}
+        self._cycle_start = 0.0
+        """When drafting began last, ..."""
+        self._in_cycle: set[int] = set()
+        """... and the slots for which that was, but those that ended since."""
         for method, proposer in proposers.items():
             self.add(method, proposer)
 
@@ -117,7 +123,8 @@ class Speculator:
         if speculation is None:
             return
         methods = auto.members(speculation, self._proposers, self._heads, is_held=admitted.sampling.grammar is not None)
-        choice = self._choices[slot] = _Speculating(speculation, methods)
+        rows_of_node = 1 if admitted.sampling.guidance is None else 2
+        choice = self._choices[slot] = _Speculating(speculation, methods, rows_of_node)
         new = NewChoice(
             slot=slot,
             tokens=tokens,
@@ -133,6 +140,7 @@ class Speculator:
 
     def end(self, slot: int) -> None:
         """A choice has ended, or was preempted."""
+        self._in_cycle.discard(slot)
         choice = self._choices.pop(slot, None)
         if choice is not None:
             for method in choice.methods:
@@ -147,31 +155,25 @@ class Speculator:
 
     def drafts(self, load: StepLoad, slots: Sequence[int], scheduled: Sequence[ScheduledRequest]) -> list[DraftTree]:
         """What each scheduled choice verifies in this step: what it insists on, and the best that the budget allows."""
-        granted = [self._granted(slot, entry) for slot, entry in zip(slots, scheduled, strict=True)]
-        fixed = sum(len(draft) for draft, survival in granted if survival is None)
-        counts = self._share_out(load.plus(fixed), [survival or [] for _, survival in granted])
-        trees = []
-        for (draft, survival), count in zip(granted, counts, strict=True):
-            trees.append(draft if survival is None else draft.first(count))
-        return trees
-
-    def _granted(self, slot: int, entry: ScheduledRequest) -> tuple[DraftTree, list[float] | None]:
-        """The draft for which there is room, and the survival of its nodes if they have to compete."""
-        choice = self._choices.get(slot)
-        if choice is None or entry.num_draft == 0:
-            return NO_DRAFT, []
-        return choice.draft.first(entry.num_draft), choice.survival[: entry.num_draft] if choice.competes else None
-
-    def _share_out(self, load: StepLoad, offers: Sequence[Sequence[float]]) -> list[int]:
-        """How many nodes of each offer are worth their time. Offers descend, so the first ones are the best of each."""
-        survival = np.array([value for offer in offers for value in offer])
-        if not len(survival):
-            return [0] * len(offers)
-        order = np.argsort(-survival, kind="stable")
-        best = order[: self._budget.choose(load, survival[order])]
-        owner = np.repeat(np.arange(len(offers)), [len(offer) for offer in offers])
-        counts: list[int] = np.bincount(owner[best], minlength=len(offers)).tolist()
-        return counts
+        trees, offers, fixed = [], [], 0
+        for slot, entry in zip(slots, scheduled, strict=True):
+            choice = self._choices.get(slot)
+            draft = NO_DRAFT if choice is None else choice.draft.first(entry.num_draft)
+            trees.append(draft)
+            if choice is None:
+                offers.append(Offer(patience=inf))
+            elif choice.competes:
+                offers.append(Offer(choice.survival[: len(draft)], choice.rows_of_node, choice.patience))
+            else:
+                offers.append(Offer(patience=choice.patience))
+                fixed += len(draft) * choice.rows_of_node
+        if load.num_ready > sum(slot in self._choices for slot in slots):
+            offers.append(Offer())  # for those that do not speculate, guides and prompts not among them
+        counts = self._budget.choose(load.plus(fixed), offers)
+        return [
+            tree.first(count) if offer.survival else tree
+            for tree, offer, count in zip(trees, offers, counts, strict=False)
+        ]
 
     # -- after it ------------------------------------------------------------------------------------------------------
 
@@ -192,21 +194,29 @@ class Speculator:
             verdicts: on them.
             seconds: of the forward pass and of drawing the tokens.
         """
-        num_draft = sum(len(sample.tree) for sample in samples)
-        chosen = [
-            (len(sample.tree), len(verdict.nodes))
-            for sample, slot, verdict in zip(samples, slots, verdicts, strict=True)
-            if sample.tree and self._choices[slot].competes
-        ]
-        num_chosen = sum(nodes for nodes, _ in chosen)
-        num_accepted = sum(accepted for _, accepted in chosen)
-        self._budget.observe_step(load.plus(num_draft - num_chosen), num_chosen, num_accepted, seconds)
-        for sample, slot, verdict in zip(samples, slots, verdicts, strict=True):
+        fixed = chosen = gained = 0
+        parts = list(zip(samples, map(self._choices.get, slots), verdicts, strict=True))
+        for sample, choice, verdict in parts:
+            if choice is not None and sample.tree:
+                num_rows = len(sample.tree) * choice.rows_of_node
+                if choice.competes:
+                    chosen += num_rows
+                    gained += len(verdict.nodes)
+                else:
+                    fixed += num_rows
+        time = self._budget.observe_step(load.plus(fixed), chosen, gained)
+        share = seconds / (load.rows + fixed + chosen)
+        for sample, choice, verdict in parts:
+            if choice is None:
+                continue
+            if load.num_ready > 1:
+                choice.patience = self._budget.patience(choice.patience, len(verdict.tokens), time)
+            else:  # nobody waits for the drafts of others
+                choice.patience = max(choice.patience, 0.0)
             if sample.tree:
-                method = self._choices[slot].made_by
-                share = (1 + len(sample.tree)) / (load.rows + num_draft)
-                self._tallies[method].count(sample.tree, verdict, seconds * share)
-                self._calibrate(method, sample.tree, verdict)
+                num_rows = 1 + len(sample.tree)
+                self._tallies[choice.made_by].count(sample.tree, verdict, share * num_rows * choice.rows_of_node)
+                self._calibrate(choice.made_by, sample.tree, verdict)
 
     def _calibrate(self, method: str, tree: DraftTree, verdict: Verdict) -> None:
         calibration = self._calibrations[method]
@@ -231,78 +241,86 @@ class Speculator:
             load: what the next step would be if only these choices ran.
             step: what this step brought the choices that speculate; `max_nodes` is filled in here.
         """
-        groups: dict[str, list[ChoiceStep]] = {}
+        self._turn_cycle(load, step.choices)
+        groups: dict[tuple[str, ...], list[ChoiceStep]] = {}
         for of_choice in step.choices:
             choice = self._choices[of_choice.slot]
             choice.start_over()
-            for method in choice.methods:
-                groups.setdefault(method, []).append(of_choice)
-        for method in sorted(groups, key=auto.turn):
-            self._propose_by(method, load, replace(step, choices=groups[method]))
-        self._observe_offers(step.choices)
+            groups.setdefault(choice.methods, []).append(of_choice)
+        for method in sorted({method for methods in groups for method in methods}, key=auto.turn):
+            of_method = [steps for methods, steps in groups.items() if method in methods]
+            self._propose_by(method, load, replace(step, choices=list(chain.from_iterable(of_method))))
         return {of_choice.slot: len(self._choices[of_choice.slot].draft) for of_choice in step.choices}
 
-    def _observe_offers(self, steps: Sequence[ChoiceStep]) -> None:
-        """Book what every method that was asked brought: its draft, or nothing where another one was better."""
-        offers: dict[str, list[Sequence[float]]] = {}
-        for step in steps:
-            choice = self._choices[step.slot]
-            if choice.competes:
-                for method in choice.asked:
-                    offers.setdefault(method, []).append(choice.survival if method == choice.made_by else ())
-        for method, of_method in offers.items():
-            self._budget.observe_offers(method, of_method)
+    def _turn_cycle(self, load: StepLoad, steps: Sequence[ChoiceStep]) -> None:
+        """One cycle ends, another one begins. Where no choice of it goes on, the engine may have had nothing to do."""
+        now, slots = self._clock(), {step.slot for step in steps}
+        if not self._in_cycle.isdisjoint(slots):
+            self._budget.end_cycle(now - self._cycle_start)
+        self._cycle_start, self._in_cycle = now, slots
+        self._budget.begin_cycle(load, all_bear=all(self._choices[slot].patience >= 0 for slot in slots))
 
     def _propose_by(self, method: str, load: StepLoad, step: TargetStep) -> None:
-        """Let a method see what the step brought all its choices, and draft for those that still look for a draft."""
-        choices = self._with_max_nodes(method, load, step.choices)
+        """Let a method see what the step brought all its choices, and draft for those that still look for a draft.
+
+        A method that does not look at steps is left alone where nobody is to get a draft: it finds all tokens later.
+        """
         start = self._clock()
-        trees = self._proposers[method].propose(replace(step, choices=choices))
+        max_nodes, num_competing = self._max_nodes_for(method, load, step.choices)
+        proposer = self._proposers[method]
+        if not max_nodes and not proposer.reads_step:
+            return
+        choices = [self._asked(of_choice, max_nodes.get(of_choice.slot, 0)) for of_choice in step.choices]
+        trees = proposer.propose(replace(step, choices=choices))
+        offers: list[Sequence[float]] = []
+        for of_choice, tree in zip(choices, trees, strict=True):
+            if of_choice.max_nodes:
+                choice = self._choices[of_choice.slot]
+                survival = self._store(choice, method, self._possible(of_choice, tree.first(of_choice.max_nodes)))
+                if choice.competes:
+                    offers.append(survival)
         seconds = self._clock() - start
         self._tallies[method].draft_s += seconds
-        if any(choice.max_nodes for choice in choices):
-            self._budget.observe_drafting(method, seconds)
-        for choice, tree in zip(choices, trees, strict=True):
-            if choice.max_nodes:
-                self._store(self._choices[choice.slot], method, self._possible(choice, tree.first(choice.max_nodes)))
+        if max_nodes:
+            self._budget.observe_drafting(method, seconds, num_competing)
+        if offers:
+            self._budget.observe_offers(method, offers, max(max_nodes.values()))
 
     def _possible(self, choice: ChoiceStep, tree: DraftTree) -> DraftTree:
         """The draft without what the choice's grammar rules out, if it has one."""
         matcher = self._matcher_of(choice.slot) if tree else None
         return tree if matcher is None else prune(tree, matcher)
 
-    def _with_max_nodes(self, method: str, load: StepLoad, steps: Sequence[ChoiceStep]) -> list[ChoiceStep]:
+    def _max_nodes_for(self, method: str, load: StepLoad, steps: Sequence[ChoiceStep]) -> tuple[dict[int, int], int]:
+        """For the slots of choices that still look for a draft, of how many nodes; and how many of them compete."""
         rival = self._budget.expected_gain(method)
-        looking = {
-            step.slot: self._choices[step.slot]
-            for step in steps
-            if step.num_new and not auto.is_promising(sum(self._choices[step.slot].survival), rival)
-        }
-        competing = sum(choice.competes for choice in looking.values())
-        wanted = competing > 0 and self._budget.wants(method, load, competing)
-        max_nodes = {slot: self._max_nodes_of(choice, wanted=wanted) for slot, choice in looking.items()}
-        return [
-            replace(step, max_nodes=max_nodes.get(step.slot, 0), draws=self._draws(step.slot, step.sampling))
-            for step in steps
-        ]
+        competing, max_nodes = [], {}
+        for step in steps:
+            choice = self._choices[step.slot]
+            if step.num_new and not (choice.draft and auto.is_promising(sum(choice.survival), rival)):
+                if choice.speculation.num_tokens is None:
+                    competing.append(step.slot)
+                else:
+                    max_nodes[step.slot] = min(choice.speculation.num_tokens, self._max_nodes)
+        wanted = self._budget.num_wanted(method, load, len(competing), self._max_nodes) if competing else 0
+        if not wanted:
+            return max_nodes, 0
+        return max_nodes | dict.fromkeys(competing, wanted), len(competing)
 
-    def _draws(self, slot: int, sampling: SamplingParams) -> bool:
-        return self._choices[slot].speculation.verify == "rejection" and sampling.temperature > 0
+    def _asked(self, step: ChoiceStep, max_nodes: int) -> ChoiceStep:
+        if not max_nodes:
+            return step
+        draws = self._choices[step.slot].speculation.verify == "rejection" and step.sampling.temperature > 0
+        return replace(step, max_nodes=max_nodes, draws=draws)
 
-    def _max_nodes_of(self, choice: _Speculating, *, wanted: bool) -> int:
-        asked = choice.speculation.num_tokens
-        if asked is None:
-            return self._max_nodes if wanted else 0
-        return min(asked, self._max_nodes)
-
-    def _store(self, choice: _Speculating, method: str, tree: DraftTree) -> None:
+    def _store(self, choice: _Speculating, method: str, tree: DraftTree) -> list[float]:
         """Keep the better draft, most probable nodes first. Stable, so parents, never less probable, stay in front.
+        Returns what its nodes are worth: their survival in descending order, or nothing if the other one is better.
 
         Rejection sampling is exact only if nothing that was drawn decides what is verified. So drawn nodes keep their
         order, and neither their tokens nor their proposer's confidence, but only their places in the tree say what they
         are worth.
         """
-        choice.asked.append(method)
         is_blind = choice.speculation.verify == "rejection" and tree.drawn_from is not None
         if is_blind:
             tree = replace(tree, confidence=blind_confidence(tree))
@@ -310,11 +328,13 @@ class Speculator:
         survival = tree.survival([probability(confidence) for confidence in tree.confidence])
         if is_blind:
             survival = list(accumulate(survival, min))
-        if sum(survival) > sum(choice.survival):
-            order = sorted(range(len(tree)), key=lambda node: -survival[node])
-            choice.made_by = method
-            choice.draft = tree.take(order)
-            choice.survival = [survival[node] for node in order]
+        if sum(survival) <= sum(choice.survival):
+            return []
+        order = sorted(range(len(tree)), key=lambda node: -survival[node])
+        choice.made_by = method
+        choice.draft = tree.take(order)
+        choice.survival = [survival[node] for node in order]
+        return choice.survival
 
     def stats(self) -> tuple[SpeculationStats, ...]:
         """Of the methods that made drafts so far."""

@@ -83,9 +83,10 @@ def test_where_drafts_fail_it_turns_itself_off_and_probes_are_rare(seconds, num_
     world = make_world({"guess": Guesser(0.02, seconds=seconds)}, ["guess"] * num_choices)
     world.run(40)
     world.verified.clear()
+    start = world.clock[0]
     world.run(1000)
-    assert sum(count > 0 for count in world.verified) < 16
     assert max(world.verified) <= 4
+    assert world.clock[0] - start < 1.015 * 1000 * memory_bound(num_choices)
 
 
 @pytest.mark.parametrize(("num_choices", "seconds"), [(1, 0.0), (1, 0.002), (8, 0.0), (8, 0.002), (32, 0.0)])
@@ -102,14 +103,11 @@ def test_it_turns_itself_on_again_when_the_crowd_has_gone():
     guesser = Guesser(0.6, seconds=0.002)
     world = make_world({"guess": guesser}, ["guess"] * 32)
     world.run(500)
-    assert sum(world.verified[-200:]) < 20
-    small = make_world({"guess": guesser}, [])
-    small.budget = world.budget
-    small.speculator = world.speculator
+    assert np.mean(world.verified[-200:]) < 0.5
     for slot in range(1, 32):
-        small.speculator.end(slot)
-    small.methods, small.offers = ["guess"], [0]
-    assert num_steps_until_on(small, 100) < 30
+        world.speculator.end(slot)
+    world.methods, world.offers, world.verified = ["guess"], [0], []
+    assert num_steps_until_on(world, 100) < 30
 
 
 # -- who gets what -----------------------------------------------------------------------------------------------------
@@ -147,14 +145,22 @@ def test_exactly_the_best_nodes_are_verified(seed):
     world = make_world({"fixed": Fixed(trees)}, ["fixed"] * 6, noise=0.0)  # type: ignore[dict-item]
     world.guessers["fixed"].accuracy = 0.0  # type: ignore[attr-defined]
     world.step()
-    survival = sorted((value for tree in trees.values() for value in tree.survival()), reverse=True)
     assert world.offers == [len(trees[slot]) for slot in range(6)]
-    rates = [(6 + sum(survival[:count])) / memory_bound(6 + count) for count in range(len(survival) + 1)]
+    nodes = [(value, slot) for slot in range(6) for value in sorted(trees[slot].survival(), reverse=True)]
+    nodes.sort(key=lambda node: -node[0])
+    curve = np.interp(np.arange(80), ROWS, [memory_bound(rows) for rows in ROWS])
+    trust = world.budget._class_of(StepLoad(6, 0, 6)).comparison.trust
+    best, best_rate = 0, 1 / trust
+    for count in range(1, len(nodes) + 1):
+        time = curve[6 + count] / curve[6]
+        expected = [1 + sum(value for value, owner in nodes[:count] if owner == slot) for slot in range(6)]
+        if time <= 1.08 * min(expected) + 0.08 and sum(expected) / 6 / time > best_rate:
+            best, best_rate = count, sum(expected) / 6 / time
     scheduled = [ScheduledRequest(f"{slot}", 1, (), world.offers[slot]) for slot in range(6)]
+    world.budget._to_try = -1.0  # each has waited one step without drafts; nothing is verified but what pays
     chosen = world.speculator.drafts(StepLoad(6, 0, 6), range(6), scheduled)
     values = sorted((value for tree in chosen for value in tree.survival()), reverse=True)
-    assert values == pytest.approx(survival[: len(values)])
-    assert (6 + sum(values)) / memory_bound(6 + len(values)) == pytest.approx(max(rates), rel=0.02)
+    assert values == pytest.approx([value for value, _ in nodes[:best]])
 
 
 def test_what_a_request_insists_on_is_verified_as_far_as_there_is_room():
@@ -235,7 +241,7 @@ def test_a_method_serves_those_who_name_it_and_auto_in_one_call():
     world = make_world(guessers, ["auto", "heads", "suffix"], heads="heads")
     world.run(10)
     assert guessers["heads"].seen == 20
-    assert guessers["heads"].asked == 10
+    assert guessers["heads"].asked >= 5  # all but those held out
     assert guessers["suffix"].seen == 20
 
 

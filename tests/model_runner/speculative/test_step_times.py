@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
 
-from model_runner.speculative.step_times import StepTimes, _ascending
+from model_runner.speculative.step_times import StepTimes, ascending
 
 MEASURED = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 
@@ -93,9 +93,9 @@ def test_the_ends_of_the_curve_are_learned_too(rows):
     assert predict(times, rows) == pytest.approx(0.5, rel=0.01)
 
 
-def test_ascending_is_the_weighted_isotonic_regression():
+def testascending_is_the_weighted_isotonic_regression():
     rng = np.random.default_rng(4)
     for _ in range(200):
         size = int(rng.integers(1, 12))
         values, weights = rng.normal(size=size), rng.uniform(0.1, 5, size=size)
-        assert _ascending(values, weights) == pytest.approx(isotonic_regression(values, weights=weights).x)
+        assert ascending(values, weights) == pytest.approx(isotonic_regression(values, weights=weights).x)

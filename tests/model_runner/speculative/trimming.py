@@ -1,13 +1,14 @@
 """Drafts as a Speculator passes them on, after they have competed for a budget."""
 
+from collections.abc import Sequence
+
 import torch
 
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import DraftTree
-from model_runner.speculative.budget import Budget, StepLoad
+from model_runner.speculative.budget import Budget, Offer, StepLoad
 from model_runner.speculative.proposer import ChoiceStep, Feature, NewChoice, TargetStep
 from model_runner.speculative.speculator import Speculator
-from model_runner.speculative.step_times import FloatArray
 
 from .worlds import PROMPT, Drafter, Said
 
@@ -19,11 +20,11 @@ class FixedBudget(Budget):
         super().__init__()
         self._least = least
 
-    def choose(self, load: StepLoad, survival: FloatArray) -> int:
-        return int((survival >= self._least).sum())
+    def choose(self, load: StepLoad, offers: Sequence[Offer]) -> list[int]:
+        return [sum(value >= self._least for value in offer.survival) for offer in offers]
 
-    def wants(self, method: str, load: StepLoad, choices: int) -> bool:
-        return True
+    def num_wanted(self, method: str, load: StepLoad, choices: int, most: int) -> int:
+        return most
 
 
 class Repeating:

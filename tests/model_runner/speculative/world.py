@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from model_runner.batch import SampleRows
@@ -25,6 +26,11 @@ def memory_bound(rows: float) -> float:
     return max(0.010, 0.004 + 0.001 * rows)
 
 
+def two_cores(rows: float) -> float:
+    """A small model on a small machine: the first rows are cheap, but not free."""
+    return float(np.interp(rows, [1, 2, 4, 8, 16, 32, 64, 512], [3.7, 4.3, 5.2, 6.3, 9.6, 15.5, 29, 220])) / 1000
+
+
 def compute_bound(rows: float) -> float:
     """A step in which each row costs as much as the others."""
     return 0.001 + 0.009 * rows
@@ -40,6 +46,12 @@ class Guesser:
     coverage: float = 1.0
     """How often it has something to say."""
     seconds: float = 0.0
+    """To draft, and ..."""
+    per_choice_s: float = 0.0
+    """... more for each choice."""
+    accuracy_of: dict[int, float] = field(default_factory=dict)
+    """By slot, where it differs."""
+    coverage_of: dict[int, float] = field(default_factory=dict)
     needs: frozenset[Feature] = frozenset()
     reads_step = True
     running: set[int] = field(default_factory=set)
@@ -58,15 +70,19 @@ class Guesser:
         self.running.remove(slot)
 
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        trees = [self._draft(choice.max_nodes) for choice in step.choices]
+        trees = [self._draft(choice.slot, choice.max_nodes) for choice in step.choices]
         self.seen += len(trees)
-        if any(choice.max_nodes for choice in step.choices):
+        asked = sum(choice.max_nodes > 0 for choice in step.choices)
+        if asked:
             self.asked += 1
-            self.clock[0] += self.seconds
+            self.clock[0] += self.seconds + asked * self.per_choice_s
         return trees
 
-    def _draft(self, max_nodes: int) -> DraftTree:
-        if self.rng.random() >= self.coverage:
+    def is_right(self, slot: int) -> bool:
+        return self.rng.random() < self.accuracy_of.get(slot, self.accuracy)
+
+    def _draft(self, slot: int, max_nodes: int) -> DraftTree:
+        if self.rng.random() >= self.coverage_of.get(slot, self.coverage):
             return NO_DRAFT
         length = min(self.length, max_nodes)
         return chain(range(length), [self.confidence] * length)
@@ -83,11 +99,19 @@ class World:
     num_tokens: int | None = None
     heads: str | None = None
     noise: float = 0.0
+    outliers: float = 0.0
+    """How often a step takes five times as long."""
+    draft_row_s: float = 0.0
+    """What Python takes for a draft, beside the step, and ..."""
+    choice_s: float = 0.0
+    """... for a choice."""
     budget: Budget = field(default_factory=Budget)
     clock: list[float] = field(default_factory=lambda: [0.0])
     tokens: int = 0
     verified: list[int] = field(default_factory=list)
     """Draft rows of each step."""
+    tokens_of: list[int] = field(default_factory=list)
+    """Of each choice."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(3)
@@ -95,10 +119,21 @@ class World:
             guesser.clock = self.clock
         self.speculator = Speculator(self.guessers, self.budget, 16, self.heads, lambda: self.clock[0])
         for slot, method in enumerate(self.methods):
-            speculation = Speculation(method, self.num_tokens, prediction=(1,))
-            admitted = AdmittedRequest(f"{slot}", (1,), 1, 0, (), SamplingParams(), speculation)
-            self.speculator.begin(slot, [1], [], admitted)
+            self._begin(slot, method)
         self.offers = [0] * len(self.methods)
+        self.tokens_of = [0] * len(self.methods)
+
+    def resize(self, methods: list[str]) -> None:
+        """Go on with these choices; those that are new begin, those that are left out have ended."""
+        for slot, method in enumerate(methods[len(self.methods) :], len(self.methods)):
+            self._begin(slot, method)
+        self.methods = methods
+        self.offers = (self.offers + [0] * len(methods))[: len(methods)]
+        self.tokens_of = (self.tokens_of + [0] * len(methods))[: len(methods)]
+
+    def _begin(self, slot: int, method: str) -> None:
+        speculation = Speculation(method, self.num_tokens, prediction=(1,))
+        self.speculator.begin(slot, [1], [], AdmittedRequest(f"{slot}", (1,), 1, 0, (), SamplingParams(), speculation))
 
     def run(self, num_steps: int) -> "World":
         for _ in range(num_steps):
@@ -120,10 +155,13 @@ class World:
             check_tree(tree, offer)
         self.verified.append(sum(map(len, trees)))
         makers = [self.speculator._choices[slot].made_by for slot in slots]
-        verdicts = [self._walk(tree, maker) for tree, maker in zip(trees, makers, strict=True)]
+        verdicts = [self._walk(slot, tree, maker) for slot, (tree, maker) in enumerate(zip(trees, makers, strict=True))]
         seconds = self.true_seconds(len(slots) + self.verified[-1]) * self.rng.lognormvariate(0, self.noise)
-        self.clock[0] += seconds
-        self.tokens += sum(len(verdict.tokens) for verdict in verdicts)
+        seconds *= 5 if self.rng.random() < self.outliers else 1
+        self.clock[0] += seconds + self.verified[-1] * self.draft_row_s + len(slots) * self.choice_s
+        for slot, verdict in enumerate(verdicts):
+            self.tokens += len(verdict.tokens)
+            self.tokens_of[slot] += len(verdict.tokens)
         samples = [SampleRows(slot, 0, tree) for slot, tree in zip(slots, trees, strict=True)]
         self.speculator.observe(load, samples, slots, verdicts, seconds)
         self._propose(load, verdicts)
@@ -135,9 +173,9 @@ class World:
         offers = self.speculator.propose(load, TargetStep(steps, {}, torch.zeros(0, 1)))
         self.offers = [offers[slot] for slot in range(len(self.methods))]
 
-    def _walk(self, tree: DraftTree, maker: str) -> Verdict:
+    def _walk(self, slot: int, tree: DraftTree, maker: str) -> Verdict:
         """Follow the chain for as long as the guesser is right."""
         nodes: list[int] = []
-        while len(nodes) < len(tree) and self.rng.random() < self.guessers[maker].accuracy:
+        while len(nodes) < len(tree) and self.guessers[maker].is_right(slot):
             nodes.append(tree.children()[nodes[-1] if nodes else ROOT, len(nodes)])
         return Verdict(tokens=[0] * (len(nodes) + 1), nodes=nodes)

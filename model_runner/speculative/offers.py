@@ -1,0 +1,83 @@
+"""What a method of speculation offers, and what it takes to ask it."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from model_runner.speculative.step_times import FloatArray
+
+_RATE = 0.03
+"""How quickly what is known of a method's offers follows, ..."""
+_RATE_OF_OLD = 0.1
+"""... and where it is asked so rarely that what is known is old."""
+_RANKS = 64
+"""So many nodes of a draft are told apart, the most probable ones."""
+_TIMES = 9
+"""So many last times are known for each number of choices; their median counts, so one outlier changes nothing."""
+
+
+class Offers:
+    """What one method offers a choice that it is asked to draft for, and the time that its drafts take."""
+
+    def __init__(self) -> None:
+        self.nodes: FloatArray = np.zeros(_RANKS)
+        """How often it offers a first node, a second one, ..."""
+        self.gain: FloatArray = np.zeros(_RANKS)
+        """... and how often these would become output."""
+        self.total_gain = 0.0
+        """Tokens that a draft brings a choice, on average."""
+        self.is_old = False
+        """Whether it is asked to find out, and not because it pays."""
+        self.num_observed = 0
+        self.asked_at = -math.inf
+        """When it was asked last, in cycles; long ago if it shall be asked again at once."""
+        self.fruitless = 0
+        """How often it was asked since drafts of its last came true more often than was expected, or paid."""
+        self._last_s: dict[int, deque[float]] = {}
+        """What it took, by the class of the number of choices (see `size_class`), and ..."""
+        self._median_s: dict[int, float] = {}
+        """... what of these counts."""
+
+    def observe(self, offers: Sequence[Sequence[float]], most: int) -> None:
+        """Take in what it offered each choice that it was asked for, in one step.
+
+        Args:
+            offers: the nodes' probabilities to become output, in descending order.
+            most: how many nodes it was asked for at most. Nothing is learnt of further ones.
+        """
+        nodes, gain = np.zeros(_RANKS), np.zeros(_RANKS)
+        for offer in offers:
+            if offer:
+                nodes[: len(offer)] += 1
+                gain[: len(offer)] += offer[:_RANKS]
+        self.num_observed += 1
+        rate = max(_RATE_OF_OLD if self.is_old else _RATE, 1 / self.num_observed) * (np.arange(_RANKS) < most)
+        self.nodes += rate * (nodes / len(offers) - self.nodes)
+        self.gain += rate * (gain / len(offers) - self.gain)
+        self.total_gain = float(self.gain.sum())
+
+    def encourage(self) -> None:
+        """More came true than was expected: it shall be asked again soon, if only to find out."""
+        self.fruitless, self.asked_at = 0, -math.inf
+
+    def observe_seconds(self, seconds: float, choices: int) -> None:
+        """Take in how long it took to make drafts for so many choices."""
+        size = size_class(choices)
+        last = self._last_s.setdefault(size, deque(maxlen=_TIMES))
+        last.append(seconds)
+        self._median_s[size] = statistics.median(last)
+
+    def seconds(self, choices: int) -> float:
+        """To make drafts for so many choices; at first, as for the nearest number that is known."""
+        size = size_class(choices)
+        if size not in self._median_s:
+            size = min(self._median_s, key=lambda known: abs(known - size), default=-1)
+        return self._median_s.get(size, 0.0)
+
+
+def size_class(count: int) -> int:
+    """Counts up to 1, 2, 4, 8, ... are of one class each."""
+    return (count - 1).bit_length() if count > 0 else 0
