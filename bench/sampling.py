@@ -27,6 +27,7 @@ from model_runner.sampling.native_truncations import NativeTruncations
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
+from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.speculator import Speculator
 from model_runner.state import RunnerState
 
@@ -65,7 +66,8 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
     else:
         sampler = Sampler(NativeDraw(kernels, divides=True), truncations=NativeTruncations(kernels))
     search = ContrastiveSearch(sampling, sampler, 8192)
-    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search)
+    handouts = Handouts(num_rows * CONTEXT // BLOCK_SIZE)
+    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search, handouts)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)
     slots = [choice.slot for choice in choices]

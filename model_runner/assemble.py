@@ -36,6 +36,7 @@ from model_runner.scoring.dola import LayerContrast
 from model_runner.scoring.guidance import Guidance
 from model_runner.scoring.transform import ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
+from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.grammar import GrammarProposer
 from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_bytes, heads_kv, make_heads_proposer, method_of
 from model_runner.speculative.methods import Blocks, make_proposers, num_exit_layers
@@ -97,8 +98,8 @@ def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[Ru
         logger.info(line)
     if shapes.aux is not None:
         _check_length(plan, shapes.aux)
-    heads_room = HeadsRoom(platform, Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs))
-    parts, num_early_exits = _put_together(config, heads_room, plan, shapes, loaded)
+    blocks = Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs, Handouts(plan.num_blocks))
+    parts, num_early_exits = _put_together(config, HeadsRoom(platform, blocks), plan, shapes, loaded)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
 
@@ -207,7 +208,7 @@ def _put_together(
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
         kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
-        state=RunnerState(blocks.max_num_seqs, config.block_size, sampling, speculator, search),
+        state=RunnerState(blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.handouts),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),

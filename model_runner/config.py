@@ -65,5 +65,11 @@ class RunnerConfig:
     """A smaller model with the same tokenizer, for the method `draft_model`."""
     heads: tuple[Path, ...] = ()
     """Folders with trained heads: Medusa, Hydra or EAGLE. The embedded model has some of its own."""
+    learn: bool = False
+    """Whether heads are trained while the model is served, on what it computes."""
+    learn_threads: int = 1
+    """Of the process that trains them."""
+    learn_memory_gib: float = 0.5
+    """Of the same process, at most."""
     aux_model: Path | None = None
     """A weaker model with the same tokenizer, for contrastive decoding."""

@@ -244,6 +244,8 @@ class AdmittedRequest:
     drafts."""
     cache_salt: str = ""
     """What is learnt from a choice's output guesses only for choices of the same salt."""
+    learn: bool = True
+    """Whether heads may be trained on what the target computes for it. One with a salt is never learnt from."""
     sampler_state: float | None = None
     """What the choice's last result said, if it has output."""
 

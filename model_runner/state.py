@@ -17,6 +17,7 @@ from model_runner.pooling import Pooling
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.shared_list import SharedList
+from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.speculator import Speculator
 
 
@@ -49,6 +50,7 @@ class RunnerState:
         sampling: SamplingState,
         speculator: Speculator,
         search: ContrastiveSearch,
+        handouts: Handouts,
     ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._choices: dict[str, Choice] = {}
@@ -56,6 +58,7 @@ class RunnerState:
         self._sampling = sampling
         self._speculator = speculator
         self._search = search
+        self._handouts = handouts
 
     def apply(self, plan: StepPlan) -> list[Choice]:
         """Forget what was released, take up what was admitted, extend block tables; returns the scheduled choices."""
@@ -65,6 +68,8 @@ class RunnerState:
             self._speculator.end(choice.slot)
             self._search.end(choice.slot)
             self._free_slots.append(choice.slot)
+        if handed_out := _handed_out(plan, self._block_size):
+            self._handouts.note(handed_out)
         for admitted in plan.admitted:
             self._admit(admitted)
         scheduled = [self._choices[entry.key] for entry in plan.scheduled]
@@ -182,6 +187,14 @@ class RunnerState:
 
     def _slot_of(self, choice: Choice, place: int) -> tuple[int, int]:
         return choice.blocks[place // self._block_size], place % self._block_size
+
+
+def _handed_out(plan: StepPlan, block_size: int) -> list[int]:
+    """Blocks that are to be written to: all but shared ones, as these are full."""
+    blocks = [block for entry in plan.scheduled for block in entry.new_blocks]
+    for admitted in plan.admitted:
+        blocks += admitted.blocks[admitted.num_computed // block_size :]
+    return blocks
 
 
 class _Layout:

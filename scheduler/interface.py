@@ -99,6 +99,8 @@ class EngineRequest:
     speculation."""
     client: str = ""
     """Who asks; empty where nobody can tell. A fair policy lets clients take turns, whatever salts they choose."""
+    learn: bool = True
+    """Whether heads may be trained on it."""
 
     @property
     def width(self) -> int:

@@ -45,6 +45,7 @@ class Request:
     num_prompt: int
     chain: BlockChain
     speculation: Speculation | None = None
+    learn: bool = True
     num_computed: int = 0
     """Leading tokens whose KV is in the blocks; below len(tokens) between steps."""
     blocks: list[int] = field(default_factory=list)
@@ -171,6 +172,7 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
             num_prompt=len(request.prompt),
             chain=chain_of(request.cache_salt, request.sampling, block_size),
             speculation=request.speculation,
+            learn=request.learn,
             sampler_state=choice.sampler_state,
         )
         for offset, choice in enumerate(request.choices)

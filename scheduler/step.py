@@ -56,6 +56,7 @@ class Step:
                 speculation=request.speculation,
                 guides=request.guides,
                 cache_salt=request.cache_salt,
+                learn=request.learn,
                 sampler_state=request.sampler_state,
             )
         )

@@ -125,6 +125,13 @@ class Settings(BaseSettings):
         description="Medusa, Hydra or EAGLE heads for speculation: folder or hub name; may be given several times; by "
         "default those that come with the embedded model.",
     )
+    learn: bool = Field(
+        False,
+        description="In idle time, train the heads for speculation on what requests bring, and go on with that at the "
+        "next start.",
+    )
+    learn_threads: int | None = Field(None, ge=1, description="Threads of that training; by default 1.")
+    learn_memory_gib: float | None = Field(None, gt=0, description="Memory for that training; by default 0.5.")
 
     aux_model: str | None = Field(
         None,
@@ -171,4 +178,11 @@ class Settings(BaseSettings):
     def _have_draft_model(self) -> "Settings":
         if self.speculation == "draft_model" and self.draft_model is None:
             raise PydanticCustomError("no_draft_model", "speculation by draft_model needs the setting draft_model")
+        return self
+
+    @model_validator(mode="after")
+    def _have_learn(self) -> "Settings":
+        for name in ("learn_threads", "learn_memory_gib"):
+            if getattr(self, name) is not None and not self.learn:
+                raise PydanticCustomError("no_learn", "{name} needs the setting learn", {"name": name})
         return self

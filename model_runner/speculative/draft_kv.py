@@ -31,6 +31,29 @@ class _Slot:
     """Of each node of the tree that is growing: the places of its ancestors and its own."""
 
 
+class Handouts:
+    """How often each of the target's blocks was handed out to be written to.
+
+    Who gets a block may use another drafter, or none, and those after that find its new content in the prefix cache. So
+    what a drafter has of a block counts until the next time, whoever gets it.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._counts = np.zeros(num_blocks, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """How many blocks there are."""
+        return len(self._counts)
+
+    def note(self, blocks: Sequence[int]) -> None:
+        """These are handed out. Each stands there once."""
+        self._counts[np.array(blocks, dtype=np.int64)] += 1
+
+    def of(self, blocks: Sequence[int]) -> IntArray:
+        """How often each of these was."""
+        return self._counts[np.array(blocks, dtype=np.int64)]
+
+
 class DraftKV:
     """Which keys and values a drafter has, and batches for those that it computes next.
 
@@ -42,10 +65,12 @@ class DraftKV:
                 | known tokens, at their own places             | last token?  | nodes   |
     """
 
-    def __init__(self, num_blocks: int, block_size: int, nodes: int, *, is_targets: bool = False, lag: int = 0) -> None:
+    def __init__(
+        self, handouts: Handouts, block_size: int, nodes: int, *, is_targets: bool = False, lag: int = 0
+    ) -> None:
         """
         Args:
-            num_blocks: of the target.
+            handouts: of the target's blocks.
             block_size: of both.
             nodes: of one tree that are computed, at most.
             is_targets: whether the cache is the target's own, which fills it.
@@ -53,23 +78,19 @@ class DraftKV:
         """
         self._lag = lag
         self._is_targets = is_targets
-        self._num_blocks = num_blocks
+        self._handouts = handouts
         self._block_size = block_size
         self._scratch = _scratch_of_slot(block_size, nodes)
-        self._filled = np.zeros(num_blocks, dtype=np.bool_)
-        """Whether all tokens of a block have their keys and values here."""
+        self._filled_in = np.full(len(handouts), -1, dtype=np.int64)
+        """How often a block had been handed out when all its tokens had their keys and values here."""
         self._slots: dict[int, _Slot] = {}
 
     def begin(self, choice: NewChoice) -> None:
         """A choice begins; what is in the blocks that it shares need not be computed again if it is here."""
-        shared = choice.num_computed // self._block_size
-        length = 0
-        for block in choice.blocks[:shared]:
-            if not self._filled[block]:
-                break
-            length += self._block_size
-        self._filled[choice.blocks[shared:]] = False
-        self._slots[choice.slot] = _Slot(length, len(choice.blocks))
+        shared = choice.blocks[: choice.num_computed // self._block_size]
+        is_filled = self._filled_in[list(shared)] == self._handouts.of(shared)
+        num_filled = int(np.logical_and.accumulate(is_filled).sum())
+        self._slots[choice.slot] = _Slot(num_filled * self._block_size, len(choice.blocks))
 
     def end(self, slot: int) -> None:
         """A choice has ended."""
@@ -89,9 +110,8 @@ class DraftKV:
 
     def _take_up(self, step: ChoiceStep) -> _Slot:
         slot = self._slots[step.slot]
-        self._filled[step.blocks[slot.num_blocks :]] = False
         slot.num_blocks = len(step.blocks)
-        first = self._num_blocks + step.slot * self._scratch
+        first = len(self._handouts) + step.slot * self._scratch
         slot.table = [*step.blocks, *range(first, first + self._scratch)]
         slot.paths = {}
         return slot
@@ -112,8 +132,8 @@ class DraftKV:
         """Known tokens at these positions were computed. Those that have no block yet will have to be again."""
         slot = self._slots[step.slot]
         slot.length = min(span.stop, len(step.blocks) * self._block_size)
-        full = slot.length // self._block_size
-        self._filled[step.blocks[span.start // self._block_size : full]] = True
+        filled = step.blocks[span.start // self._block_size : slot.length // self._block_size]
+        self._filled_in[list(filled)] = self._handouts.of(filled)
 
     def node_batch(self, buds: Sequence[Bud]) -> Batch:
         """Nodes of trees, whose ancestors but the root were in earlier such batches; logits are wanted of all."""

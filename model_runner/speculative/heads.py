@@ -71,7 +71,7 @@ def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: Gro
     blocks = room.blocks
     num_blocks = num_draft_blocks(blocks.num_blocks, blocks.max_num_seqs, blocks.block_size, limits.num_extended)
     cache = room.platform.make_cache([heads.kv], num_blocks, blocks.block_size)
-    kv = DraftKV(blocks.num_blocks, blocks.block_size, limits.num_extended, lag=1)
+    kv = DraftKV(blocks.handouts, blocks.block_size, limits.num_extended, lag=1)
     ends = TargetEnds(embed, _in_its_type(model.get_output_embeddings()))  # type: ignore[no-untyped-call]
     return RecurrentProposer(heads, ends, room.platform.attention(cache), kv, limits)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from model_runner.models.target import TargetModel
-from model_runner.speculative.draft_kv import DraftKV, num_draft_blocks
+from model_runner.speculative.draft_kv import DraftKV, Handouts, num_draft_blocks
 from model_runner.speculative.draft_model import DraftModelProposer
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.lookahead import LookaheadProposer
@@ -21,11 +21,12 @@ _EXIT_SHARE = 3
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Sizes of the target's cache."""
+    """Sizes of the target's cache, and what happens to its blocks."""
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
+    handouts: Handouts
 
     @property
     def with_scratch(self) -> int:
@@ -39,7 +40,7 @@ class Blocks:
 
     def draft_kv(self, *, is_targets: bool = False) -> DraftKV:
         """Books for such a cache."""
-        return DraftKV(self.num_blocks, self.block_size, _MODEL_LIMITS.num_extended, is_targets=is_targets)
+        return DraftKV(self.handouts, self.block_size, _MODEL_LIMITS.num_extended, is_targets=is_targets)
 
 
 def make_proposers(first_layers: TargetModel, blocks: Blocks, draft: TargetModel | None) -> dict[str, Proposer]:

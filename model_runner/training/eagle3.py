@@ -31,21 +31,18 @@ class _Places:
 
 
 class Eagle3Objective:
-    """Implements Objective. Norm and head begin as the target's own."""
+    """Implements Objective. An embedding that the heads have of their own is not trained."""
 
-    def __init__(
-        self, target: TargetWeights, judge: Judge, depth: int, features: tuple[Feature, ...], config: LlamaConfig
-    ) -> None:
-        self.needs = tuple(dict.fromkeys((*features, LAST)))
-        layer = LayerShape.of(config, frozenset(), "")
-        shape = Eagle3Shape(layer, features, target.shape.hidden, len(judge.draft_ids))
-        self._heads = Eagle3Heads(config, shape, judge.draft_ids)
-        self._embedding = target.embedding.to(judge.device)
+    def __init__(self, target: TargetWeights, judge: Judge, heads: Eagle3Heads, depth: int) -> None:
+        """Goes on from `heads`, which it takes over; they are trained to guess `depth` tokens ahead."""
+        self.needs = tuple(dict.fromkeys((*heads.needs, LAST)))
+        self._heads = heads.requires_grad_().to(judge.device)
+        if heads.embed_tokens is not None:
+            heads.embed_tokens.requires_grad_(requires_grad=False)
+        self._embedding = heads.embed_tokens or target.embedding.to(judge.device)
         self._judge = judge
         self._depth = depth
-        with torch.no_grad():
-            self._heads.lm_head.weight.copy_(target.head[judge.draft_ids.cpu()])
-        self.module = self._heads.to(judge.device)
+        self.module = heads
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
         """See Objective."""
@@ -92,6 +89,17 @@ class Eagle3Objective:
         return Guess(torch.cat(rows).to(at.device), logits, tokens, teacher)
 
 
+def fresh_eagle3(
+    target: TargetWeights, draft_ids: Tensor, features: tuple[Feature, ...], config: LlamaConfig
+) -> Eagle3Heads:
+    """Heads with a random layer, and the target's rows as head."""
+    layer = LayerShape.of(config, frozenset(), "")
+    heads = Eagle3Heads(config, Eagle3Shape(layer, features, target.shape.hidden, len(draft_ids)), draft_ids)
+    with torch.no_grad():
+        heads.lm_head.weight.copy_(target.head[draft_ids.cpu()])
+    return heads
+
+
 def draft_layer_config(model: Path) -> LlamaConfig:
     """A layer of Llama of the target's sizes."""
     text: Any = AutoConfig.from_pretrained(model).get_text_config()
@@ -115,7 +123,7 @@ def _places(examples: Sequence[Example], needs: Sequence[Feature], device: torch
         start = end
     features = {need: np.concatenate([one.features[need][:-1] for one in examples]) for need in needs}
     following = np.concatenate([one.tokens[1:] for one in examples])
-    positions = np.concatenate([np.arange(len(one.tokens) - 1) for one in examples])
+    positions = np.concatenate([np.arange(one.start, one.start + len(one.tokens) - 1) for one in examples])
     return _Places(
         {need: torch.from_numpy(rows).to(device).float() for need, rows in features.items()},
         torch.from_numpy(following).to(device),

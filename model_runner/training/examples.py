@@ -25,6 +25,8 @@ class Example:
     num_prompt: int
     temperature: float
     features: Mapping[Feature, Float16Array]  # each [T, hidden]
+    start: int = 0
+    """The position of the first token, where this is not a sequence from its beginning."""
 
     @property
     def num_answer(self) -> int:

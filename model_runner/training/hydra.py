@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
@@ -21,46 +21,33 @@ elsewhere a draft parts from the output. That spares half of the time, and the h
 class HydraObjective(ObjectiveByRow):
     """Implements Objective.
 
-    Inputs are divided by their typical size, so that all weights learn at the same rate; `export` takes that into the
-    weights. The shared head begins as the target's own rows.
+    Inputs are divided by their typical size, so that all weights learn at the same rate. The weights that they meet are
+    multiplied by it in the meantime; `export` takes that out of them again.
     """
 
     def __init__(
-        self,
-        target: TargetWeights,
-        judge: Judge,
-        depth: int,
-        num_layers: int,
-        features: tuple[Feature, ...],
-        sample: AnswerRows,
+        self, target: TargetWeights, judge: Judge, heads: HydraHeads, sample: AnswerRows | None = None
     ) -> None:
-        """The heads take `features`; `sample` has the rows by which the size of the inputs is found."""
-        hidden = target.shape.hidden
-        shape = HydraShape(hidden, depth, num_layers, len(judge.draft_ids), shared_head=True, features=features)
-        super().__init__(tuple(dict.fromkeys((*features, LAST))), judge)
-        self._heads = HydraHeads(shape, judge.draft_ids)
+        """Goes on from `heads`, which it takes over.
+
+        `sample` has the rows by which the size of the inputs is found; heads that are not trained need none.
+        """
+        super().__init__(tuple(dict.fromkeys((*heads.needs, LAST))), judge)
+        self._heads = heads.requires_grad_().to(judge.device)
         self._embedding = target.embedding.to(judge.device)
-        self._hidden_size = self._heads.join(sample.features).square().mean(0).sqrt().clamp_min(1e-3)  # [F * hidden]
-        self._embedding_size = self._embedding(sample.tokens).std()
-        head = self._heads.hydra_lm_head
-        assert isinstance(head, nn.Linear)
-        with torch.no_grad():
-            head.weight.copy_(target.head[judge.draft_ids.cpu()])
-            for mlp in self._heads.hydra_mlp:
-                first: Any = mlp[0]  # type: ignore[index]
-                first.res_connection.weight.mul_(0.1)
-        self.module = self._heads.to(judge.device)
+        self._hidden_size = torch.ones((), device=judge.device)
+        self._embedding_size = torch.ones((), device=judge.device)
+        if sample is not None:
+            sizes = _input_sizes(heads, self._embedding, sample)
+            self._hidden_size, self._embedding_size = (size.to(judge.device) for size in sizes)
+            _scale_inputs(heads, self._hidden_size, self._embedding_size)
+        self.module = heads
 
     def export(self) -> HydraHeads:
         """See Objective."""
-        heads = copy.deepcopy(self._heads).cpu()
-        with torch.no_grad():
-            for index, mlp in enumerate(heads.hydra_mlp):
-                size = torch.cat([self._hidden_size, self._embedding_size.expand((index + 1) * heads.shape.hidden)])
-                first: Any = mlp[0]  # type: ignore[index]
-                for linear in (first.linear, first.res_connection):
-                    linear.weight.div_(size.cpu())
-        return heads
+        heads = copy.deepcopy(self._heads)
+        _scale_inputs(heads, 1 / self._hidden_size, 1 / self._embedding_size)
+        return heads.cpu()
 
     def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
         """See ObjectiveByRow. In training a head sees only the places that drafts reach: see REACHED."""
@@ -76,3 +63,44 @@ class HydraObjective(ObjectiveByRow):
             yield guess
             if self.module.training:
                 at = at[self._judge.guessed(guess, REACHED)]
+
+
+def fresh_hydra(
+    target: TargetWeights,
+    draft_ids: Tensor,
+    depth: int,
+    num_layers: int,
+    features: tuple[Feature, ...],
+    sample: AnswerRows,
+) -> HydraHeads:
+    """Heads that begin with random layers for inputs of the sizes that `sample` has, and the target's rows as head."""
+    hidden = target.shape.hidden
+    shape = HydraShape(hidden, depth, num_layers, len(draft_ids), shared_head=True, features=features)
+    heads = HydraHeads(shape, draft_ids)
+    head = heads.hydra_lm_head
+    assert isinstance(head, nn.Linear)
+    hidden_size, embedding_size = _input_sizes(heads, target.embedding.to(sample.tokens.device), sample)
+    with torch.no_grad():
+        head.weight.copy_(target.head[draft_ids.cpu()])
+        for mlp in heads.hydra_mlp:
+            first: Any = mlp[0]  # type: ignore[index]
+            first.res_connection.weight.mul_(0.1)
+    _scale_inputs(heads, 1 / hidden_size, 1 / embedding_size)
+    return heads
+
+
+def _input_sizes(heads: HydraHeads, embedding: nn.Module, sample: AnswerRows) -> tuple[Tensor, Tensor]:
+    """Typical sizes of the hidden states' elements [F * hidden], and of all the embeddings' []; on the CPU."""
+    hidden = heads.join(sample.features).square().mean(0).sqrt().clamp_min(1e-3)
+    return hidden.cpu(), embedding(sample.tokens).std().cpu()
+
+
+@torch.no_grad()
+def _scale_inputs(heads: HydraHeads, hidden: Tensor, embedding: Tensor) -> None:
+    """Multiply the weights that meet hidden states by `hidden`, [F * hidden] or [], the others by `embedding` []."""
+    num_hidden = len(heads.shape.features) * heads.shape.hidden
+    for index, mlp in enumerate(heads.hydra_mlp):
+        first: Any = mlp[0]  # type: ignore[index]
+        sizes = torch.cat([hidden.expand(num_hidden), embedding.expand((index + 1) * heads.shape.hidden)])
+        for linear in (first.linear, first.res_connection):
+            linear.weight.mul_(sizes.to(linear.weight.device))

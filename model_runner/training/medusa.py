@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from model_runner.models.features import LAST
 from model_runner.models.heads.medusa import MedusaHeads, MedusaShape
@@ -14,19 +14,13 @@ from model_runner.training.teacher import TargetWeights
 
 
 class MedusaObjective(ObjectiveByRow):
-    """Implements Objective. Heads begin as the target's own: layers that change nothing, and its rows for logits."""
+    """Implements Objective."""
 
-    def __init__(self, target: TargetWeights, judge: Judge, depth: int, num_layers: int) -> None:
-        shape = MedusaShape(target.shape.hidden, depth, num_layers, len(judge.draft_ids), shared_head=True)
-        self._heads = MedusaHeads(shape, judge.draft_ids)
+    def __init__(self, judge: Judge, heads: MedusaHeads) -> None:
+        """Goes on from `heads`, which it takes over."""
         super().__init__((LAST,), judge)
-        with torch.no_grad():
-            for name, parameter in self._heads.named_parameters():
-                if name == "lm_head.weight":
-                    parameter.copy_(target.head[judge.draft_ids.cpu()])
-                else:
-                    nn.init.zeros_(parameter)
-        self.module = self._heads.to(judge.device)
+        self._heads = heads.requires_grad_().to(judge.device)
+        self.module = heads
 
     def export(self) -> MedusaHeads:
         """See Objective."""
@@ -40,3 +34,17 @@ class MedusaObjective(ObjectiveByRow):
             with self._judge.products():
                 logits = self._heads.head(index, hidden[at])
             yield Guess(at, logits, rows.tokens[at + index], hidden[at + index])
+
+
+@torch.no_grad()
+def fresh_medusa(target: TargetWeights, draft_ids: Tensor, depth: int, num_layers: int) -> MedusaHeads:
+    """Heads that begin as the target's own: layers that change nothing, and its rows for logits."""
+    heads = MedusaHeads(
+        MedusaShape(target.shape.hidden, depth, num_layers, len(draft_ids), shared_head=True), draft_ids
+    )
+    for name, parameter in heads.named_parameters():
+        if name == "lm_head.weight":
+            parameter.copy_(target.head[draft_ids.cpu()])
+        else:
+            nn.init.zeros_(parameter)
+    return heads

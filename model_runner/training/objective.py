@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -66,10 +67,26 @@ class Judge:
         self.draft_ids = draft_ids.to(device)
         self.device = device
         self.dtype = dtype
-        self._teacher = Teacher(target, draft_ids, device, dtype)
-        is_drafted = torch.zeros(target.shape.vocab_size)
-        is_drafted[draft_ids] = 1.0
-        self._is_drafted = is_drafted.to(device)
+        self._target = target
+
+    @cached_property
+    def _teacher(self) -> Teacher:
+        """Made when it is first needed: heads that are only compared have no teacher."""
+        return Teacher(self._target, self.draft_ids.cpu(), self.device, self.dtype)
+
+    @cached_property
+    def _is_drafted(self) -> Tensor:
+        """[vocab] 1 or 0"""
+        is_drafted = torch.zeros(self._target.shape.vocab_size, device=self.device)
+        is_drafted[self.draft_ids] = 1.0
+        return is_drafted
+
+    def replace(self, rows: Tensor, tokens: Tensor) -> None:
+        """Have these rows [n] of the draft vocabulary stand for other tokens [n]."""
+        self._is_drafted[self.draft_ids[rows]] = 0.0
+        self._is_drafted[tokens] = 1.0
+        self.draft_ids[rows] = tokens
+        self._teacher.replace(rows, self._target.head[tokens.cpu()])
 
     def products(self) -> torch.autocast:
         """Context in which products run in the type that is fast."""

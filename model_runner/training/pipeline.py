@@ -17,18 +17,17 @@ from rich.progress import Progress
 from model_runner.config import RunnerConfig
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import TargetShape
-from model_runner.models.heads.eagle3 import Eagle3Heads, default_features, eagle3_checkpoint
-from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, hydra_features
-from model_runner.models.heads.medusa import MedusaHeads, medusa_checkpoint
-from model_runner.models.heads.saving import save_heads
+from model_runner.models.heads.eagle3 import default_features
+from model_runner.models.heads.hydra import hydra_features
+from model_runner.models.heads.saving import heads_checkpoint, save_heads
 from model_runner.models.loading import load_config
 from model_runner.platforms.choose import resolve_device
 from model_runner.training.answers import Answerer, AnswerStore, Question, held_out_questions, training_questions
-from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config
+from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
 from model_runner.training.examples import Example, ExampleStore
-from model_runner.training.hydra import HydraObjective
+from model_runner.training.hydra import HydraObjective, fresh_hydra
 from model_runner.training.loop import LoopOptions, Moment, TrainingLoop
-from model_runner.training.medusa import MedusaObjective
+from model_runner.training.medusa import MedusaObjective, fresh_medusa
 from model_runner.training.objective import Judge, Objective
 from model_runner.training.own_prompts import opening_questions, own_prompts
 from model_runner.training.precision import product_type
@@ -154,11 +153,13 @@ class _Run:
         draft_ids = choose_draft_ids(examples, options.draft_vocab, target.shape.vocab_size)
         judge = Judge(target, draft_ids, self._device, product_type(self._device))
         if options.kind == "medusa":
-            return MedusaObjective(target, judge, options.depth, options.num_layers)
+            return MedusaObjective(judge, fresh_medusa(target, draft_ids, options.depth, options.num_layers))
         if options.kind == "hydra":
             sample = answer_rows(examples[:_SAMPLE], self._needs, self._device)
-            return HydraObjective(target, judge, options.depth, options.num_layers, self._features, sample)
-        return Eagle3Objective(target, judge, options.depth, self._features, draft_layer_config(options.model))
+            hydra = fresh_hydra(target, draft_ids, options.depth, options.num_layers, self._features, sample)
+            return HydraObjective(target, judge, hydra, sample)
+        eagle3 = fresh_eagle3(target, draft_ids, self._features, draft_layer_config(options.model))
+        return Eagle3Objective(target, judge, eagle3, options.depth)
 
     def train(self, objective: Objective, examples: list[Example]) -> None:
         """To the end, with a usable checkpoint whenever the state is saved."""
@@ -177,14 +178,7 @@ class _Run:
 
     def save(self, objective: Objective, accuracy: dict[str, Any] | None) -> None:
         """Write the heads as they are."""
-        heads = objective.export()
-        if isinstance(heads, MedusaHeads):
-            config, tensors = medusa_checkpoint(heads)
-        elif isinstance(heads, HydraHeads):
-            config, tensors = hydra_checkpoint(heads, self._num_layers)
-        else:
-            assert isinstance(heads, Eagle3Heads)
-            config, tensors = eagle3_checkpoint(heads)
+        config, tensors = heads_checkpoint(objective.export(), self._num_layers)
         extra = {} if accuracy is None else {"held_out": accuracy}
         dtype = torch.int8 if self._options.int8 else torch.bfloat16
         save_heads(self._options.output, {**config, **extra}, tensors, dtype=dtype)

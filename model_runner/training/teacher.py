@@ -2,25 +2,28 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from accelerate import init_empty_weights
+from safetensors import safe_open
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from model_runner.models.heads.base import TargetShape
-from model_runner.models.loading import quiet
+from model_runner.models.loading import load_config, quiet
 
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The two ends of a target, in float32."""
+    """The two ends of a target."""
 
     shape: TargetShape
     embedding: nn.Module
-    """Token ids [n] -> [n, hidden]."""
-    head: Tensor  # [vocab, hidden]
+    """Token ids [...] -> [..., hidden] float32."""
+    head: Tensor  # [vocab, hidden] as it is stored
     scale: float
     """Factor on the logits, as some families have it."""
     softcap: float | None
@@ -28,15 +31,59 @@ class TargetWeights:
 
     @classmethod
     def load(cls, folder: Path) -> "TargetWeights":
-        """Reads the whole model and keeps the two."""
+        """Nothing else of the model is read, where its files have the two under the model's own names.
+
+        Then they are parts of the files that the system reads as rows of them are asked for, and may drop again.
+        """
         with quiet():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        model.requires_grad_(requires_grad=False)
+            model: Any = _from_files(folder) or AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         text = model.config.get_text_config()
         factor = getattr(text, "logit_scale", None) or 1 / (getattr(text, "logits_scaling", None) or 1.0)
         softcap = getattr(text, "final_logit_softcapping", None)
         head = model.get_output_embeddings().weight.detach()
-        return cls(TargetShape.of(model.config), model.get_input_embeddings(), head, factor, softcap)
+        embedding = _Embedding(model.get_input_embeddings())
+        return cls(TargetShape.of(model.config), embedding, head, factor, softcap)
+
+
+class _Embedding(nn.Module):
+    """A target's embedding whose rows are brought to float32 as they are used, before anything is done to them."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.register_buffer("_weight", embedding.weight.detach(), persistent=False)
+        embedding.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        embedding.padding_idx = None  # is checked against the rows, and changes nothing but gradients
+        self._embedding = embedding
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows: Tensor = self._weight[ids.flatten()].float()  # type: ignore[index]
+        taken: Tensor = functional_call(self._embedding, {"weight": rows}, torch.arange(len(rows), device=ids.device))
+        return taken.view(*ids.shape, -1)
+
+
+def ends_in_files(folder: Path) -> bool:
+    """Whether TargetWeights.load reads the two ends alone. Raises UnsupportedModelError."""
+    return _from_files(folder) is not None
+
+
+def _from_files(folder: Path) -> nn.Module | None:
+    """The model with its two ends; the rest of it has no content. None if the files do not have these by name."""
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(load_config(folder))  # type: ignore[no-untyped-call]
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if model.config.get_text_config().tie_word_embeddings:
+        ends[1].weight = ends[0].weight
+    parameters = dict(model.named_parameters())
+    wanted = [next(name for name, parameter in parameters.items() if parameter is end.weight) for end in ends]
+    found: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as reader:
+            found |= {name: reader.get_tensor(name) for name in set(wanted).intersection(reader.keys())}
+    if found.keys() != set(wanted) or not all(tensor.is_floating_point() for tensor in found.values()):
+        return None
+    for end, name in zip(ends, wanted, strict=True):
+        end.weight = nn.Parameter(found[name], requires_grad=False)
+    return cast(nn.Module, model)
 
 
 class Teacher:
@@ -46,6 +93,10 @@ class Teacher:
         self._rows = target.head[draft_ids].to(device, dtype)
         self._scale = target.scale
         self._softcap = target.softcap
+
+    def replace(self, rows: Tensor, weights: Tensor) -> None:
+        """Other rows [n, hidden] of the target's head at these places [n]."""
+        self._rows[rows] = weights.to(self._rows)
 
     @torch.no_grad()
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -233,6 +233,9 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         num_draft_tokens=settings.num_draft_tokens,
         draft_model=checkpoints.draft_model,
         heads=checkpoints.heads,
+        learn=settings.learn,
+        learn_threads=settings.learn_threads or RunnerConfig.learn_threads,
+        learn_memory_gib=settings.learn_memory_gib or RunnerConfig.learn_memory_gib,
         aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
     )
     return EngineConfig(runner, settings.policy, settings.prefix_caching, settings.log_level, settings.log_format)

@@ -115,6 +115,8 @@ class GenerationRequest:
     """What the answer will probably be."""
     priority: int = 0
     cache_salt: str = ""
+    learn: bool | None = None
+    """Whether heads may be trained on it; None: nothing is said, and they may."""
     stream: bool = False
     paths: Mapping[str, str] = field(default_factory=dict)
     """How the API calls what errors may name, where it is not by the name here."""

@@ -23,6 +23,7 @@ from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
+from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.speculator import Speculator
@@ -80,7 +81,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
     parts = RunnerParts(
         target=model,
         kv_cache=cache,
-        state=RunnerState(4, BLOCK, sampling, speculator, search),
+        state=RunnerState(4, BLOCK, sampling, speculator, search, Handouts(8)),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler),

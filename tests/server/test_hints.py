@@ -41,6 +41,7 @@ HINTS = [
     ({"reasoning_effort": "low"}, {}, "reasoning_effort"),
     ({"thinking": {"type": "disabled"}}, {}, "thinking"),
     ({"verbosity": "low"}, {}, "verbosity"),
+    ({"learn": True}, {}, "learn"),
     ({"prompt_cache_retention": "24h"}, {}, "prompt_cache_retention"),
     ({"prompt_cache_options": {"ttl": "1h"}}, {}, "prompt_cache_options"),
     ({"store": True}, {}, "store"),

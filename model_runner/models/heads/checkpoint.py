@@ -22,13 +22,18 @@ SCALE = "_scale"
 
 
 class HeadsCheckpoint:
-    """The files of one folder. Every tensor that is taken is checked; all errors are HeadsError and name the folder."""
+    """Heads' configuration and weights. Every tensor that is taken is checked; all errors are HeadsError."""
 
-    def __init__(self, folder: Path, prefix: str = "") -> None:
-        """Reads the tensors whose names begin with `prefix` into memory."""
-        self.folder = folder
-        self.config = read_config(folder)
-        self._tensors = _read_tensors(folder, prefix)
+    def __init__(self, origin: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """`origin` is what errors call them by."""
+        self.config = config
+        self._origin = origin
+        self._tensors = tensors
+
+    @classmethod
+    def read(cls, folder: Path, prefix: str = "") -> "HeadsCheckpoint":
+        """The files of a folder, with the tensors whose names begin with `prefix`. Raises HeadsError."""
+        return cls(f"the heads in {folder}", read_config(folder), _read_tensors(folder, prefix))
 
     @property
     def names(self) -> frozenset[str]:
@@ -37,7 +42,7 @@ class HeadsCheckpoint:
 
     def error(self, problem: str) -> HeadsError:
         """To be raised by whoever finds the problem."""
-        return HeadsError(f"the heads in {self.folder} cannot be used: {problem}")
+        return HeadsError(f"{self._origin} cannot be used: {problem}")
 
     def integer(self, *names: str, default: int | None = None) -> int:
         """The first of these entries of config.json that is there."""

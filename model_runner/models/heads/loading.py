@@ -1,6 +1,6 @@
 """From a folder to heads of whatever kind is in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,19 @@ def load_heads(folder: Path, target: TargetShape) -> Heads:
     if config.get("num_nextn_predict_layers"):
         if config.get("model_type") != "deepseek_v3":
             raise HeadsError(f"{folder}: multi-token prediction of {config.get('model_type')} models is not supported")
-        return load_mtp(HeadsCheckpoint(folder, mtp_prefix(config)), target)
-    checkpoint = HeadsCheckpoint(folder)
-    kind = _kind(config, checkpoint.names)
+        return load_mtp(HeadsCheckpoint.read(folder, mtp_prefix(config)), target)
+    return heads_of(HeadsCheckpoint.read(folder), target)
+
+
+def heads_of(checkpoint: HeadsCheckpoint, target: TargetShape) -> Heads:
+    """What is in a checkpoint of any kind but MTP; see load_heads."""
+    kind = _kind(checkpoint.config, checkpoint.names)
     if kind not in _LOADERS:
         raise checkpoint.error(f"they are of the kind {kind}; known are {', '.join(_LOADERS)} and mtp")
     return _LOADERS[kind](checkpoint, target)
 
 
-def _kind(config: dict[str, Any], names: frozenset[str]) -> str:
+def _kind(config: Mapping[str, Any], names: frozenset[str]) -> str:
     """By what config.json says, else by the names of the tensors."""
     if "speculators_model_type" in config:
         return str(config["speculators_model_type"])

@@ -86,7 +86,7 @@ def load_mtp(checkpoint: HeadsCheckpoint, target: TargetShape) -> MTPHeads:
         raise checkpoint.error("they have several modules of multi-token prediction; only one is supported")
     if any(name.endswith("_scale_inv") for name in checkpoint.names):
         raise checkpoint.error("they are stored in float8: not supported")
-    config = DeepseekV3Config.from_dict(checkpoint.config)
+    config = DeepseekV3Config.from_dict(dict(checkpoint.config))
     checkpoint.check_hidden(config.hidden_size, target)
     heads = MTPHeads(config)
     prefix = mtp_prefix(checkpoint.config)

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from server.api.fields.decoding import DecodingFields
-from server.api.fields.rules import Refused, RequestModel, problem, refused
+from server.api.fields.rules import Refused, RequestModel, hint, problem, refused
 from server.api.fields.structured import StructuredFields
 from server.api.fields.wire import settings_of
 from server.generation.constraints.constraint import Constraint
@@ -31,6 +31,10 @@ class GenerationFields(StructuredFields, DecodingFields):
     )
     cache_salt: str | None = Field(
         None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
+    )
+    learn: bool | None = hint(
+        "Whether heads for speculation may be trained on this request, where the server learns (`--learn`); by default "
+        "they may, but never on one with a `cache_salt`. `true` is reported where nothing is learnt.", ""
     )
 
     logits_processors: Refused = refused("Code that changes logits.")
@@ -81,6 +85,7 @@ def generation_fields(body: GenerationFields, paths: dict[str, str], constraint:
         "truncate_prompt": body.truncate_prompt_tokens,
         "priority": body.priority or 0,
         "cache_salt": body.cache_salt or "",
+        "learn": body.learn,
         "stream": bool(body.stream),
         "constraint": constraint,
         "paths": {"constraint": body.constrained_by or "", **paths},

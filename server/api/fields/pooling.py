@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from server.api.fields.rules import RequestModel, no_effect
+from server.api.fields.rules import RequestModel, hint, no_effect
 
 
 class PoolingFields(RequestModel):
@@ -16,6 +16,9 @@ class PoolingFields(RequestModel):
     )
     cache_salt: str | None = Field(
         None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
+    )
+    learn: bool | None = hint(
+        "Whether heads for speculation may be trained on this request.", "Only answers are learnt from."
     )
 
 

@@ -14,6 +14,7 @@ from server.generation.constraints.constraint import grammar_of
 from server.generation.notices import Notice, to_report
 from server.generation.planning.beam_search import choose_beam_search
 from server.generation.planning.forms import Form, FormRules
+from server.generation.planning.learning import ignored_learn
 from server.generation.planning.limits import Limits, Room
 from server.generation.planning.plan import OutputOptions, Plan
 from server.generation.planning.sampling import SamplingRules, check_tokens
@@ -76,6 +77,7 @@ class Planner:
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
         form = self._form(request, encoded[0].text, notices)
+        notices += ignored_learn(request, learns=self._settings.learn)
         options = replace(self._options(request, notices), reading=form.reading)
         of_all = self._of_all_prompts(request, options, form, client)
         seed_drawn = request.seed is None
@@ -135,6 +137,7 @@ class Planner:
             priority=request.priority,
             client=client,
             cache_salt=request.cache_salt,
+            learn=request.learn is not False,
             speculation=self._speculation(request, prediction),
             beam_search=beams,
         )

@@ -23,7 +23,7 @@ def test_saved_weights_come_back(tmp_path: Path, dtype: torch.dtype, tolerance: 
     weight[2] = 0.0
     bias = torch.randn(6)
     save_heads(tmp_path, {"a": 1}, {"w": weight, "b": bias}, dtype=dtype)
-    read = HeadsCheckpoint(tmp_path)
+    read = HeadsCheckpoint.read(tmp_path)
     assert read.config == {"a": 1}
     assert torch.equal(read.take("b", 6), bias)
     error = (read.take("w", 6, 5) - weight).abs()
@@ -88,7 +88,7 @@ def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
 
 
 def test_integers_where_floats_should_be(tmp_path: Path) -> None:
-    checkpoint = HeadsCheckpoint(
+    checkpoint = HeadsCheckpoint.read(
         write(tmp_path, {}, {"a": torch.zeros(2, 2, dtype=torch.int32), "b": torch.zeros(2, 2, dtype=torch.int8)})
     )
     with pytest.raises(HeadsError, match="not floats"):

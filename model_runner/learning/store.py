@@ -1,0 +1,159 @@
+"""What was learnt, in files that outlive the server: `<cache folder>/learnt/<fingerprint>/heads-<version>.safetensors`.
+
+A file is written aside, brought to the disk and renamed, so that under its name it is whole or not there. Nothing of
+that is taken on trust when it is read: what is damaged, of another model or of another shape is named in a warning and
+passed over, for the generation before it or, in the end, the heads that the server began with.
+
+The files hold weights, no tokens; but weights that were learnt from traffic reflect it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_runner.learning.checkpoint import read_learnt
+from model_runner.models.content_hash import hash_file
+from model_runner.models.heads.base import Heads, HeadsError
+
+logger = logging.getLogger("samewise.learning")
+
+GENERATIONS = 2
+"""Files that are kept: one to use, and one should that be damaged."""
+_PARTIAL = ".partial"
+
+
+def fingerprint(model: Path, kind: str, heads: Path | None, cache: Path) -> str:
+    """Of what is learnt from: the target's files, the kind of heads, and those that they began as, if any.
+
+    Takes as long as reading the files the first time; hashes of large ones are remembered in `cache`. Raises OSError.
+    """
+    digest = hashlib.sha256(kind.encode())
+    for folder in (model, heads):
+        digest.update(b"\n--\n")
+        files = [] if folder is None else sorted(file for file in folder.iterdir() if file.is_file())
+        for file in files:
+            digest.update(f"{file.name} {hash_file(file, cache)}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A generation that was read."""
+
+    version: int
+    checkpoint: bytes
+    heads: Heads
+
+
+class HeadsStore:
+    """The files of one fingerprint. Of several servers on one folder only the first writes; the others read."""
+
+    def __init__(self, cache: Path, identity: str) -> None:
+        """`identity` is what `fingerprint` returned. Takes the lock, if it is free, until the process ends."""
+        self._folder = cache / "learnt" / identity
+        self._identity = identity
+        self._lock = self._take_lock()
+        self._warned = False
+        self._good: list[int] = []
+        """Versions that are whole, in ascending order."""
+        if self._lock is not None:
+            for orphan in self._folder.glob(f"*{_PARTIAL}"):  # of a process that was killed as it wrote
+                self._remove(orphan)
+
+    @property
+    def writes(self) -> bool:
+        """Whether heads are kept."""
+        return self._lock is not None
+
+    @property
+    def last_version(self) -> int:
+        """The greatest that a file is named by, whole or not; 0 if there is none."""
+        return max(self._versions(), default=0)
+
+    def read(self, load: Callable[[bytes], Heads]) -> Stored | None:
+        """The newest generation that is whole and ours and that `load` takes, which raises HeadsError for others."""
+        found: Stored | None = None
+        for version in sorted(self._versions(), reverse=True):
+            file = self._file(version)
+            try:
+                content = file.read_bytes()
+                learnt = read_learnt(content)
+                if learnt.fingerprint != self._identity:
+                    raise HeadsError("it belongs to another model, or to other heads")
+                heads = load(content)
+            except (OSError, HeadsError) as error:
+                logger.warning("%s is passed over: %s", file, error)
+                continue
+            self._good.insert(0, version)
+            found = found or Stored(version, content, heads)
+        return found
+
+    def write(self, version: int, checkpoint: bytes) -> bool:
+        """Keep a generation, and no more than two; returns whether it is kept.
+
+        A disk that refuses it is told of in one warning, until it takes one again.
+        """
+        if self._lock is None:
+            return False
+        try:
+            self._write(self._file(version), checkpoint)
+        except OSError as error:
+            if not self._warned:
+                logger.warning("learnt heads cannot be kept in %s: %s", self._folder, error.strerror or error)
+            self._warned = True
+            return False
+        self._warned = False
+        self._good = [*self._good, version][-GENERATIONS:]
+        for old in set(self._versions()).difference(self._good):
+            self._remove(self._file(old))
+        return True
+
+    def _write(self, file: Path, content: bytes) -> None:
+        partial = file.with_suffix(f".{os.getpid()}{_PARTIAL}")
+        try:
+            with partial.open("wb") as opened:
+                opened.write(content)
+                opened.flush()
+                os.fsync(opened.fileno())
+            partial.replace(file)
+        except OSError:
+            self._remove(partial)
+            raise
+        folder = os.open(self._folder, os.O_RDONLY)  # the new name, too, has to be on the disk
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _take_lock(self) -> int | None:
+        """A descriptor that holds the lock; the system lets go of it however the process ends."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            logger.warning("learnt heads cannot be kept in %s: %s", self._folder, error.strerror or error)
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            logger.warning("another server keeps what it learns in %s; this one learns without keeping", self._folder)
+            return None
+        return descriptor
+
+    def _versions(self) -> list[int]:
+        names = (file.stem.removeprefix("heads-") for file in self._folder.glob("heads-*.safetensors"))
+        return [int(name) for name in names if name.isdecimal()]
+
+    def _file(self, version: int) -> Path:
+        return self._folder / f"heads-{version:08d}.safetensors"
+
+    @staticmethod
+    def _remove(file: Path) -> None:
+        with contextlib.suppress(OSError):
+            file.unlink()

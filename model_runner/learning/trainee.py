@@ -1,0 +1,104 @@
+"""Heads in training on traffic: small steps without an end, from wherever they are."""
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from model_runner.learning.vocabulary import TokenCounts
+from model_runner.models.heads.base import Heads
+from model_runner.models.heads.eagle3 import Eagle3Heads
+from model_runner.models.heads.hydra import HydraHeads
+from model_runner.models.heads.medusa import MedusaHeads
+from model_runner.training.eagle3 import Eagle3Objective
+from model_runner.training.examples import Example
+from model_runner.training.hydra import HydraObjective
+from model_runner.training.medusa import MedusaObjective
+from model_runner.training.objective import Judge, Objective
+from model_runner.training.rows import answer_rows
+from model_runner.training.teacher import TargetWeights
+
+SELF_FED_DEPTH = 3
+"""Tokens ahead that heads which feed on themselves are judged by and trained for."""
+LEARNING_RATE = 5e-4
+_WARM_UP = 32
+"""Steps until the learning rate is reached: Adam has to get to know the sizes of the gradients."""
+_CPU = torch.device("cpu")
+
+
+def depth_of(heads: Heads) -> int:
+    """Tokens ahead that they are judged by."""
+    return heads.depth or SELF_FED_DEPTH
+
+
+def objective_of(
+    heads: Heads, target: TargetWeights, dtype: torch.dtype, sample: Sequence[Example] = ()
+) -> tuple[Objective, Judge]:
+    """The heads, taken over, to be compared or, with a sample of what they will be trained on, to be trained.
+
+    Products run in `dtype`. Raises ValueError for a kind of heads that has no objective.
+    """
+    ids = torch.arange(target.shape.vocab_size) if heads.draft_ids is None else heads.draft_ids.clone()
+    judge = Judge(target, ids, _CPU, dtype)
+    if isinstance(heads, HydraHeads):
+        rows = answer_rows(sample, heads.needs, _CPU) if sample else None
+        return HydraObjective(target, judge, heads, rows), judge
+    if isinstance(heads, MedusaHeads):
+        return MedusaObjective(judge, heads), judge
+    if isinstance(heads, Eagle3Heads):
+        return Eagle3Objective(target, judge, heads, SELF_FED_DEPTH), judge
+    raise ValueError(f"heads of the kind {heads.kind} cannot learn; those of hydra, medusa and eagle3 can")
+
+
+class Trainee:
+    """A candidate, on its way from the heads that it was given."""
+
+    def __init__(self, heads: Heads, target: TargetWeights, dtype: torch.dtype, sample: Sequence[Example]) -> None:
+        """Trains a copy of `heads`; `sample` is typical of what it will be trained on."""
+        self._heads = copy.deepcopy(heads)
+        self._target = target
+        self.objective, self._judge = objective_of(self._heads, target, dtype, sample)
+        self._parameters = [one for one in self.objective.module.parameters() if one.requires_grad]
+        self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0)
+        self.steps = 0
+
+    def step(self, examples: Sequence[Example]) -> bool:
+        """Learn from a batch; False if the numbers have left their range, and the heads are of no use any more."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (self.steps + 1) / _WARM_UP)
+        self._optimizer.zero_grad()
+        loss = self.objective.loss(examples)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        if not math.isfinite(float(loss.detach()) + float(norm)):
+            return False
+        self._optimizer.step()
+        self.steps += 1
+        return True
+
+    @torch.no_grad()
+    def follow(self, counts: TokenCounts) -> int:
+        """Let frequent tokens take the rows of those that do not occur; returns how many did.
+
+        Only where there is one matrix of logits for all depths, over a part of the vocabulary. The rows begin as the
+        target's own, as those of fresh heads do.
+        """
+        weight = _shared_head(self._heads)
+        if self._heads.draft_ids is None or weight is None:
+            return 0
+        rows, tokens = counts.swaps(self._heads.draft_ids)
+        if len(rows):
+            self._heads.draft_ids[rows] = tokens
+            self._judge.replace(rows, tokens)
+            weight[rows] = self._target.head[tokens].to(weight)
+            for moment in self._optimizer.state[weight].values():
+                if moment.shape == weight.shape:
+                    moment[rows] = 0.0
+        return len(rows)
+
+
+def _shared_head(heads: Heads) -> Tensor | None:
+    head = heads.hydra_lm_head if isinstance(heads, HydraHeads) else getattr(heads, "lm_head", None)
+    return head.weight if isinstance(head, nn.Linear) else None
