@@ -19,7 +19,9 @@ from model_runner.kernels.structs import (
     PICK,
     AttentionStruct,
     DecoderLayerStruct,
+    DraftStruct,
     ExpertsStruct,
+    HydraStruct,
     KVCacheStruct,
     ModelStruct,
     MoveStruct,
@@ -40,7 +42,8 @@ ROTATED_BLOCK = 64
 WIDEST_ROTATED = 32_768
 """Inputs."""
 _KINDS: dict[WeightKind, int] = {"int8": 0, "int4": 1, "int8_rotated": 2}
-_PANEL = 16
+PANEL = 16
+"""Outputs that are packed together; scales and biases are padded to a multiple of it."""
 
 _SIGNATURES = {
     "sw_create": (c_void_p, [c_int32, c_char_p]),
@@ -60,6 +63,7 @@ _SIGNATURES = {
     "sw_forward": (c_int32, [c_void_p, POINTER(ModelStruct), POINTER(StepStruct), POINTER(PassStruct)]),
     "sw_experts": (c_int32, [c_void_p, POINTER(ExpertsStruct), *[c_void_p] * 3, c_int32, c_void_p]),
     "sw_pick": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_void_p]),
+    "sw_draft": (c_int32, [c_void_p, POINTER(HydraStruct), POINTER(DraftStruct)]),
     "sw_truncate": (
         c_int32,
         [c_void_p, c_void_p, c_int32, c_int64, POINTER(TruncationStruct), POINTER(c_int32), c_void_p],
@@ -105,7 +109,12 @@ class Kernels:
         self.int8_kind: WeightKind = "int8_rotated" if self.isa.startswith("avx512") else "int8"
         """The faster form of int8: elsewhere integers are widened to 16 bits to be multiplied, whatever they are."""
         self.threads = threads
+        self._path = library
         self._arena = Arena()
+
+    def beside(self) -> "Kernels":
+        """The same kernels with one thread and memory of their own, for calls beside those of these."""
+        return Kernels(self._path, 1, self.isa)
 
     def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
         """Quantise a float32 weight [outputs, inputs].
@@ -124,7 +133,7 @@ class Kernels:
             raise ValueError(f"{inputs:,} inputs cannot be rotated: they are more than {WIDEST_ROTATED:,}")
         code = _KINDS[kind]
         packed = self._arena.take(self._library.sw_packed_size(code, outputs, inputs))
-        padded = -(-outputs // _PANEL) * _PANEL
+        padded = -(-outputs // PANEL) * PANEL
         scales = torch.empty(padded, dtype=torch.float32)
         self._call("sw_pack", code, weight.data_ptr(), outputs, inputs, packed.data_ptr(), scales.data_ptr())
         if bias is not None:
@@ -218,6 +227,10 @@ class Kernels:
         tokens = torch.empty(len(picks), dtype=torch.int64)
         self._call("sw_pick", logits.data_ptr(), logits.shape[1], picks.ctypes.data, len(picks), tokens.data_ptr())
         return tokens
+
+    def draft(self, hydra: HydraStruct, draft: DraftStruct) -> None:
+        """Draft trees by Hydra heads; see SwDraft for what is wanted and where it goes."""
+        self._call("sw_draft", hydra, draft)
 
     def truncate(self, logits: Tensor, steps: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
         """Logits [n, vocab] after the steps of each row, -inf where a token was taken out.

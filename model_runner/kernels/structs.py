@@ -144,6 +144,66 @@ PICK = np.dtype([("row", np.int64), ("key", np.uint64), ("temperature", np.float
 """SwPick, for arrays of them."""
 
 
+class HydraHeadStruct(ctypes.Structure):
+    """SwHydraHead."""
+
+    _fields_ = (
+        ("linear", WeightStruct),
+        ("res_connection", WeightStruct),
+        ("layers", POINTER(WeightStruct)),
+        ("logits", WeightStruct),
+    )
+
+
+class HydraStruct(ctypes.Structure):
+    """SwHydra."""
+
+    _fields_ = (
+        ("hidden", c_int32),
+        ("num_features", c_int32),
+        ("depth", c_int32),
+        ("num_layers", c_int32),
+        ("heads", POINTER(HydraHeadStruct)),
+        ("draft_ids", c_void_p),
+    )
+
+
+DRAFT_CHOICE = np.dtype(
+    [
+        ("row", np.int64),
+        ("token", np.int32),
+        ("max_nodes", np.int32),
+        ("temperature", np.float64),
+        ("noise", np.uint64),
+        ("position", np.int64),
+    ]
+)
+"""SwDraftChoice, for arrays of them."""
+
+
+class DraftStruct(ctypes.Structure):
+    """SwDraft."""
+
+    _fields_ = (
+        ("num_choices", c_int32),
+        ("width", c_int32),
+        ("max_depth", c_int32),
+        ("branches", c_int32),
+        ("front", c_int32),
+        ("candidates", c_int32),
+        ("least", c_double),
+        ("followed", c_double),
+        ("embedding_scale", c_float),
+        ("embedding", c_void_p),
+        ("features", c_void_p),
+        ("choices", c_void_p),
+        ("num_nodes", c_void_p),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("confidence", c_void_p),
+    )
+
+
 class TruncationStruct(ctypes.Structure):
     """SwTruncation."""
 

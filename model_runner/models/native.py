@@ -26,6 +26,8 @@ class NativePacker:
 
     kernels: Kernels
     kind: WeightKind
+    packs: Kernels | None = None
+    """What packs, where `kernels`, which will multiply, may be at work meanwhile."""
 
     @property
     def in_int8(self) -> "NativePacker":
@@ -34,7 +36,8 @@ class NativePacker:
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
         """A weight [outputs, inputs] of this kind, or in plain int8 if its inputs cannot have it."""
-        return self.kernels.pack(self._kind_for(weight.shape[1]), weight.detach().float().contiguous(), bias)
+        packs = self.packs or self.kernels
+        return packs.pack(self._kind_for(weight.shape[1]), weight.detach().float().contiguous(), bias)
 
     def _kind_for(self, inputs: int) -> WeightKind:
         fits = {"int4": inputs % INT4_GROUP == 0, "int8_rotated": inputs <= WIDEST_ROTATED}

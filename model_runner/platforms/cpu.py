@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from model_runner.models.early_exit import EarlyExit
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers, fuse_layers
+from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.inspection import ModelShape, UnsupportedModelError
 from model_runner.models.loading import load_model
 from model_runner.models.native import NativePacker
@@ -145,8 +147,10 @@ class CpuPlatform(Platform):
     def prepare_heads(self, heads: nn.Module) -> None:
         """See Platform.prepare_heads."""
         if self._kernels is not None:
-            packer = self._packer or NativePacker(self._kernels, "int8")
+            packer = replace(self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.beside())
             pack_weights(heads, packer.in_int8, OneDNNPacker())
+            if isinstance(heads, HydraHeads):
+                heads.make_native(self._kernels)
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         """See Platform.make_sampler."""

@@ -81,7 +81,10 @@ class Platform(ABC):
 
     @abstractmethod
     def prepare_heads(self, heads: nn.Module) -> None:
-        """Bring draft heads to the device and into the form that they are multiplied in."""
+        """Bring draft heads to the device and into the form that they are multiplied in.
+
+        Any thread may do so, also while models run.
+        """
 
     @abstractmethod
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:

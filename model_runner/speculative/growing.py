@@ -1,6 +1,7 @@
 """Growing draft trees depth by depth from the guesses of a network."""
 
 import heapq
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -77,6 +78,10 @@ class _Growth:
         self.probability.append(confidence * (1.0 if parent == ROOT else self.probability[parent]))
         return len(self.tokens) - 1
 
+    def floor(self, count: int) -> float:
+        """What a further node has to be more probable than, to be among the best `count`."""
+        return heapq.nlargest(count, self.probability)[-1] if len(self.probability) >= count else 0.0
+
     def best(self, count: int) -> DraftTree:
         """The most probable nodes; a node's parent is never less probable, and stands before it."""
         order = sorted(range(len(self.tokens)), key=lambda node: -self.probability[node])[:count]
@@ -97,6 +102,9 @@ def grow(
     target agree on the distribution, they agree on the token (arXiv:2408.07978). Where rejection tests the drafts, the
     same noise serves to draw children without replacement (Gumbel top-k, arXiv:1903.06059), and the tree's form depends
     on no token.
+
+    A child is at most as probable as its parent, so no node is followed that could not lead to one of the `max_nodes`
+    best. That changes no tree.
 
     Args:
         steps: the choices; those that want no nodes get none.
@@ -124,13 +132,16 @@ def _sprout(
     limits: GrowthLimits,
 ) -> list[Bud]:
     """Give each bud its children."""
-    temperatures = torch.tensor([[bud.step.sampling.temperature or 1.0] for bud in buds], device=logits.device)
-    scaled = logits / temperatures
-    values, columns = scaled.topk(min(limits.candidates, logits.shape[-1]), -1)
+    values, columns = logits.topk(min(limits.candidates, logits.shape[-1]), -1)
     scores = values.double().cpu().numpy()
+    with np.errstate(over="ignore", invalid="ignore"):  # the temperature may be tiny, and logits not finite
+        scores = (scores - scores[:, :1]) / [[bud.step.sampling.temperature or 1.0] for bud in buds]
+        log_probs = scores - np.logaddexp.reduce(scores, -1, keepdims=True)
     tokens = columns.cpu().numpy() if draft_ids is None else draft_ids[columns.cpu().numpy()]
     grown = []
-    for bud, of_draft, ids in zip(buds, scores - np.logaddexp.reduce(scores, -1, keepdims=True), tokens, strict=True):
+    for bud, of_draft, ids in zip(buds, log_probs, tokens, strict=True):
+        if np.isnan(of_draft[0]):
+            continue
         growth = growths[bud.choice]
         above = 1.0 if bud.node == ROOT else growth.probability[bud.node]
         if bud.step.draws:
@@ -150,7 +161,7 @@ def _children(
     scores = log_probs
     if bud.step.sampling.temperature:
         scores = log_probs + gumbels(bud.step.noise_key(bud.depth + 1), ids)
-    best = scores.argsort()[::-1][: limits.branches]
+    best = (-scores).argsort(kind="stable")[: limits.branches]
     if bud.step.draws:
         possible = int((log_probs > _NEVER).sum())
         return [(int(ids[place]), confidence_of_drawn(elders)) for elders, place in enumerate(best[:possible])]
@@ -160,14 +171,15 @@ def _children(
 
 def _leading(grown: Sequence[Bud], growths: Sequence[_Growth], limits: GrowthLimits) -> list[Bud]:
     """The buds of each choice that are worth following."""
-    by_choice: dict[int, list[tuple[float, Bud]]] = {}
-    for bud in grown:
-        probability = growths[bud.choice].probability[bud.node]
-        if probability >= limits.followed:
-            by_choice.setdefault(bud.choice, []).append((probability, bud))
-    return [
-        bud for buds in by_choice.values() for _, bud in heapq.nlargest(limits.front, buds, key=lambda pair: pair[0])
-    ]
+    followed: list[Bud] = []
+    for choice, of_choice in itertools.groupby(grown, key=lambda bud: bud.choice):
+        buds = list(of_choice)
+        growth = growths[choice]
+        floor = growth.floor(buds[0].step.max_nodes)
+        by_probability = [(growth.probability[bud.node], bud) for bud in buds]
+        best = heapq.nlargest(limits.front, by_probability, key=lambda pair: pair[0])
+        followed += [bud for probability, bud in best if probability >= limits.followed and probability > floor]
+    return followed
 
 
 def to_array(draft_ids: Tensor | None) -> NDArray[np.int64] | None:

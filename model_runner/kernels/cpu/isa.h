@@ -23,6 +23,8 @@ struct Kernels {
                   int32_t rows, float *output, char *scratch);
   void (*pick)(ThreadPool &, const float *logits, int64_t width, const SwPick *picks, int32_t count,
                int64_t *tokens);
+  int64_t (*draft_scratch)(const SwHydra &, const SwDraft &);
+  void (*draft)(ThreadPool &, const SwHydra &, const SwDraft &, char *scratch);
   int64_t (*truncate_scratch)(int32_t threads, int64_t width);
   void (*truncate)(ThreadPool &, const float *logits, int32_t rows, int64_t width, const SwTruncation *steps,
                    const int32_t *first_step, float *output, char *scratch);

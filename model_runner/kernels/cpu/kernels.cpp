@@ -4,6 +4,7 @@
 #include "decoder_layer.h"
 #include "forward.h"
 #include "gumbel_max.h"
+#include "hydra.h"
 #include "isa.h"
 #include "kv_move.h"
 #include "memory.h"
@@ -102,6 +103,16 @@ void pick_tokens(ThreadPool &pool, const float *logits, int64_t width, const SwP
   });
 }
 
+int64_t draft_scratch(const SwHydra &hydra, const SwDraft &draft) {
+  return DraftScratch::lay_out(hydra, draft, nullptr, nullptr);
+}
+
+void draft(ThreadPool &pool, const SwHydra &hydra, const SwDraft &draft, char *memory) {
+  DraftScratch scratch;
+  DraftScratch::lay_out(hydra, draft, memory, &scratch);
+  DraftRun(pool, hydra, draft, scratch).run();
+}
+
 }  // namespace
 }  // namespace SW_ISA
 
@@ -116,6 +127,7 @@ extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
     SW_ISA::attention,       SW_ISA::layer_scratch, SW_ISA::layer,            SW_ISA::forward_scratch,
     SW_ISA::forward,         SW_ISA::experts_scratch, SW_ISA::experts,        SW_ISA::pick_tokens,
+    SW_ISA::draft_scratch,   SW_ISA::draft,
     SW_ISA::truncate_scratch, SW_ISA::truncate,      SW_ISA::move_kv};
 
 }  // namespace samewise

@@ -105,14 +105,15 @@ inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int
   });
 }
 
-template <typename Panels, int Count, typename Emit>
-inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
-                            int64_t num_rows, const Emit &emit) {
+// Shares rows times panels of so many bytes, Count of them at a time, among the threads:
+// work(first_row, end_row, first_panel, end_panel).
+template <int Count, typename Work>
+inline void share_product(samewise::ThreadPool &pool, int64_t panels, int64_t panel_bytes, int64_t num_rows,
+                          const Work &work) {
   constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the second-level cache
   constexpr int64_t kUnitBytes = 131072;  // of weights: long stretches are read faster
-  const int64_t panels = num_panels(weight.outputs);
   const int64_t groups = (panels + Count - 1) / Count;
-  const int64_t wanted = round_up(panels * Panels::panel_bytes(weight.inputs) / kUnitBytes + 1, pool.size());
+  const int64_t wanted = round_up(panels * panel_bytes / kUnitBytes + 1, pool.size());
   const int64_t panel_units = std::min(wanted, groups);
   const int64_t row_units = (num_rows + kUnitRows - 1) / kUnitRows;
   pool.for_each(panel_units * row_units, [&](int64_t unit) {
@@ -120,8 +121,18 @@ inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, 
     const int64_t end_row = std::min(first_row + kUnitRows, num_rows);
     const int64_t first_panel = panel_unit * groups / panel_units * Count;
     const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * Count, panels);
-    multiply_block<Panels, Count>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+    work(first_row, end_row, first_panel, end_panel);
   });
+}
+
+template <typename Panels, int Count, typename Emit>
+inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
+                            int64_t num_rows, const Emit &emit) {
+  const int64_t panels = num_panels(weight.outputs), bytes = Panels::panel_bytes(weight.inputs);
+  share_product<Count>(pool, panels, bytes, num_rows,
+                       [&](int64_t first_row, int64_t end_row, int64_t first_panel, int64_t end_panel) {
+                         multiply_block<Panels, Count>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+                       });
 }
 
 // All rows times the weight, shared among the threads. emit(row, first, count, results) gets `count` results of a row,

@@ -140,6 +140,13 @@ int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const Sw
   return 0;
 }
 
+int32_t sw_draft(SwContext *context, const SwHydra *hydra, const SwDraft *draft) {
+  char *scratch = context->reserve(context->kernels.draft_scratch(*hydra, *draft));
+  if (!scratch) return 1;
+  context->kernels.draft(context->pool, *hydra, *draft, scratch);
+  return 0;
+}
+
 int32_t sw_truncate(SwContext *context, const float *logits, int32_t rows, int64_t width, const SwTruncation *steps,
                     const int32_t *first_step, float *output) {
   char *scratch = context->reserve(context->kernels.truncate_scratch(context->pool.size(), width));

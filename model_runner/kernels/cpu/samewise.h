@@ -145,6 +145,55 @@ struct SwPick {
   const uint32_t *mask;  // bit t % 32 of word t / 32 tells whether token t may be taken; null where all may
 };
 
+// A Hydra head: u = R z + r + silu(W z + b), then u + silu(V u + c) for each further layer, then the logits of u.
+struct SwHydraHead {
+  SwWeight linear;          // W and b: [hidden, inputs], see SwHydra
+  SwWeight res_connection;  // R and r: likewise, and of the same kind
+  const SwWeight *layers;   // [num_layers - 1] V and c: [hidden, hidden] each
+  SwWeight logits;          // [draft vocabulary, hidden]
+};
+
+// Draft heads: number i (1, 2, ...) takes what the target's features are at a token and the embeddings of the i tokens
+// after it, joined, and guesses the next token.
+struct SwHydra {
+  int32_t hidden;
+  int32_t num_features;
+  int32_t depth;
+  int32_t num_layers;
+  const SwHydraHead *heads;  // [depth]
+  const int32_t *draft_ids;  // [draft vocabulary] the target's ids; null where they are the same
+};
+
+// A choice that wants a draft.
+struct SwDraftChoice {
+  int64_t row;         // of the features: the last token that was computed
+  int32_t token;       // the newest one, after that
+  int32_t max_nodes;   // of its tree
+  double temperature;  // 0 takes the most probable tokens; above, children are what the noise makes of the draft
+  uint64_t noise;      // what the keys of the target's noise have in common; see noise_state in sampling/noise.py
+  int64_t position;    // of the next token in the output: a part of the keys
+};
+
+// What heads are to draft, and where it goes. The limits are those of GrowthLimits in speculative/growing.py.
+struct SwDraft {
+  int32_t num_choices;
+  int32_t width;  // max_nodes of any choice at most
+  int32_t max_depth;
+  int32_t branches;
+  int32_t front;
+  int32_t candidates;
+  double least;
+  double followed;
+  float embedding_scale;
+  const float *embedding;        // [vocabulary, hidden]
+  const float *const *features;  // [num_features] [., hidden] each
+  const SwDraftChoice *choices;  // [num_choices]
+  int32_t *num_nodes;            // [num_choices] takes the size of each tree
+  int32_t *tokens;               // [num_choices, width] takes its tokens, the most probable nodes first
+  int32_t *parents;              // likewise: a node before it, or -1 for the newest token
+  double *confidence;            // likewise
+};
+
 // The steps of sampling/truncations.py.
 enum SwTruncationKind : int32_t {
   SW_TEMPERATURE,
@@ -206,6 +255,9 @@ SW_PUBLIC int32_t sw_experts(SwContext *context, const SwExperts *experts, const
 // taken is NaN or +inf, or none of them is finite.
 SW_PUBLIC int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
                 int64_t *tokens);
+
+// Drafts a tree for each choice.
+SW_PUBLIC int32_t sw_draft(SwContext *context, const SwHydra *hydra, const SwDraft *draft);
 
 // output[rows, width] = logits[rows, width] after the steps first_step[row] to first_step[row + 1] - 1 of each row; -inf
 // where a token was taken out. Each row has at least one finite entry, none above or NaN.

@@ -26,9 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_runner.kernels.library import Kernels
 from model_runner.models.features import LAST, Feature, entering, layer_of
 from model_runner.models.heads.base import Heads, TargetShape, to_offsets
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
+from model_runner.models.heads.native_hydra import HydraLinears, NativeHydra
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class HydraHeads(Heads):
 
     kind = "hydra"
     depth: int
+    native: NativeHydra | None = None
+    """The same heads in one call, where there are native kernels."""
 
     def __init__(self, shape: HydraShape, draft_ids: Tensor | None = None) -> None:
         super().__init__(draft_ids, shape.features, shape.depth)
@@ -101,9 +105,23 @@ class HydraHeads(Heads):
 
     def logits(self, index: int, state: Tensor) -> Tensor:
         """Logits [n, draft_vocab] of head `index` for its state [n, d]."""
-        head = self.hydra_lm_head
-        logits: Tensor = (head if isinstance(head, nn.Linear) else head[index - 1])(state)
+        logits: Tensor = self._head(index - 1)(state)
         return logits
+
+    def _head(self, index: int) -> nn.Linear:
+        heads: Any = self.hydra_lm_head
+        head: nn.Linear = heads if isinstance(heads, nn.Linear) else heads[index]
+        return head
+
+    def make_native(self, kernels: Kernels) -> None:
+        """Once the weights are packed for the kernels: see `native`."""
+        heads = []
+        for index in range(self.shape.depth):
+            layers: Any = self.hydra_mlp[index]
+            first, *others = layers
+            further = [layer.linear for layer in others]
+            heads.append(HydraLinears(first.linear, first.res_connection, further, self._head(index)))
+        self.native = NativeHydra(kernels, self.shape.hidden, heads, self.shape.num_layers, self.draft_ids)
 
     def head(self, index: int, hidden: Tensor, embedded_path: Tensor) -> Tensor:
         """Logits [n, draft_vocab] for the token after the path.
