@@ -85,7 +85,8 @@ def fresh_hydra(
         for mlp in heads.hydra_mlp:
             first: Any = mlp[0]  # type: ignore[index]
             first.res_connection.weight.mul_(0.1)
-    _scale_inputs(heads, 1 / hidden_size, 1 / embedding_size)
+        heads.feature_scale.copy_(embedding_size / hidden_size)
+    _scale_inputs(heads, 1 / embedding_size, 1 / embedding_size)
     return heads
 
 
