@@ -17,10 +17,12 @@ from model_runner.config import RunnerConfig, Sizes
 from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVCaches
+from model_runner.learning.learning import NO_LEARNING, Learning
+from model_runner.learning.link import ProcessLink
+from model_runner.learning.wiring import Learned, MakeLink, choose_learned, learning_bytes, make_learning
 from model_runner.memory import MemoryPlan, Needs, plan_memory
 from model_runner.models.classification import load_classification_head
 from model_runner.models.early_exit import EarlyExit
-from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.inspection import ModelShape, inspect_model
@@ -38,7 +40,15 @@ from model_runner.scoring.transform import ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.grammar import GrammarProposer
-from model_runner.speculative.heads import BY_WORTH, HeadsRoom, heads_bytes, heads_kv, make_heads_proposer, method_of
+from model_runner.speculative.heads import (
+    BY_WORTH,
+    HeadsRoom,
+    heads_bytes,
+    heads_kv,
+    make_fresh_proposer,
+    make_heads_proposer,
+    method_of,
+)
 from model_runner.speculative.methods import Blocks, make_proposers, num_exit_layers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
@@ -68,10 +78,15 @@ class RunnerParts:
     """See Platform."""
     drafter: TargetModel | None = None
     """The draft model, if there is one, to be warmed up."""
+    learning: Learning = NO_LEARNING
 
 
-def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[RunnerParts, RunnerInfo]:
+def assemble(
+    config: RunnerConfig, platform: Platform | None = None, make_link: MakeLink = ProcessLink
+) -> tuple[RunnerParts, RunnerInfo]:
     """Plan the memory, load the models and make everything around them; without a platform, on the configured one.
+
+    `make_link` makes the line to a learner of heads, if there is to be one.
 
     Raises:
         DoesNotFitError: if weights and cache do not fit in memory.
@@ -81,14 +96,10 @@ def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[Ru
     platform = platform or choose_platform(config)
     shapes = _inspect(config, platform)
     sizes = platform.sizes(config)
-    needs = _needs(shapes, platform)
+    needs = _needs(shapes, platform, learning_bytes(config) if platform.device.type == "cpu" else 0)
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
-    loaded = _Weights(
-        platform.load(config.model),
-        None if config.draft_model is None else platform.load(config.draft_model),
-        None if config.aux_model is None else platform.load(config.aux_model),
-    )
+    loaded = _load(config, platform)
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
         room = replace(platform.room(), free=measured.free + needs.model_bytes)
@@ -99,7 +110,7 @@ def assemble(config: RunnerConfig, platform: Platform | None = None) -> tuple[Ru
     if shapes.aux is not None:
         _check_length(plan, shapes.aux)
     blocks = Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs, Handouts(plan.num_blocks))
-    parts, num_early_exits = _put_together(config, HeadsRoom(platform, blocks), plan, shapes, loaded)
+    parts, num_early_exits = _put_together(config, HeadsRoom(platform, blocks), plan, shapes, loaded, make_link)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
 
@@ -112,15 +123,18 @@ class _Shapes:
     draft: ModelShape | None
     aux: ModelShape | None
     heads: Sequence[Heads]
+    distinct: Sequence[ModelShape]
+    """Those whose weights are loaded: of models in one folder, one."""
+    learned: Learned | None
 
     def models(self) -> list[ModelShape]:
-        """Those that there are."""
+        """Those that have a cache."""
         return [shape for shape in (self.target, self.draft, self.aux) if shape is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The models themselves."""
+    """The models themselves. Those of one folder share their weights."""
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -131,19 +145,38 @@ def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     hf_config = platform.read_config(config.model)
     heads = [load_heads(folder, TargetShape.of(hf_config)) for folder in config.heads]
     _check_methods(config.heads, heads)
-    return _Shapes(
-        target=inspect_model(hf_config),
-        draft=_inspect_beside(config, platform, config.draft_model, "draft"),
-        aux=_inspect_beside(config, platform, config.aux_model, "auxiliary"),
-        heads=heads,
-    )
+    target = inspect_model(hf_config)
+    draft = _inspect_beside(config, platform, config.draft_model, "draft")
+    aux = _inspect_beside(config, platform, config.aux_model, "auxiliary")
+    folders = config.model, config.draft_model, config.aux_model
+    distinct = {
+        folder.resolve(): shape for folder, shape in zip(folders, (target, draft, aux), strict=True) if folder and shape
+    }
+    learned = choose_learned(config, heads) if config.learn else None
+    return _Shapes(target, draft, aux, heads, tuple(distinct.values()), learned)
+
+
+def _load(config: RunnerConfig, platform: Platform) -> _Weights:
+    """Each folder once."""
+    loaded: dict[Path, PreTrainedModel] = {}
+
+    def load(folder: Path) -> PreTrainedModel:
+        first = loaded.get(folder.resolve())
+        if first is not None:
+            return platform.load_again(first)
+        return loaded.setdefault(folder.resolve(), platform.load(folder))
+
+    target = load(config.model)
+    draft = None if config.draft_model is None else load(config.draft_model)
+    aux = None if config.aux_model is None else load(config.aux_model)
+    return _Weights(target, draft, aux)
 
 
 def _check_methods(folders: Sequence[Path], heads: Sequence[Heads]) -> None:
     """A request names a method, so that there can be only one of each."""
     taken: dict[str, Path] = {}
     for folder, one in zip(folders, heads, strict=True):
-        method = method_of(one)
+        method = method_of(one.kind)
         if method in taken:
             raise ValueError(f"the heads in {taken[method]} and in {folder} both draft by {method}; leave out one")
         taken[method] = folder
@@ -157,16 +190,17 @@ def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | Non
     return inspect_model(platform.read_config(folder))
 
 
-def _needs(shapes: _Shapes, platform: Platform) -> Needs:
+def _needs(shapes: _Shapes, platform: Platform, learning: int) -> Needs:
     """What all of it takes before anything is loaded."""
     models, heads = shapes.models(), shapes.heads
     return Needs(
-        model_bytes=sum(platform.weight_bytes(model) for model in models),
+        model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads),
         # Weights are packed one by one, after all were read.
-        loading_bytes=sum(model.num_parameters for model in models) * platform.types.compute.itemsize,
+        loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
+        learning_bytes=learning,
     )
 
 
@@ -179,7 +213,7 @@ def _check_length(plan: MemoryPlan, aux: ModelShape) -> None:
 
 
 def _put_together(
-    config: RunnerConfig, room: HeadsRoom, plan: MemoryPlan, shapes: _Shapes, loaded: _Weights
+    config: RunnerConfig, room: HeadsRoom, plan: MemoryPlan, shapes: _Shapes, loaded: _Weights, make_link: MakeLink
 ) -> tuple[RunnerParts, int]:
     """The parts, and how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
@@ -197,18 +231,27 @@ def _put_together(
     drafter = None if draft is None else platform.make_target(draft.model, draft.attention, longest_draft)
     exit_layers = platform.make_first_layers(target.model, target.attention, num_exit_layers(target.model))
     proposers = make_proposers(exit_layers, blocks, drafter)
-    proposers |= dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
+    with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
+    learning: Learning = NO_LEARNING
+    if (learned := shapes.learned) is not None:
+        if learned.folder is None:
+            with_heads[learned.method] = make_fresh_proposer(target.model)
+        shape = TargetShape.of(target.model.config)
+        learning = make_learning(config, learned, with_heads[learned.method], shape, platform, make_link)
+    proposers |= with_heads
     trained = next((method for method in BY_WORTH if method in proposers), None)
     proposers["grammar"] = GrammarProposer(sampling.matcher)
     speculator = Speculator(proposers, budget, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
-    needs = frozenset[Feature]().union(*(proposer.needs for proposer in proposers.values()))
+    needs = learning.needs.union(*(proposer.needs for proposer in proposers.values()))
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
     amateur = None if aux is None else platform.make_target(aux.model, aux.attention, plan.max_model_len)
     early_exit = platform.find_early_exit(target.model)
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
         kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
-        state=RunnerState(blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.handouts),
+        state=RunnerState(
+            blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.handouts, learning
+        ),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),
@@ -220,6 +263,7 @@ def _put_together(
         picks_ahead=platform.picks_ahead,
         runs_beside=platform.runs_beside,
         drafter=drafter,
+        learning=learning,
     )
     return parts, 0 if early_exit is None else early_exit.num_layers
 

@@ -67,9 +67,9 @@ class RunnerConfig:
     """Folders with trained heads: Medusa, Hydra or EAGLE. The embedded model has some of its own."""
     learn: bool = False
     """Whether heads are trained while the model is served, on what it computes."""
-    learn_threads: int = 1
-    """Of the process that trains them."""
-    learn_memory_gib: float = 0.5
-    """Of the same process, at most."""
+    learn_threads: int | None = None
+    """Of the process that trains them; None takes 1."""
+    learn_memory_gib: float | None = None
+    """What that may take; None takes half a GiB."""
     aux_model: Path | None = None
     """A weaker model with the same tokenizer, for contrastive decoding."""

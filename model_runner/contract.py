@@ -248,6 +248,9 @@ class AdmittedRequest:
     """Whether heads may be trained on what the target computes for it. One with a salt is never learnt from."""
     sampler_state: float | None = None
     """What the choice's last result said, if it has output."""
+    forked_from: str | None = None
+    """Key of a choice that runs, with the same prompt, the same settings but for `choice` and `prompt_logprobs`, and an
+    output that begins with this one's but for its last token: what was counted there need not be counted again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +290,13 @@ class StepPlan:
     def keys(self) -> list[str]:
         """Of the choices that are scheduled."""
         return [entry.key for entry in self.scheduled]
+
+    def fresh_blocks(self, block_size: int) -> list[int]:
+        """Blocks whose content is nobody's: all that the plan hands out but shared ones and the targets of copies."""
+        fresh = [block for entry in self.scheduled for block in entry.new_blocks]
+        for admitted in self.admitted:
+            fresh += admitted.blocks[-(-admitted.num_computed // block_size) :]
+        return fresh
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Future
 
 from model_runner.contract import SamplingParams, StepPlan, StepResult
+from model_runner.info import LearningStats
 from model_runner.runner_interface import LaunchedStep
 
 
@@ -23,3 +24,7 @@ class DoneAtLaunch(ABC):
         assert not is_ahead, "no step can follow"
         done = self.execute(plan)
         return LaunchedStep(can_follow=False, result=lambda: done)
+
+    def learning_stats(self) -> LearningStats | None:
+        """See Runner.learning_stats."""
+        return None

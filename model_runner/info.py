@@ -55,3 +55,23 @@ class SpeculationStats:
     """Seconds spent on making drafts, and ..."""
     verify_s: float
     """... on the forward passes of steps with drafts, shared by their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningStats:
+    """What came of training heads on what is served, since the engine's start."""
+
+    tokens: int = 0
+    """Of output that the learner took in."""
+    pieces_dropped: int = 0
+    """Parts of answers that it was too slow for."""
+    steps: int = 0
+    """Of training."""
+    publications: int = 0
+    """Heads that were found better than those before."""
+    rollbacks: int = 0
+    """Times that older heads were found better again."""
+    tokens_per_step_first: float | None = None
+    """What the heads of the engine's start would bring on what is served lately; None until it is known."""
+    tokens_per_step_current: float | None = None
+    """The same of the heads in use."""

@@ -45,6 +45,8 @@ class Needs:
     """The model's own limit."""
     step_bytes: int = 0
     """See Measured."""
+    learning_bytes: int = 0
+    """Of the process that trains heads beside, where that has the same memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class MemoryPlan:
     dtype: str
     """Of the weights in products."""
     kv_dtype: str
+    learning_bytes: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -93,11 +96,13 @@ class MemoryPlan:
     def lines(self) -> list[str]:
         """The plan for people."""
         cache = self.num_tokens * self.kv_bytes_per_token
+        learning = [f"learning   {_size(self.learning_bytes)}"] if self.learning_bytes else []
         return [
             f"weights    {_size(self.weight_bytes)} as {self.dtype} on {self.device}",
             f"KV cache   {_size(cache)} as {self.kv_dtype} at {_size(self.kv_bytes_per_token)} per token",
             f"           = {self.num_tokens:,} tokens = {self.num_tokens / self.max_model_len:.1f} full requests "
             f"of {self.max_model_len:,} tokens",
+            *learning,
         ]
 
 
@@ -108,11 +113,14 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
         ValueError: if the asked-for length is beyond the model's own.
     """
-    weights, free = needs.model_bytes + needs.heads_bytes, room.free
+    weights, free = needs.model_bytes + needs.heads_bytes, room.free - needs.learning_bytes
     per_token = sum(kv.num_bytes(types.kv) for kv in needs.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:
-        raise DoesNotFitError(f"the weights take {_size(weights)} and {_size(free)} are free on {room.device}")
+        beside = f", beside {_size(needs.learning_bytes)} for learning" if needs.learning_bytes else ""
+        raise DoesNotFitError(
+            f"the weights take {_size(weights)} and {_size(max(free, 0))} are free on {room.device}{beside}"
+        )
     if needs.loading_bytes > free:
         raise DoesNotFitError(
             f"loading the weights takes {_size(needs.loading_bytes)} and {_size(free)} are free on {room.device}"
@@ -140,6 +148,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         device=room.device,
         dtype=types.weights or _name(types.compute),
         kv_dtype=_name(types.kv),
+        learning_bytes=needs.learning_bytes,
     )
 
 

@@ -1,4 +1,6 @@
-"""For processes that are of no use without the one that started them. Imports nothing that takes time."""
+"""For processes that are of no use without the one that started them, and for that one. Imports nothing that takes
+time.
+"""
 
 import ctypes
 import signal
@@ -14,3 +16,12 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def describe_end(pid: int, code: int) -> str:
+    """How a process ended, in words; `code` is what subprocess calls its return code."""
+    if code >= 0:
+        return f"process {pid} exited with code {code}; its last words are above"
+    name = signal.Signals(-code).name
+    hint = " (was the machine out of memory?)" if -code == signal.SIGKILL else ""
+    return f"process {pid} was killed by {name}{hint}"

@@ -20,15 +20,16 @@ from model_runner.contract import (
     ScheduledRequest,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
-from model_runner.info import RunnerInfo, SpeculationStats
+from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
 from model_runner.kv_cache import Move
+from model_runner.learning.link import ProcessLink
+from model_runner.learning.wiring import MakeLink
 from model_runner.models.inspection import UnsupportedModelError
 from model_runner.platforms.platform import Platform
 from model_runner.runner_interface import LaunchedStep
-from model_runner.sampling.logprobs import prompt_logprobs
+from model_runner.sampling.logprobs import logprobs_of_prompts
 from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.scoring.transform import RawStep
 from model_runner.shortage import shortage
@@ -70,12 +71,15 @@ class ModelRunner:
         """When the last step was done."""
         self._drafter = parts.drafter
         self._grammars = parts.grammars
+        self._learning = parts.learning
         self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, "prepare")
 
     @classmethod
-    def load(cls, config: RunnerConfig, platform: Platform | None = None) -> "ModelRunner":
+    def load(
+        cls, config: RunnerConfig, platform: Platform | None = None, make_link: MakeLink = ProcessLink
+    ) -> "ModelRunner":
         """Load the model and run first steps. Takes the arguments of `assemble`, and raises what it does."""
-        parts, info = assemble(config, platform)
+        parts, info = assemble(config, platform, make_link)
         runner = cls(parts, info)
         start = time.perf_counter()
         runner.warm_up()
@@ -84,6 +88,7 @@ class ModelRunner:
         grammars_s = time.perf_counter() - start - first_step_s
         phases = ("first step", first_step_s), ("vocabulary for grammars", grammars_s)
         runner.info = replace(info, started_in=(*info.started_in, *phases))
+        parts.learning.start()
         return runner
 
     @property
@@ -117,7 +122,7 @@ class ModelRunner:
     def _lay_out(self, plan: StepPlan) -> "_Work":
         """Bring cache and choices to where the plan has them, and lay out what the step computes."""
         if self._needs_clean_blocks:
-            self._kv_cache.clear(_new_blocks(plan, self.info.block_size))
+            self._kv_cache.clear(plan.fresh_blocks(self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
         slots = [choice.slot for choice in choices]
@@ -161,7 +166,8 @@ class ModelRunner:
         if not self._runs_beside or step.plan is None:
             return False
         are_found = len(step.plan.choices - step.plan.held) == len(work.choices)
-        is_read = work.batch.prompt_rows or self._speculator.reads_step(work.slots)
+        is_recorded = any(map(self._learning.has, work.slots))
+        is_read = work.batch.prompt_rows or self._speculator.reads_step(work.slots) or is_recorded
         return are_found and not is_read and len(work.batch.logits_index) == len(work.choices)
 
     def _finish(
@@ -170,7 +176,7 @@ class ModelRunner:
         """Commit what the step brought."""
         reason: str | None = None
         try:
-            prompts = self._prompt_logprobs(step)
+            prompts = logprobs_of_prompts(step.logits, step.batch.prompt_rows, step.sampling)
             verdicts = self._decide(step, work, picks, start)
             pooled = self._pool(step, work.choices)  # last, because it adds up
         except (MemoryError, RuntimeError) as error:
@@ -219,6 +225,8 @@ class ModelRunner:
 
     def _propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
         """See Speculator.propose. If memory runs out, the step's choices go on without speculation: the step stands."""
+        self._learning.observe(step)
+        step = replace(step, choices=[choice for choice in step.choices if self._speculator.has(choice.slot)])
         try:
             return self._speculator.propose(load, step)
         except (MemoryError, RuntimeError) as error:
@@ -257,7 +265,7 @@ class ModelRunner:
     ) -> list[ChoiceStep]:
         """Book the step: tokens to the choices, keys and values of accepted drafts to their places.
 
-        Returns what it brought the choices that speculate.
+        Returns what it brought the choices that speculate or are learnt from.
         """
         first_row = np.searchsorted(batch.choice_of, np.arange(len(choices)))
         samples = {sample.choice: sample for sample in batch.samples}
@@ -266,7 +274,7 @@ class ModelRunner:
         parts = zip(choices, plan.scheduled, verdicts, first_row.tolist(), strict=True)
         for index, (choice, entry, verdict, row) in enumerate(parts):
             moves += self._state.commit(choice, entry.num_tokens, verdict.tokens, verdict.nodes)
-            if not self._speculator.has(choice.slot):
+            if not (self._speculator.has(choice.slot) or self._learning.has(choice.slot)):
                 continue
             drafts = row + entry.num_tokens
             steps.append(
@@ -286,18 +294,17 @@ class ModelRunner:
         self._kv_cache.move(moves)
         return steps
 
-    def _prompt_logprobs(self, step: RawStep) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """For each choice that asked, by its index in the batch."""
-        return {
-            part.choice: tuple(
-                prompt_logprobs(step.logits[part.rows], part.targets, step.sampling[part.choice].prompt_logprobs or 0)
-            )
-            for part in step.batch.prompt_rows
-        }
-
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
         """What speculation did since the start, by method."""
         return self._speculator.stats()
+
+    def learning_stats(self) -> LearningStats | None:
+        """See Runner.learning_stats."""
+        return self._learning.stats()
+
+    def close(self) -> None:
+        """Learn no more. Steps can still be executed."""
+        self._learning.close()
 
     def warm_up(self) -> None:
         """Run first steps, so that no request pays for them, and learn how long steps take.
@@ -368,14 +375,6 @@ class _Work:
     drafts: Sequence[DraftTree]
     guided: Mapping[int, int]
     """For each guide, by its index, the choice that it guides."""
-
-
-def _new_blocks(plan: StepPlan, block_size: int) -> list[int]:
-    """Blocks whose content is nobody's: all that the plan hands out but shared ones and the targets of copies."""
-    fresh = [block for entry in plan.scheduled for block in entry.new_blocks]
-    for admitted in plan.admitted:
-        fresh += admitted.blocks[-(-admitted.num_computed // block_size) :]
-    return fresh
 
 
 def _guided(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> dict[int, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from model_runner.contract import SamplingParams, StepPlan, StepResult
-from model_runner.info import SpeculationStats
+from model_runner.info import LearningStats, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +48,8 @@ class Runner(Protocol):
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
         """What speculation did since the start, by method."""
+        ...
+
+    def learning_stats(self) -> LearningStats | None:
+        """What came of learning since the start; None where nothing is learnt."""
         ...

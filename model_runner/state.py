@@ -13,6 +13,7 @@ from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequ
 from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kv_cache import Move
+from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.pooling import Pooling
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
@@ -51,6 +52,7 @@ class RunnerState:
         speculator: Speculator,
         search: ContrastiveSearch,
         handouts: Handouts,
+        learning: Learning = NO_LEARNING,
     ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._choices: dict[str, Choice] = {}
@@ -59,6 +61,7 @@ class RunnerState:
         self._speculator = speculator
         self._search = search
         self._handouts = handouts
+        self._learning = learning
 
     def apply(self, plan: StepPlan) -> list[Choice]:
         """Forget what was released, take up what was admitted, extend block tables; returns the scheduled choices."""
@@ -67,6 +70,7 @@ class RunnerState:
             self._sampling.release(choice.slot)
             self._speculator.end(choice.slot)
             self._search.end(choice.slot)
+            self._learning.end(choice.slot)
             self._free_slots.append(choice.slot)
         if handed_out := _handed_out(plan, self._block_size):
             self._handouts.note(handed_out)
@@ -95,13 +99,15 @@ class RunnerState:
             sampler_state=admitted.sampler_state,
         )
         self._choices[admitted.key] = choice
-        self._begin_sampling(choice)
+        self._begin_sampling(choice, admitted.forked_from)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
         self._search.begin(choice.slot, choice.sampling)
+        self._learning.begin(choice.slot, admitted)
 
-    def _begin_sampling(self, choice: Choice) -> None:
+    def _begin_sampling(self, choice: Choice, forked_from: str | None = None) -> None:
         prompt, output = islice(choice.tokens, choice.num_prompt), choice.tokens[choice.num_prompt :]
-        self._sampling.admit(choice.slot, choice.sampling, prompt, output, choice.sampler_state)
+        parent = None if forked_from is None else self._choices[forked_from].slot
+        self._sampling.admit(choice.slot, choice.sampling, prompt, output, choice.sampler_state, parent)
 
     def rewind(self, choices: Sequence[Choice]) -> None:
         """Bring the scheduled choices back to where `apply` left them, after a step that failed before `commit`.

@@ -75,7 +75,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        stats = self.scheduler.stats(self.runner.speculation_stats())
+        stats = self.scheduler.stats(self.runner.speculation_stats(), self.runner.learning_stats())
         return replace(stats, num_waiting=stats.num_waiting + len(self._preparing)) if len(self._preparing) else stats
 
     def check_integrity(self) -> None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Literal, Protocol
 
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
-from model_runner.info import SpeculationStats
+from model_runner.info import LearningStats, SpeculationStats
 
 
 class FinishReason(StrEnum):
@@ -167,3 +167,5 @@ class EngineStats:
     """Tokens computed, recomputation included, draft tokens not."""
     speculation: tuple[SpeculationStats, ...] = ()
     """By method; those that were never used are left out."""
+    learning: LearningStats | None = None
+    """None where nothing is learnt."""

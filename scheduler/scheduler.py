@@ -26,7 +26,7 @@ preempted together, and in lockstep, which means that the last known tokens of a
 """
 
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
-from model_runner.info import SpeculationStats
+from model_runner.info import LearningStats, SpeculationStats
 from scheduler.ahead import goes_on_alone, plan_ahead
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.checks import check_request
@@ -172,13 +172,16 @@ class Scheduler:
         owner = self._searches if retreat.failed.request_id in self._searches else self._choices
         return owner.fail(retreat.failed, OUT_OF_MEMORY)
 
-    def stats(self, speculation: tuple[SpeculationStats, ...] = ()) -> EngineStats:
-        """A snapshot of counters and gauges, with what the runner says of its speculation."""
+    def stats(
+        self, speculation: tuple[SpeculationStats, ...] = (), learning: LearningStats | None = None
+    ) -> EngineStats:
+        """A snapshot of counters and gauges, with what the runner says of its speculation and learning."""
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             kv_usage=self._pool.num_used / self.num_blocks,
             speculation=speculation,
+            learning=learning,
             **self._counters.totals(),
         )
 
@@ -218,7 +221,7 @@ class Scheduler:
             if start is not None:
                 self._pool.share(start.shared)
                 self._place(member, start, new_blocks, step)
-                step.admit(member, num_tokens)
+                step.admit(member, num_tokens, start.forked_from)
             elif num_tokens:
                 member.blocks += new_blocks
                 step.give(member, num_tokens, tuple(new_blocks))
@@ -271,8 +274,8 @@ class Scheduler:
             self._pool.share(shared)
             for member, start, count in zip(members, starts, num_new, strict=True):
                 self._place(member, start, self._pool.allocate(count), step)
-            for member, num_tokens in zip(members, lockstep(members, step.budget), strict=True):
-                step.admit(member, num_tokens)
+            for member, start, num_tokens in zip(members, starts, lockstep(members, step.budget), strict=True):
+                step.admit(member, num_tokens, start.forked_from)
 
     def _num_to_grow(self, request: Request, num_tokens: int) -> int:
         """The blocks that a running request lacks to compute so many tokens."""

@@ -1,7 +1,7 @@
 """What a choice need not compute because somebody already did: the prefix cache's blocks or a sibling's prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from scheduler.prefix_cache import Lookup, PrefixCache
@@ -24,6 +24,8 @@ class Start:
     """Prompt tokens to report as found in the prefix cache."""
     num_looked_up: int = 0
     """Prompt tokens that the prefix cache was asked for."""
+    forked_from: str | None = None
+    """See AdmittedRequest."""
 
 
 class KVSharing:
@@ -50,7 +52,8 @@ class KVSharing:
             return cached
         for sibling in siblings:
             if sibling.num_computed >= sibling.num_prompt:
-                return self._fork_of(sibling, sibling.num_prompt - 1)
+                start = self._fork_of(sibling, sibling.num_prompt - 1)
+                return start if request.num_output <= 1 else replace(start, forked_from=None)
         return cached if cached.num_computed == forkable else None
 
     def publish(self, requests: Sequence[Request]) -> None:
@@ -113,4 +116,5 @@ class KVSharing:
             shared=tuple(request.blocks[:num_full]),
             copied=request.blocks[num_full] if is_split else None,
             num_cached=request.num_cached or 0,
+            forked_from=request.key,
         )

@@ -42,7 +42,7 @@ class Step:
         self.shares[request.key] = replace(share, num_draft=num_draft, new_blocks=new_blocks)
         self.budget -= num_draft
 
-    def admit(self, request: Request, num_tokens: int) -> None:
+    def admit(self, request: Request, num_tokens: int, forked_from: str | None) -> None:
         """Begin with a request that has its blocks; it may have to wait for its first share."""
         request.chosen = None
         self.admitted.append(
@@ -58,6 +58,7 @@ class Step:
                 cache_salt=request.cache_salt,
                 learn=request.learn,
                 sampler_state=request.sampler_state,
+                forked_from=forked_from,
             )
         )
         if num_tokens:

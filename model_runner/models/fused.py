@@ -51,6 +51,10 @@ class FusedDecoderLayer(nn.Module):
         if self._experts is not None:
             self.struct.experts = ctypes.addressof(self._experts.struct)
 
+    def part_from_twin(self) -> None:
+        """Be bound by itself, if this is a copy of a layer."""
+        self.struct = DecoderLayerStruct.from_buffer_copy(self.struct)
+
     def bind(self, cache: KVCacheStruct) -> None:
         """Say where the layer's keys and values are kept; before the first forward."""
         self.struct.cache = cache
@@ -81,6 +85,13 @@ class FusedDecoderLayer(nn.Module):
 def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
     """Replace every decoder layer that is recognised; returns how many were."""
     return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer), with_experts=True)
+
+
+def part_layers(model: nn.Module) -> None:
+    """Let each fused layer of a model's twin have a cache of its own."""
+    for module in model.modules():
+        if isinstance(module, FusedDecoderLayer):
+            module.part_from_twin()
 
 
 def bind_layers(model: nn.Module, caches: Sequence[KVCacheStruct]) -> None:

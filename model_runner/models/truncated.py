@@ -1,13 +1,16 @@
-"""A model with other layers than its own, which shares all the rest with it."""
+"""Models that share their weights: one with other layers than another's, or one like it in modules of its own."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 from transformers import PreTrainedModel
 
 Module = TypeVar("Module", bound=nn.Module)
+_DICTS = dict, OrderedDict
+"""What a module keeps its parameters, buffers, children and hooks in."""
 
 
 def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
@@ -34,6 +37,17 @@ def _decoder_with_layers(decoder: nn.Module, change: Callable[[nn.ModuleList], n
             config.num_hidden_layers = len(layers)
     changed.config = config
     return changed
+
+
+def twin(model: Module) -> Module:
+    """The model again, in modules that can be hooked and bound to a cache by themselves. Weights are shared."""
+    twins = {module: copy.copy(module) for module in model.modules()}
+    for module, copied in twins.items():
+        vars(copied).update(
+            {name: copy.copy(of_own) for name, of_own in vars(module).items() if type(of_own) in _DICTS}
+        )
+        copied._modules.update({name: twins[child] for name, child in module._modules.items() if child is not None})
+    return cast("Module", twins[model])
 
 
 def shallow_copy(module: Module) -> Module:

@@ -24,7 +24,7 @@ from model_runner.models.activations import replace_activations
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
-from model_runner.models.fused import bind_layers, fuse_layers
+from model_runner.models.fused import bind_layers, fuse_layers, part_layers
 from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.inspection import ModelShape, UnsupportedModelError
 from model_runner.models.loading import load_model
@@ -103,10 +103,22 @@ class CpuPlatform(Platform):
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
         prepare(model, self._packer)
-        if self._kernels is not None and (native := read_native_model(model, self._kernels)) is not None:
-            self._native_models[model] = native
+        if self._read_natively(model):
             logger.info("forward    by one native call")
         return model
+
+    def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
+        """See Platform.load_again."""
+        model = super().load_again(loaded)
+        part_layers(model)
+        self._read_natively(model)
+        return model
+
+    def _read_natively(self, model: PreTrainedModel) -> bool:
+        """Remember how the model is run by one call; returns whether it can be."""
+        if self._kernels is not None and (native := read_native_model(model, self._kernels)) is not None:
+            self._native_models[model] = native
+        return model in self._native_models
 
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
         """See Platform.make_cache."""

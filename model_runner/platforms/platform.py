@@ -19,7 +19,7 @@ from model_runner.models.features import Feature
 from model_runner.models.inspection import ModelShape
 from model_runner.models.loading import load_config
 from model_runner.models.target import HFTargetModel, TargetModel
-from model_runner.models.truncated import first_layers
+from model_runner.models.truncated import first_layers, twin
 from model_runner.sampling.picks import PickAllowed
 from model_runner.sampling.sampler import Sampler
 
@@ -74,6 +74,10 @@ class Platform(ABC):
         Raises:
             UnsupportedModelError: if a part of the model cannot be computed exactly.
         """
+
+    def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
+        """A model that was loaded, to be run on another cache beside it. Its weights take no more memory."""
+        return twin(loaded)
 
     @abstractmethod
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:

@@ -1,6 +1,8 @@
 """Where the end of a history has occurred before, and how much of it."""
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +23,17 @@ class EndMatches:
     """
 
     def __init__(self, history: Sequence[int]) -> None:
-        self._num = len(history)
-        self._tokens = np.zeros(2 * self._num + _ROOM, dtype=np.int32)
-        self._tokens[: self._num] = history
-        self._lengths = np.zeros_like(self._tokens)
-        self._lengths[1 : self._num] = common_prefixes(self.tokens[::-1].copy())[:0:-1]
+        tokens = np.array(history, dtype=np.int32)
+        self._first_lengths = np.zeros_like(tokens)
+        self._first_lengths[1:] = common_prefixes(tokens[::-1].copy())[:0:-1]
+        self._take(tokens, self._first_lengths)
+
+    def _take(self, tokens: Int32Array, lengths: Int32Array) -> None:
+        """Have copies of these for history and lengths, with room for more."""
+        self._num = len(tokens)
+        self._tokens, self._lengths = np.zeros((2, 2 * self._num + _ROOM), dtype=np.int32)
+        self._tokens[: self._num] = tokens
+        self._lengths[: self._num] = lengths
 
     @property
     def tokens(self) -> Int32Array:
@@ -45,6 +53,13 @@ class EndMatches:
         self._lengths[1 : self._num + 1] = (self.lengths + 1) * (self.tokens == token)
         self._tokens[self._num] = token
         self._num += 1
+
+    def fork(self, *, from_start: bool) -> Self:
+        """One that goes on by itself, from here or from how this one was made."""
+        fork = copy(self)
+        lengths = self._first_lengths if from_start else self.lengths
+        fork._take(self._tokens[: len(lengths)], lengths)
+        return fork
 
 
 def common_prefixes(text: Int32Array) -> Int32Array:

@@ -1,13 +1,16 @@
 """What a request has said so far, kept so that a step's bans and penalties need little work.
 
 Every table is made at once from the history that a choice begins with, without a look at single tokens in Python: it
-may be a long prompt, and all choices wait for it. Then it grows by one token at a time.
+may be a long prompt, and all choices wait for it. Then it grows by one token at a time. Forks share what does not
+change any more and copy the rest, or take the table as it was made, before the first token was added.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +19,44 @@ from model_runner.contract import Breaker
 from model_runner.sampling.end_matches import EndMatches, Int32Array
 
 
+class Table(Protocol):
+    """What a slot keeps of its history."""
+
+    def add(self, token: int) -> None:
+        """A token was generated."""
+        ...
+
+    def fork(self, *, from_start: bool) -> Self:
+        """One that goes on by itself, from here or from how this one was made."""
+        ...
+
+
 class SeenTokens:
     """The distinct tokens of a history."""
 
     def __init__(self, history: Iterable[int]) -> None:
-        self._seen = set(history)
-        self.tokens = array("q", self._seen)
+        self._first = frozenset(history)
+        self._first_tokens = array("q", self._first)
+        self._later: set[int] = set()
+        self._later_tokens = array("q")
+
+    @property
+    def tokens(self) -> "array[int]":
+        """Their ids."""
+        return self._first_tokens + self._later_tokens
 
     def add(self, token: int) -> None:
         """Append a token to the history."""
-        if token not in self._seen:
-            self._seen.add(token)
-            self.tokens.append(token)
+        if token not in self._first and token not in self._later:
+            self._later.add(token)
+            self._later_tokens.append(token)
+
+    def fork(self, *, from_start: bool) -> Self:
+        """See Table.fork."""
+        fork = copy(self)
+        fork._later = set() if from_start else self._later.copy()
+        fork._later_tokens = array("q") if from_start else self._later_tokens[:]
+        return fork
 
 
 class TokenCounts:
@@ -49,6 +78,14 @@ class TokenCounts:
             self.counts.append(0)
         self.counts[index] += 1
 
+    def fork(self, *, from_start: bool) -> Self:
+        """See Table.fork; it has to be made of no tokens for that."""
+        fork = copy(self)
+        fork.tokens = array("q") if from_start else self.tokens[:]
+        fork.counts = array("q") if from_start else self.counts[:]
+        fork._index = {} if from_start else self._index.copy()
+        return fork
+
 
 class RepeatedNgrams:
     """The n-grams that the next token could complete for the second time."""
@@ -60,6 +97,12 @@ class RepeatedNgrams:
     def add(self, token: int) -> None:
         """Append a token to the history. Takes one vectorised pass over it."""
         self._matches.add(token)
+
+    def fork(self, *, from_start: bool) -> Self:
+        """See Table.fork."""
+        fork = copy(self)
+        fork._matches = self._matches.fork(from_start=from_start)
+        return fork
 
     def blocked(self) -> list[int]:
         """The last tokens of these."""
@@ -138,7 +181,7 @@ class Repetitions:
         self._breakers = SequenceBreakers(breakers)
         self._matches = EndMatches(history)
         longest = int(self._matches.lengths.max(initial=0))
-        self._unbroken = self._breakers.since_last(self._matches.tokens, longest)
+        self._first_unbroken = self._unbroken = self._breakers.since_last(self._matches.tokens, longest)
         """How many tokens there are after the last breaker; or fewer, but as many as any repetition has."""
 
     def add(self, token: int) -> None:
@@ -146,6 +189,13 @@ class Repetitions:
         self._matches.add(token)
         tokens = self._matches.tokens
         self._unbroken = 0 if self._breakers.end_at(tokens, len(tokens) - 1) else self._unbroken + 1
+
+    def fork(self, *, from_start: bool) -> Self:
+        """See Table.fork."""
+        fork = copy(self)
+        fork._matches = self._matches.fork(from_start=from_start)
+        fork._unbroken = self._first_unbroken if from_start else self._unbroken
+        return fork
 
     def prolonged(self, least: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The tokens that would prolong a repetition of at least so many tokens; and for each, of how many at most.

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_runner.contract import Candidate, TokenLogprobs
+from model_runner.batch import PromptRows
+from model_runner.contract import Candidate, SamplingParams, TokenLogprobs
 from model_runner.row_sums import row_log_softmax
 from model_runner.sampling.truncations import places
 
@@ -91,6 +92,16 @@ def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[Token
         tokens = targets[rows].tolist()
         reports += describe(row_log_softmax(logits[rows].float()), tokens, [num_top] * len(tokens))
     return reports
+
+
+def logprobs_of_prompts(
+    logits: Tensor, parts: Sequence[PromptRows], sampling: Sequence[SamplingParams]
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """For each choice of a step that asked for them, by its index in the batch. `sampling` are those of all choices."""
+    return {
+        part.choice: tuple(prompt_logprobs(logits[part.rows], part.targets, sampling[part.choice].prompt_logprobs or 0))
+        for part in parts
+    }
 
 
 def top(scores: Tensor, num: int) -> Tensor:

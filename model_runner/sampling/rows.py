@@ -133,19 +133,27 @@ class SamplingState:
         prompt: Iterable[int],
         output: Sequence[int] = (),
         sampler_state: float | None = None,
+        forked_from: int | None = None,
     ) -> None:
         """Fill a free slot. With `output` the request goes on as if these tokens had been committed one by one.
 
-        Then `sampler_state` must be what it was after these.
+        Then `sampler_state` must be what it was after these. `forked_from` is the slot of AdmittedRequest.forked_from;
+        it changes nothing but the time that this takes.
 
         Raises ValueError if the slot is taken or if the settings hold an empty bad word, a token id that is not in the
         vocabulary or a grammar that does not compile; the message names the field.
         """
         if self._slots[slot] is not None:
             raise ValueError(f"slot {slot} is taken")
-        _check_tokens(sampling, self._vocab_size)
-        matcher, thinking = self._matcher(sampling, output), self._thinking(sampling, output)
-        state = Slot(sampling, self._vocab_size, prompt, output, matcher, thinking)
+        num_common = max(len(output) - 1, 0)
+        state = None if forked_from is None else self._slot(forked_from).fork(sampling, num_common)
+        if state is None:
+            _check_tokens(sampling, self._vocab_size)
+            state = Slot(sampling, self._vocab_size, prompt, output, self._thinking(sampling, output))
+        else:
+            for token in output[num_common:]:
+                state.commit(token)
+        state.matcher = self._matcher(sampling, output)
         if sampler_state is not None:
             state.mu = sampler_state
         self._slots[slot] = state

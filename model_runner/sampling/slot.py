@@ -1,19 +1,22 @@
 """One running request, as the sampler knows it: what it asked for and what it has said."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import SamplingParams
 from model_runner.sampling.grammar import Matcher
-from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, TokenCounts
+from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, Table, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
 from model_runner.sampling.thinking import ThinkingBudget
 from model_runner.sampling.vocabulary import is_in
 
 TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Token ids, and a value for each."""
+TableT = TypeVar("TableT", bound=Table)
 _MOST = 1e30
 """Powers are cut to this, so that logits stay finite."""
 
@@ -27,12 +30,12 @@ class Slot:
         vocab_size: int,
         prompt: Iterable[int],
         output: Sequence[int] = (),
-        matcher: Matcher | None = None,
         thinking: ThinkingBudget | None = None,
     ) -> None:
-        """`matcher` is of the settings' grammar and `thinking` of their bound; both have seen the output."""
+        """`thinking` is of the settings' bound, and has seen the output."""
         self.sampling = sampling
-        self.matcher = matcher
+        self.matcher: Matcher | None = None
+        """Of the settings' grammar, if they have one. It has seen the output."""
         self.settings = _settings_in_use(sampling, vocab_size)
         self.truncates = bool(
             sampling.allowed_token_ids is not None
@@ -41,7 +44,7 @@ class Slot:
             or sampling.least_share
         )
         self.constrains = sampling.grammar is not None or _constrains_beside_grammar(sampling)
-        self.mu = 2 * sampling.mirostat.tau if sampling.mirostat is not None else None
+        self.mu = self._first_mu = 2 * sampling.mirostat.tau if sampling.mirostat is not None else None
         """Mirostat's bound on the surprise of the next token, in bits."""
         self.is_listed = sampling.beam_candidates > 0
         is_simple = not (self.truncates or sampling.logprobs is not None or self.is_listed)
@@ -54,17 +57,46 @@ class Slot:
         self.logit_bias = _summed(sampling.logit_bias)
         self._allowed = None if sampling.allowed_token_ids is None else _values(sampling.allowed_token_ids, 0.0)
         self._thinking = thinking
-        self.num_output = len(output)
+        self.num_output = self._num_first = len(output)
         size, dry = sampling.no_repeat_ngram_size, sampling.dry
         is_asked = sampling.bad_words or sampling.repetition_penalty != 1 or size or dry is not None
-        self._history = [*prompt, *output] if is_asked else []
+        history = [*prompt, *output] if is_asked else []
+        self._history = history if sampling.bad_words else []
         """Of prompt and output, unless nobody asks for it."""
         self._bad_words = BadWords(sampling.bad_words)
-        self._seen = SeenTokens(self._history) if sampling.repetition_penalty != 1 else None
+        self._seen = SeenTokens(history) if sampling.repetition_penalty != 1 else None
         penalised = sampling.frequency_penalty or sampling.presence_penalty
         self._output = TokenCounts(output) if penalised else None
-        self._ngrams = RepeatedNgrams(self._history, size) if size else None
-        self._repetitions = Repetitions(self._history, dry.last_n, dry.breakers) if dry is not None else None
+        self._ngrams = RepeatedNgrams(history, size) if size else None
+        self._repetitions = Repetitions(history, dry.last_n, dry.breakers) if dry is not None else None
+
+    def fork(self, sampling: SamplingParams, num_output: int) -> Self | None:
+        """Another choice with the same prompt, and the same beginning of the output; no token is looked at again.
+
+        It has no grammar's matcher, and mirostat's bound is where it begins.
+
+        Args:
+            sampling: differs from this choice's in `choice` and `prompt_logprobs` alone.
+            num_output: tokens of that beginning.
+
+        Returns:
+            None if it is not known any more how it was there: that is so but at the end of the output, and at its
+            start if the choice began without any.
+        """
+        from_start = num_output != self.num_output
+        if from_start and not num_output == self._num_first == 0:
+            return None
+        fork = copy(self)
+        fork.sampling, fork.matcher, fork.mu = sampling, None, self._first_mu
+        fork.noise = noise_state(sampling.seed, sampling.choice, Stream.TARGET)
+        fork._history = self._history[: len(self._history) - self.num_output + num_output]
+        fork.num_output = num_output
+        fork._thinking = _forked(self._thinking, from_start=from_start)
+        fork._seen = _forked(self._seen, from_start=from_start)
+        fork._output = _forked(self._output, from_start=from_start)
+        fork._ngrams = _forked(self._ngrams, from_start=from_start)
+        fork._repetitions = _forked(self._repetitions, from_start=from_start)
+        return fork
 
     def commit(self, token: int, surprise: float | None = None) -> None:
         """A token was generated; `surprise` is -log2 of its probability among those that mirostat kept."""
@@ -140,6 +172,10 @@ class Slot:
             return None
         start, factor = penalty
         return _constant(self.sampling.stop_token_ids, float(_power(factor, self.num_output - start)) - 1)
+
+
+def _forked(table: TableT | None, *, from_start: bool) -> TableT | None:
+    return None if table is None else table.fork(from_start=from_start)
 
 
 def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, float]:

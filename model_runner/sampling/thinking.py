@@ -1,7 +1,8 @@
 """A bound on how long a model thinks before it answers."""
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from copy import copy
+from typing import Final, Protocol, Self
 
 from model_runner.contract import Thinking
 
@@ -52,6 +53,10 @@ class ThinkingBudget:
             end = self._thinking.end
             self._is_over = end in self._tail
             self._tail = self._tail[-len(end) :]
+
+    def fork(self, *, from_start: bool) -> Self:
+        """One that follows another output, which begins as this one did so far, or from its start."""
+        return type(self)(self._thinking, self._spelling) if from_start else copy(self)
 
     def _look_for_begin(self) -> None:
         """It is the first that an output has but whitespace, or there is no reasoning."""

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from model_runner.kv_cache import KVShape
-from model_runner.models.heads.base import Heads
-from model_runner.models.heads.hydra import HydraHeads
+from model_runner.models.heads.base import Heads, TargetShape
+from model_runner.models.heads.hydra import HydraHeads, hydra_features
 from model_runner.models.heads.medusa import MedusaHeads
 from model_runner.models.heads.recurrent import RecurrentHeads
 from model_runner.platforms.platform import Platform
@@ -23,6 +24,8 @@ from model_runner.speculative.recurrent import RecurrentProposer, TargetEnds
 
 _SELF_FED_DEPTH = 5
 """How deep heads draft that have no depth of their own."""
+_FRESH_DEPTH = 3
+"""The same of those that are still to be learnt."""
 BY_WORTH = ("mtp", "eagle", "hydra", "medusa", "draft_model")
 """Methods that guess by a trained network. Where there are several, auto takes the first."""
 _METHODS = {"eagle3": "eagle"}
@@ -48,19 +51,35 @@ def heads_kv(heads: Heads) -> tuple[KVShape, ...]:
     return (heads.kv,) if isinstance(heads, RecurrentHeads) else ()
 
 
-def method_of(heads: Heads) -> str:
-    """What a request names them by."""
-    return _METHODS.get(heads.kind, heads.kind)
+class HeadsProposer(Proposer, Protocol):
+    """One that drafts with heads."""
+
+    def replace_heads(self, heads: Any) -> None:
+        """Draft with these from the next step on. They are of the same kind and shape, and take no other features; only
+        their draft vocabulary may differ. They are in the platform's form already, so this takes no time.
+        """
+        ...
 
 
-def make_heads_proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom) -> tuple[str, Proposer]:
+def method_of(kind: str) -> str:
+    """What a request names heads of a kind by."""
+    return _METHODS.get(kind, kind)
+
+
+def make_heads_proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom) -> tuple[str, HeadsProposer]:
     """The method's name and its proposer, which takes the heads over."""
     limits = GrowthLimits(max_depth=heads.depth or _SELF_FED_DEPTH)
     room.platform.prepare_heads(heads)
-    return method_of(heads), _proposer(heads, model, room, limits)
+    return method_of(heads.kind), _proposer(heads, model, room, limits)
 
 
-def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: GrowthLimits) -> Proposer:
+def make_fresh_proposer(model: PreTrainedModel) -> HeadsProposer:
+    """For Hydra heads that are still to be learnt."""
+    needs = hydra_features(TargetShape.of(model.config).num_layers)
+    return HydraProposer(None, model.get_input_embeddings(), GrowthLimits(_FRESH_DEPTH), needs)
+
+
+def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: GrowthLimits) -> HeadsProposer:
     embed = model.get_input_embeddings()
     if isinstance(heads, MedusaHeads):
         return MedusaProposer(heads, limits)

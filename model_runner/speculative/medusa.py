@@ -22,8 +22,12 @@ class MedusaProposer:
     reads_step = True
 
     def __init__(self, heads: MedusaHeads, limits: GrowthLimits) -> None:
-        self._heads = heads
         self._limits = limits
+        self.replace_heads(heads)
+
+    def replace_heads(self, heads: MedusaHeads) -> None:
+        """See HeadsProposer."""
+        self._heads = heads
         self._draft_ids = to_array(heads.draft_ids)
 
     def begin(self, choice: NewChoice) -> None:

@@ -48,12 +48,16 @@ class RecurrentProposer:
     ) -> None:
         """The attention reads and writes the cache that `kv`, of lag 1, keeps the books of."""
         self.needs = frozenset(heads.needs)
-        self._heads = heads
-        self._embed: Embed = heads.embed_tokens or target.embed
-        self._target_head = target.head
+        self._target = target
         self._attention = attention
         self._kv = kv
         self._limits = limits
+        self.replace_heads(heads)
+
+    def replace_heads(self, heads: RecurrentHeads) -> None:
+        """See HeadsProposer. Keys and values of before go on being attended to: worse guesses, the same answers."""
+        self._heads = heads
+        self._embed: Embed = heads.embed_tokens or self._target.embed
         self._draft_ids = to_array(heads.draft_ids)
 
     def begin(self, choice: NewChoice) -> None:
@@ -76,7 +80,7 @@ class RecurrentProposer:
         last = states[_index(batch, states)]
         if not any(choice.max_nodes for choice in step.choices):
             return [DraftTree()] * len(step.choices)
-        first = self._heads.logits(last, self._target_head)
+        first = self._heads.logits(last, self._target.head)
         return grow(step.choices, first, self._extension(last), self._draft_ids, self._limits)
 
     def end(self, slot: int) -> None:
@@ -92,7 +96,7 @@ class RecurrentProposer:
             row_of = _index(batch, before)  # of each bud in the batch
             after = self._run(batch.tokens, before[row_of.argsort()], batch)[row_of]
             states.update({(bud.choice, bud.node): state for bud, state in zip(buds, after, strict=True)})
-            return self._heads.logits(after, self._target_head)
+            return self._heads.logits(after, self._target.head)
 
         return extend
 

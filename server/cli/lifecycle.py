@@ -16,6 +16,7 @@ import uvloop
 from rich.console import Console
 
 from model_runner.config import RunnerConfig
+from model_runner.models.repository import cache_folder
 from server import __version__
 from server.cli.checkpoints import Checkpoints, find_checkpoints
 from server.config import Settings
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from server.api.services import Services
 
 FAILURE_CHECK_S = 1.0
+_BY_HEADS = ("auto", "eagle", "hydra", "medusa")
+"""Methods of speculation that use heads which learn."""
 
 logger = logging.getLogger("samewise.server")
 
@@ -78,6 +81,7 @@ def serve(settings: Settings, started: float) -> None:
         raise StartError(str(error)) from None
     with listener:
         _warn_if_open(settings, listener)
+        _warn_if_unused(settings)
         checkpoints = find_checkpoints(settings, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Life(settings, checkpoints, listener, console, started).run())
@@ -169,6 +173,8 @@ class _Life:
         if self._checkpoints.aux_model is not None:
             self._announce("Auxiliary model", self._checkpoints.aux_model.name)
         self._announce("Speculation", describe_speculation(self._settings, info.speculation_methods))
+        if self._settings.learn:
+            self._announce("Learning", f"heads for speculation, kept in {cache_folder() / 'learnt'}")
         self._announce("Ready in", str(milestones))
 
     def _announce(self, title: str, text: str) -> None:
@@ -203,6 +209,14 @@ def _warn_if_open(settings: Settings, listener: socket) -> None:
         )
 
 
+def _warn_if_unused(settings: Settings) -> None:
+    if settings.learn and settings.speculation not in _BY_HEADS:
+        logger.warning(
+            "Heads learn that few requests will use: speculation is %s, so only requests that name another method do.",
+            settings.speculation,
+        )
+
+
 def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
     """For the start summary: the default and the methods that requests can name."""
     if not methods:
@@ -234,8 +248,8 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         draft_model=checkpoints.draft_model,
         heads=checkpoints.heads,
         learn=settings.learn,
-        learn_threads=settings.learn_threads or RunnerConfig.learn_threads,
-        learn_memory_gib=settings.learn_memory_gib or RunnerConfig.learn_memory_gib,
+        learn_threads=settings.learn_threads,
+        learn_memory_gib=settings.learn_memory_gib,
         aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
     )
     return EngineConfig(runner, settings.policy, settings.prefix_caching, settings.log_level, settings.log_format)

@@ -53,6 +53,8 @@ class LoadedEngine:
 
     engine: Engine
     info: RunnerInfo
+    close: Callable[[], None] = lambda: None
+    """Ends what the engine has started beside itself."""
 
 
 def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
@@ -80,6 +82,7 @@ def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
             ", ".join(loop.request_ids) or "none",
         )
         return EXIT_CRASHED
+    loaded.close()
     return EXIT_STOPPED
 
 

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 from collections import deque
 from typing import cast
 
+from model_runner.parent import describe_end
 from server.engine.environment import engine_environment
 from server.engine.framing import FrameReader, framed
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_from_engine, encode
@@ -79,7 +79,7 @@ class ProcessLink:
         return decode_from_engine(await self._connection.receive())
 
     async def exited(self) -> str:
-        return _describe(self.pid, await self._process.wait())
+        return describe_end(self.pid, await self._process.wait())
 
     async def close(self, grace_s: float) -> None:
         """Ends and reaps the process, and closes the connection."""
@@ -132,11 +132,3 @@ class EngineConnection(asyncio.Protocol):
         """Nothing that was not sent yet is waited for."""
         self._transport.abort()
         await self._lost.wait()
-
-
-def _describe(pid: int, code: int) -> str:
-    if code >= 0:
-        return f"process {pid} exited with code {code}; its last words are above"
-    name = signal.Signals(-code).name
-    hint = " (was the machine out of memory?)" if -code == signal.SIGKILL else ""
-    return f"process {pid} was killed by {name}{hint}"

@@ -62,7 +62,9 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
     watches = StopWatches(partial(Tokenizer.from_folder, config.runner.model))
-    return LoadedEngine(Engine(Scheduler(scheduler_config, runner.info.num_blocks, watches), runner), info)
+    return LoadedEngine(
+        Engine(Scheduler(scheduler_config, runner.info.num_blocks, watches), runner), info, runner.close
+    )
 
 
 def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from model_runner.info import SpeculationStats
+from model_runner.info import LearningStats, SpeculationStats
 from server.engine.client import EngineClient, EngineState
 
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error", "timeout"]
@@ -39,6 +39,13 @@ _BY_POSITION: Sequence[tuple[str, str, Callable[[SpeculationStats], Sequence[int
     ),
     ("num_accepted_tokens_per_pos", "Draft tokens accepted, by position.", lambda stats: stats.accepted_by_depth),
 )
+_OF_LEARNING: Sequence[tuple[str, str, Callable[[LearningStats], float]]] = (
+    ("tokens", "Tokens of answers that heads were trained on, or will be.", lambda stats: stats.tokens),
+    ("pieces_dropped", "Parts of answers that came too fast to be learnt from.", lambda stats: stats.pieces_dropped),
+    ("steps", "Steps of training heads.", lambda stats: stats.steps),
+    ("publications", "Heads that were put to use because they were better.", lambda stats: stats.publications),
+    ("rollbacks", "Times that older heads were put to use again.", lambda stats: stats.rollbacks),
+)
 
 
 class EngineCollector(Collector):
@@ -63,6 +70,7 @@ class EngineCollector(Collector):
         yield self._counter("scheduled_tokens", "Tokens computed, recomputation included.", stats.scheduled_tokens)
         yield self._counter("engine_restarts", "Times the engine was started again.", self._engine.num_restarts)
         yield from speculation_metrics(stats.speculation, self._model)
+        yield from learning_metrics(stats.learning, self._model)
 
     def _state(self) -> Metric:
         family = GaugeMetricFamily(
@@ -100,6 +108,22 @@ def speculation_metrics(methods: Sequence[SpeculationStats], model: str) -> Iter
             for position, count in enumerate(values(stats)):
                 family.add_metric([model, stats.method, str(position)], count)
         yield family
+
+
+def learning_metrics(stats: LearningStats | None, model: str) -> Iterator[Metric]:
+    """What came of `--learn`; nothing without it. `first` are the heads of the engine's start."""
+    for name, text, value in _OF_LEARNING:
+        family = CounterMetricFamily(f"{_PREFIX}learning_{name}", text, labels=["model_name"])
+        if stats is not None:
+            family.add_metric([model], value(stats))
+        yield family
+    text = "What these heads bring on what is served lately, as measured before it is trained on."
+    tokens = GaugeMetricFamily(f"{_PREFIX}learning_tokens_per_step", text, labels=["model_name", "heads"])
+    if stats is not None:
+        for heads, per_step in (("first", stats.tokens_per_step_first), ("current", stats.tokens_per_step_current)):
+            if per_step is not None:
+                tokens.add_metric([model, heads], per_step)
+    yield tokens
 
 
 class GeneratedTokens(Collector):

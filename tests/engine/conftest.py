@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from scheduler.interface import EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
 from tests.conftest import VOCAB_SIZE
 from tests.engine import tiny_heads
+from tests.engine.swapping import SwappingLink, load_swapping
 
 SMALL_VOCAB = 24
 """So few tokens that outputs of a random model repeat themselves, and there is something to guess."""
@@ -48,6 +50,8 @@ class Harness:
 
     runner: ModelRunner
     has_aux_model: bool = False
+    swapping: SwappingLink | None = None
+    """If its heads change as it runs."""
     known: set[str] = field(default_factory=set)
 
     def engine(self, *, chunk: int = 512, num_blocks: int | None = None, prefix_caching: bool = True) -> Engine:
@@ -141,18 +145,16 @@ def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[...
 
 
 @pytest.fixture(scope="session")
-def load_drafting(
-    tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Callable[[Path, int], Path]], Harness]:
-    """Returns a function to a harness with a tiny model that speculates by every method."""
+def load_drafting(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Harness]:
+    """Returns a function to a harness with a tiny model that speculates by every method; `swaps` has all of its heads
+    change every few steps.
+    """
 
-    def make(write_eagle: Callable[[Path, int], Path]) -> Harness:
+    def make(write_eagle: Callable[[Path, int], Path], *, swaps: bool = False) -> Harness:
         torch.manual_seed(1)
         folder = tmp_path_factory.mktemp("heads")
-        heads = [
-            write(folder / write.__name__, SMALL_VOCAB)
-            for write in (tiny_heads.write_medusa, tiny_heads.write_hydra, write_eagle)
-        ]
+        writers = {"medusa": tiny_heads.write_medusa, "hydra": tiny_heads.write_hydra, "eagle": write_eagle}
+        heads = [write(folder / method, SMALL_VOCAB) for method, write in writers.items()]
         config = RunnerConfig(
             model=tiny_model("llama", SMALL_VOCAB),
             draft_model=tiny_model("qwen3", SMALL_VOCAB),
@@ -160,7 +162,12 @@ def load_drafting(
             heads=tuple(heads),
             kv_cache_gib=0.02,
             max_num_seqs=34,
+            learn=swaps,
         )
-        return Harness(ModelRunner.load(config))
+        if not swaps:
+            return Harness(ModelRunner.load(config))
+        of_vocab = {method: partial(write, vocab_size=SMALL_VOCAB) for method, write in writers.items()}
+        runner, link = load_swapping(config, of_vocab, folder)
+        return Harness(runner, swapping=link)
 
     return make

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from model_runner.contract import SamplingParams
+from model_runner.contract import Breaker, Dry, SamplingParams
+from model_runner.sampling.rows import SamplingState
 from scheduler.engine import Engine
 from scheduler.interface import BeamScore, BeamSearch, ChoiceState, EngineRequest
 from tests.engine.conftest import SMALL_VOCAB, Harness
@@ -120,6 +121,45 @@ def test_the_embedded_models_are_too(load: Callable[..., Harness], embedded_fold
     model = AutoModelForCausalLM.from_pretrained(embedded_folder, dtype=torch.float32)
     for request in requests:
         check(found[request.request_id], generate(model, request))
+
+
+def test_forks_that_take_over_what_was_counted_change_nothing(
+    load: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and scores are those of forks for which prompt and output are counted anew."""
+    harness = load("llama", "int8", SMALL_VOCAB)
+    pick = random.Random(5)
+    penalties: dict[str, Any] = {
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.1,
+        "no_repeat_ngram_size": 4,
+        "bad_words": ((5, 6), (7,)),
+        "dry": Dry(0.4, 1.3, 1, breakers=(Breaker((9,)),)),
+    }
+    prompt = [pick.randrange(3, SMALL_VOCAB) for _ in range(45)]
+    requests = [
+        search("beams", prompt, 20, 4, BeamSearch(4), logprobs=2, **penalties),
+        EngineRequest(
+            "choices",
+            tuple(prompt),
+            SamplingParams(seed=1, logprobs=2, **penalties),
+            20,
+            tuple(ChoiceState(index) for index in range(3)),
+        ),
+    ]
+    found = run(harness.engine(), requests)
+    parents: list[int | None] = []
+    admit = SamplingState.admit
+
+    def count_anew(self: SamplingState, *arguments: Any) -> None:
+        *others, parent = arguments
+        parents.append(parent)
+        admit(self, *others)
+
+    monkeypatch.setattr(SamplingState, "admit", count_anew)
+    assert run(harness.engine(), requests) == found
+    assert len(parents) - parents.count(None) > 10
 
 
 def crowd(pick: random.Random, count: int) -> list[EngineRequest]:

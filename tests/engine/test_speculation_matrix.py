@@ -1,4 +1,6 @@
-"""The matrix: every method with every feature gives the tokens and logprobs of no speculation."""
+"""The matrix: every method with every feature gives the tokens and logprobs of no speculation, while choices are
+recorded and heads change every few steps.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -47,7 +49,7 @@ HELD = {
 
 @pytest.fixture(scope="module")
 def drafting(load_drafting: Callable[..., Harness]) -> Iterator[Harness]:
-    harness = load_drafting(write_eagle3)
+    harness = load_drafting(write_eagle3, swaps=True)
     yield harness
     harness.forget()
 
@@ -63,9 +65,13 @@ def test_all_methods_are_here(drafting: Harness) -> None:
 
 @pytest.mark.parametrize("feature", ALL_FEATURES)
 @pytest.mark.parametrize("method", METHODS)
-def test_equal_to_no_speculation(matrix: Matrix, method: str, feature: str) -> None:
+def test_equal_to_no_speculation(drafting: Harness, matrix: Matrix, method: str, feature: str) -> None:
+    link = drafting.swapping
+    assert link is not None
+    num_swaps = link.num_swaps
     cell = matrix.cell(method, feature)
     assert cell.is_equal
+    assert link.num_swaps > num_swaps + 1
     assert cell.num_drafted > 0
     assert cell.num_preempted > 0 or not ALL_FEATURES[feature].is_short_of_blocks
 

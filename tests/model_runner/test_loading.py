@@ -1,6 +1,7 @@
 """What is found out, planned and refused before a model runs."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +225,9 @@ def test_plan_says_what_is_stored_in_fewer_bits() -> None:
     assert made.lines()[0].endswith("as int4 on cpu")
 
 
-def test_plan_counts_all_models(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_counts_all_models(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     planned: list[Needs] = []
 
     def noting(needs: Needs, *others: Any) -> MemoryPlan:
@@ -233,13 +236,16 @@ def test_plan_counts_all_models(tiny_model: Callable[[str], Path], monkeypatch: 
 
     monkeypatch.setattr("model_runner.assemble.plan_memory", noting)
     folder = tiny_model("llama")
+    copies = [shutil.copytree(folder, tmp_path / name) for name in ("draft", "aux")]
+    (tmp_path / "link").symlink_to(folder)
     config = RunnerConfig(folder, device="cpu", quantization="none", kv_cache_gib=0.02)
-    for beside in (None, folder):
-        assemble(replace(config, draft_model=beside, aux_model=beside))
-    one, three = planned
+    for draft, aux in ((None, None), copies, (copies[0], copies[0]), (folder, tmp_path / "link")):
+        assemble(replace(config, draft_model=draft, aux_model=aux))
+    one, *others = planned
     assert one.model_bytes == 4 * inspect_model(load_config(folder)).num_parameters
-    assert (three.model_bytes, three.loading_bytes) == (3 * one.model_bytes, 3 * one.loading_bytes)
-    assert three.kv == one.kv * 3
+    assert [needs.model_bytes / one.model_bytes for needs in others] == [3, 2, 1]  # a folder is loaded once
+    assert [needs.loading_bytes / one.loading_bytes for needs in others] == [3, 2, 1]
+    assert [needs.kv for needs in others] == [one.kv * 3] * 3  # and each role has its cache
 
 
 def test_plan_counts_what_loading_takes() -> None:

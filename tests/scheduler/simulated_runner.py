@@ -6,7 +6,7 @@ missing copies, stale blocks and writes into blocks that others read.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_runner.contract import (
     Candidate,
@@ -91,6 +91,7 @@ class SimulatedRunner(DoneAtLaunch):
         for admitted in plan.admitted:
             assert admitted.key not in self.live, "admitted twice"
             assert 0 <= admitted.num_computed < len(admitted.tokens)
+            self._check_fork(admitted)
             self.live[admitted.key] = Live(
                 list(admitted.tokens), admitted.num_prompt, admitted.num_computed, list(admitted.blocks),
                 admitted.sampling, [], guides=admitted.guides,
@@ -115,6 +116,17 @@ class SimulatedRunner(DoneAtLaunch):
                 self._result(share) if guided is None else self._follow(share, results.get(guided), drafts)
             )
         return StepResult(tuple(results.values()))
+
+    def _check_fork(self, admitted):
+        """Who is forked from is here, with the same settings and all of the fork's tokens but the last."""
+        if admitted.forked_from is None:
+            return
+        parent = self.live[admitted.forked_from]
+        num_shared = max(len(admitted.tokens) - 1, admitted.num_prompt)
+        assert parent.num_prompt == admitted.num_prompt
+        assert parent.tokens[:num_shared] == list(admitted.tokens[:num_shared])
+        settings = [replace(one, choice=0, prompt_logprobs=None) for one in (parent.sampling, admitted.sampling)]
+        assert settings[0] == settings[1]
 
     def _run_out_of_memory(self, plan):
         """Nothing is computed, but anything may have been written where the step would have written."""

@@ -108,6 +108,7 @@ def test_beams_share_the_prompt_and_copy_only_the_last_block():
     (lead,) = first.admitted
     assert [len(admitted.tokens) for admitted in second.admitted] == [11, 11]
     for fork in second.admitted:
+        assert fork.forked_from == lead.key
         assert fork.blocks[:2] == lead.blocks[:2]
         assert fork.blocks[2] != lead.blocks[2]
     assert [source for source, _ in second.copies] == [lead.blocks[2]] * 2

@@ -31,6 +31,7 @@ def test_siblings_fork_the_prompt_and_compute_its_last_token(num_prompt, num_sha
     assert shares(second) == {"a/0": 1, "a/1": 1, "a/2": 1}
     leader = first.admitted[0].blocks
     for forked in second.admitted:
+        assert forked.forked_from == ":a/0"
         assert forked.num_computed == num_prompt - 1
         assert forked.blocks[:num_shared] == leader[:num_shared]
         assert not set(forked.blocks[num_shared:]) & set(leader)

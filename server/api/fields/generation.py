@@ -34,7 +34,8 @@ class GenerationFields(StructuredFields, DecodingFields):
     )
     learn: bool | None = hint(
         "Whether heads for speculation may be trained on this request, where the server learns (`--learn`); by default "
-        "they may, but never on one with a `cache_salt`. `true` is reported where nothing is learnt.", ""
+        "they may, but never on one with a `cache_salt`. `true` is reported where nothing is learnt.",
+        "",
     )
 
     logits_processors: Refused = refused("Code that changes logits.")

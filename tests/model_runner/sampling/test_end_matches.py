@@ -95,6 +95,17 @@ def test_few_tokens_of_a_long_history_are_looked_at_one_by_one(text: str, num_pr
     assert lines_run(lambda: Slot(EVERYTHING, VOCAB, history[:num_prompt], history[num_prompt:])) < SIZE / 2
 
 
+def test_a_fork_looks_at_no_token_of_its_history() -> None:
+    """Beams fork at every step."""
+    history = TEXTS["copied once"]
+    slot = Slot(EVERYTHING, VOCAB, history[: SIZE // 2])
+    slot.commit(history[SIZE // 2])
+    grown = Slot(EVERYTHING, VOCAB, history[: SIZE // 2], history[SIZE // 2 :])
+    assert lines_run(lambda: slot.fork(EVERYTHING, 0)) < 100
+    assert lines_run(lambda: grown.fork(EVERYTHING, SIZE // 2)) < 100
+    assert lines_run(lambda: Slot(EVERYTHING, VOCAB, history)) > 200
+
+
 def tables(slot: Slot) -> list[list[tuple[int, float]]]:
     """What the slot says of the next token, by token."""
     found = (slot.banned(), slot.dry_penalty(), slot.repetition_penalty(), slot.output_penalty())

@@ -44,6 +44,41 @@ def test_readmission_equals_admission_and_commits(name):
     assert plain(state.rows([0])) == plain(state.rows([1]))
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_fork_equals_admission_and_neither_touches_the_other(name):
+    """As beams are forked, one token further on, and as choices are, behind the prompt; of forks too."""
+    settings = SETTINGS[name]
+    other = replace(settings, choice=3, prompt_logprobs=2)
+    state = SamplingState(7, 25, CPU)
+    outputs = [OUTPUT[:4], (*OUTPUT[:4], 9), (), (7,), (*OUTPUT[:4], 9, 3)]
+    state.admit(0, settings, PROMPT)
+    for token in OUTPUT[:4]:
+        state.commit(0, token)
+    state.admit(1, settings, PROMPT, outputs[1], forked_from=0)
+    state.admit(2, other, PROMPT, outputs[2], forked_from=0)
+    state.admit(3, other, PROMPT, outputs[3], forked_from=1)
+    state.admit(4, settings, PROMPT, outputs[4], forked_from=1)
+    for further in ((), (5, 3, 5, 1), (3, 5)):
+        for slot in range(5):
+            outputs[slot] = (*outputs[slot], *further[slot % 2 :])
+            for token in further[slot % 2 :]:
+                state.commit(slot, token)
+        for slot, output in enumerate(outputs):
+            state.admit(5, other if slot in (2, 3) else settings, PROMPT, output)
+            assert plain(state.rows([slot])) == plain(state.rows([5]))
+            state.release(5)
+
+
+def test_a_fork_of_one_that_began_with_output_is_right_too():
+    """How it was behind the prompt is known no longer."""
+    state = SamplingState(3, 25, CPU)
+    state.admit(0, SETTINGS["everything"], PROMPT, OUTPUT[:3])
+    state.commit(0, 5)
+    state.admit(1, SETTINGS["everything"], PROMPT, (8,), forked_from=0)
+    state.admit(2, SETTINGS["everything"], PROMPT, (8,))
+    assert plain(state.rows([1])) == plain(state.rows([2]))
+
+
 def test_a_released_slot_keeps_nothing():
     state = SamplingState(1, 25, CPU)
     state.admit(0, SETTINGS["everything"], PROMPT, OUTPUT)

@@ -1,0 +1,158 @@
+"""The line to a learner: what comes through, and that no end of the other side harms this one."""
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_runner.learning.link import ProcessLink
+from model_runner.learning.messages import Begin, LearnerReport, Piece
+from tests.model_runner.learning.fake_learner import BIG, HEADS
+
+BEGIN = Begin("a model", "hydra", None, None, 1, 1 << 20)
+ROOT = Path(__file__).parents[3]
+WAIT_S = 60.0
+
+MakeLink = Callable[..., ProcessLink]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLink]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    made = []
+
+    def make_link(mode: str, prepare: Callable[[bytes], Any] = bytes) -> ProcessLink:
+        command = (sys.executable, "-m", "tests.model_runner.learning.fake_learner", mode)
+        made.append(ProcessLink(BEGIN, prepare, command))
+        made[-1].start()
+        return made[-1]
+
+    yield make_link
+    for link in made:
+        link.close()
+
+
+def piece(num_tokens: int = 4, num_bytes: int = 8) -> Piece:
+    return Piece(0, 1, 0.0, bytes(4 * num_tokens), {"last": bytes(num_bytes)})
+
+
+def wait_reported(link: ProcessLink) -> LearnerReport:
+    while link.report is None:
+        assert link.is_open
+        os.sched_yield()
+    return link.report
+
+
+def wait_ended(link: ProcessLink) -> None:
+    for thread in link._threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def endings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if "has ended" in one.getMessage()]
+
+
+def test_pieces_go_and_the_newest_heads_come(make: MakeLink, caplog: pytest.LogCaptureFixture) -> None:
+    prepared: queue.Queue[tuple[bytes, str]] = queue.Queue()
+    go_on = threading.Event()
+
+    def prepare(checkpoint: bytes) -> bytes:
+        prepared.put((checkpoint, threading.current_thread().name))
+        assert go_on.wait(WAIT_S)
+        return checkpoint
+
+    link = make("heads", prepare)
+    assert link.is_open
+    assert link.take_heads() is None
+    link.offer(piece(7))
+    names = {prepared.get(timeout=WAIT_S)[1]}
+    go_on.set()
+    for _ in range(1, HEADS):
+        names.add(prepared.get(timeout=WAIT_S)[1])
+    assert names == {"samewise-from-learner"}
+    assert wait_reported(link) == LearnerReport(HEADS, 5, 7, 7, 2, 1, 1.5, None)  # which comes after the heads
+    assert link.take_heads() == b"%d" % HEADS
+    assert link.take_heads() is None
+    assert "begun with hydra" in caplog.text
+    link.close()
+    assert not endings(caplog)
+
+
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [
+        ("dies-sending", "was killed by SIGKILL"),
+        ("dies-receiving", "was killed by SIGKILL"),
+        ("says-nonsense", "what it sent cannot be used: "),
+        ("fails", "exited with code 3"),
+    ],
+)
+def test_its_death_is_told_once_and_harms_nothing(
+    make: MakeLink, caplog: pytest.LogCaptureFixture, mode: str, how: str
+) -> None:
+    link = make(mode)
+    link.offer(piece(num_bytes=BIG))
+    wait_ended(link)
+    assert not link.is_open
+    assert link.take_heads() is None
+    for _ in range(10):
+        link.offer(piece())
+    (line,) = endings(caplog)
+    assert how in line
+    with pytest.raises(ChildProcessError):
+        os.waitpid(link.pid, 0)  # it was reaped
+    link.close()
+    assert len(endings(caplog)) == 1
+
+
+def test_killed_from_outside(make: MakeLink, caplog: pytest.LogCaptureFixture) -> None:
+    link = make("deaf")
+    wait_reported(link)
+    os.kill(link.pid, signal.SIGKILL)
+    wait_ended(link)
+    assert "was killed by SIGKILL" in endings(caplog)[0]
+
+
+def test_heads_that_cannot_be_used_end_it(make: MakeLink, caplog: pytest.LogCaptureFixture) -> None:
+    def prepare(checkpoint: bytes) -> None:
+        raise ValueError("they take layers.7, which the target is not asked for")
+
+    link = make("heads", prepare)
+    wait_ended(link)
+    assert "they take layers.7" in endings(caplog)[0]
+    assert link.take_heads() is None
+
+
+def test_who_is_too_slow_gets_less(make: MakeLink) -> None:
+    link = make("deaf")
+    for _ in range(10):
+        link.offer(piece(num_bytes=BIG))
+    assert link.num_dropped >= 10 - 4 - 1  # those that wait, and the one that is being sent
+
+
+def test_one_that_does_not_listen_is_ended(make: MakeLink, caplog: pytest.LogCaptureFixture) -> None:
+    link = make("deaf")
+    wait_reported(link)
+    link.offer(piece(num_bytes=BIG))
+    link.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(link.pid, 0)
+    assert not endings(caplog)
+
+
+def test_one_that_cannot_be_started(caplog: pytest.LogCaptureFixture) -> None:
+    link = ProcessLink(BEGIN, bytes, ("/nowhere/to/be/found",))  # type: ignore[arg-type]
+    link.start()
+    assert not link.is_open
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "/nowhere/to/be/found" in record.getMessage()
+    link.close()
