@@ -165,6 +165,7 @@ class HydraStruct(ctypes.Structure):
         ("num_layers", c_int32),
         ("heads", POINTER(HydraHeadStruct)),
         ("draft_ids", c_void_p),
+        ("feature_scale", c_void_p),
     )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.objective import Guess, Judge
 from model_runner.training.rows import AnswerRows, ObjectiveByRow
 from model_runner.training.teacher import TargetWeights
+
+REACHED = 3
+"""Head i + 1 is trained where the actual token was among so many first guesses of head i, as it was of all before it:
+elsewhere a draft parts from the output. That spares half of the time, and the heads learn what they will be asked."""
 
 
 class HydraObjective(ObjectiveByRow):
@@ -46,15 +51,19 @@ class HydraObjective(ObjectiveByRow):
         return heads.cpu()
 
     def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
-        """See ObjectiveByRow."""
+        """See ObjectiveByRow. In training a head sees only the places that drafts reach: see REACHED."""
         hidden = self._heads.join(rows.features) / self._hidden_size
         embedded = self._embedding(rows.tokens) / self._embedding_size
+        at = rows.before(1)
         for index in range(1, self._heads.depth + 1):
-            at = rows.before(index)
+            at = at[rows.left[at] >= index]
             path = torch.stack([embedded[at + offset] for offset in range(index)], dim=1)  # [n, index, hidden]
             with self._judge.products():
                 logits = self._heads.head(index, hidden[at], path)
-            yield Guess(at, logits, rows.tokens[at + index], rows.features[LAST][at + index])
+            guess = Guess(at, logits, rows.tokens[at + index], rows.features[LAST][at + index])
+            yield guess
+            if self.module.training:
+                at = at[self._judge.guessed(guess, REACHED)]
 
 
 def fresh_hydra(
@@ -77,8 +86,52 @@ def fresh_hydra(
         for mlp in heads.hydra_mlp:
             first: Any = mlp[0]  # type: ignore[index]
             first.res_connection.weight.mul_(0.1)
-    _scale_inputs(heads, 1 / hidden_size, 1 / embedding_size)
+        heads.feature_scale.copy_(embedding_size / hidden_size)
+    _scale_inputs(heads, 1 / embedding_size, 1 / embedding_size)
     return heads
+
+
+@torch.no_grad()
+def take_over(fresh: HydraHeads, trained: HydraHeads) -> None:
+    """Have fresh heads guess as trained ones do, with room to learn from further features, layers and tokens.
+
+    Weights of features that the trained heads do not take, and layers that they do not have, become zero, which changes
+    nothing (Net2Net, arXiv:1511.05641). Heads beyond their depth, and tokens that they do not guess, stay fresh.
+
+    Raises:
+        ValueError: if the fresh heads have no place for what the trained ones know.
+    """
+    if set(trained.shape.features) - set(fresh.shape.features) or trained.shape.num_layers > fresh.shape.num_layers:
+        features = ", ".join(trained.shape.features)
+        raise ValueError(
+            f"the heads to begin with take {features}, in {trained.shape.num_layers} layers: more is needed"
+        )
+    head, its_head = fresh.hydra_lm_head, trained.hydra_lm_head
+    if not isinstance(head, nn.Linear) or not isinstance(its_head, nn.Linear):
+        raise ValueError(
+            "the heads to begin with have each a matrix of their own for the logits; one for all is trained"
+        )
+    ids, its_ids = (
+        torch.arange(one.shape.draft_vocab) if one.draft_ids is None else one.draft_ids for one in (fresh, trained)
+    )
+    head.weight[torch.isin(ids, its_ids)] = its_head.weight[torch.isin(its_ids, ids)]
+    for layers, its_layers in zip(fresh.hydra_mlp, trained.hydra_mlp, strict=False):
+        _take_over_first(layers[0], fresh, its_layers[0], trained)  # type: ignore[index]
+        for layer, its_layer in zip_longest(list(layers)[1:], list(its_layers)[1:]):  # type: ignore[call-overload]
+            for name, parameter in layer.named_parameters():
+                parameter.copy_(torch.zeros(()) if its_layer is None else its_layer.get_parameter(name))
+
+
+def _take_over_first(first: Any, fresh: HydraHeads, its_first: Any, trained: HydraHeads) -> None:
+    """The layer that takes features and embeddings."""
+    size, shape = fresh.shape.hidden, fresh.shape
+    for linear, source in ((first.linear, its_first.linear), (first.res_connection, its_first.res_connection)):
+        linear.weight[:, : len(fresh.feature_scale)] = 0.0
+        for place, feature in enumerate(trained.shape.features):
+            to, at = (slice(index * size, (index + 1) * size) for index in (shape.features.index(feature), place))
+            linear.weight[:, to] = source.weight[:, at] * (trained.feature_scale[at] / fresh.feature_scale[to])
+        linear.weight[:, len(fresh.feature_scale) :] = source.weight[:, len(trained.feature_scale) :]
+        linear.bias.copy_(source.bias)
 
 
 def _input_sizes(heads: HydraHeads, embedding: nn.Module, sample: AnswerRows) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ class TrainingLoop:
         self._options = options
         self._state = state
         self._optimizer = torch.optim.AdamW(
-            _groups(objective.module, options.weight_decay), lr=options.learning_rate, betas=(0.9, 0.95)
+            _groups(objective.module, options.weight_decay), lr=options.learning_rate, betas=(0.9, 0.95), fused=True
         )
         self._step = 0
         self._loss = float("nan")

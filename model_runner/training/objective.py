@@ -93,20 +93,32 @@ class Judge:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def loss(self, guesses: Iterable[Guess]) -> Tensor:
-        """The mean over depths of the cross entropy to the target's distribution."""
-        losses = [
-            soft_cross_entropy(guess.logits, self._teacher(guess.teacher), self._is_drafted[guess.tokens])
-            for guess in guesses
-        ]
-        return torch.stack(losses).mean()
+        """The mean over all guesses of all depths of the cross entropy to the target's distribution."""
+        total, count = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        for guess in guesses:
+            weights = self._is_drafted[guess.tokens]
+            total = total + soft_cross_entropy(guess.logits, self._teacher(guess.teacher), weights) * weights.sum()
+            count += weights.sum()
+        return total / count.clamp_min(1.0)
+
+    @torch.no_grad()
+    def guessed(self, guess: Guess, first: int) -> Tensor:
+        """[n] bool: whether the actual token is among the first guesses."""
+        place = torch.searchsorted(self.draft_ids, guess.tokens).clamp_max(len(self.draft_ids) - 1).unsqueeze(1)
+        better = (guess.logits > guess.logits.gather(1, place)).sum(1)
+        return (better < first) & (self._is_drafted[guess.tokens] > 0)
 
     def ranks(self, guesses: Iterable[Guess], num_rows: int) -> Tensor:
         """See Objective.ranks."""
         columns = []
         for guess in guesses:
-            best = self.draft_ids[guess.logits.topk(min(RANKS, guess.logits.shape[1])).indices]  # [n, RANKS]
-            hit = best == guess.tokens.unsqueeze(1)
+            hit = self.guessed_best(guess.logits, guess.tokens, guess.teacher)
             column = torch.full((num_rows,), -1, device=self.device)
             column[guess.rows] = hit.float().argmax(1).where(hit.any(1), RANKS)
             columns.append(column)
         return torch.stack(columns, dim=1)
+
+    def guessed_best(self, logits: Tensor, tokens: Tensor, teacher: Tensor) -> Tensor:
+        """[n, RANKS] whether the actual token is the first, second, ... guess. The parameters are those of Guess."""
+        best = self.draft_ids[logits.topk(min(RANKS, logits.shape[1])).indices]
+        return best == tokens.unsqueeze(1)

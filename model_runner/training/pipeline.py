@@ -15,17 +15,18 @@ import torch
 from rich.progress import Progress
 
 from model_runner.config import RunnerConfig
-from model_runner.models.features import LAST, Feature
+from model_runner.models.features import LAST, Feature, require_layers
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.eagle3 import default_features
-from model_runner.models.heads.hydra import hydra_features
+from model_runner.models.heads.hydra import HydraHeads, hydra_features
+from model_runner.models.heads.loading import load_heads
 from model_runner.models.heads.saving import heads_checkpoint, save_heads
 from model_runner.models.loading import load_config
 from model_runner.platforms.choose import resolve_device
 from model_runner.training.answers import Answerer, AnswerStore, Question, held_out_questions, training_questions
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
 from model_runner.training.examples import Example, ExampleStore
-from model_runner.training.hydra import HydraObjective, fresh_hydra
+from model_runner.training.hydra import HydraObjective, fresh_hydra, take_over
 from model_runner.training.loop import LoopOptions, Moment, TrainingLoop
 from model_runner.training.medusa import MedusaObjective, fresh_medusa
 from model_runner.training.objective import Judge, Objective
@@ -65,6 +66,10 @@ class TrainingOptions:
     """Tokens ahead."""
     num_layers: int = 1
     """Of each Medusa or Hydra head."""
+    features: tuple[Feature, ...] | None = None
+    """What Hydra or EAGLE-3 heads take of the target; None is the usual."""
+    begin_with: Path | None = None
+    """Hydra heads whose knowledge the fresh ones take over; see training.hydra.take_over."""
     int8: bool = True
     """Store weights in int8, else in bfloat16."""
     loop: LoopOptions = field(default_factory=LoopOptions)
@@ -110,12 +115,13 @@ class _Run:
         self._progress = progress
         self._device = resolve_device("auto")
         self._num_layers = TargetShape.of(load_config(options.model)).num_layers
-        features: dict[Kind, tuple[Feature, ...]] = {
+        usual: dict[Kind, tuple[Feature, ...]] = {
             "medusa": (),
             "hydra": hydra_features(self._num_layers),
             "eagle3": default_features(self._num_layers),
         }
-        self._features = features[options.kind]
+        self._features = options.features or usual[options.kind]
+        _check(options, self._features, self._num_layers)
         self._needs = tuple(dict.fromkeys((*self._features, LAST)))
 
     def own_prompts(self, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
@@ -157,6 +163,11 @@ class _Run:
         if options.kind == "hydra":
             sample = answer_rows(examples[:_SAMPLE], self._needs, self._device)
             hydra = fresh_hydra(target, draft_ids, options.depth, options.num_layers, self._features, sample)
+            if options.begin_with is not None:
+                trained = load_heads(options.begin_with, target.shape)
+                if not isinstance(trained, HydraHeads):
+                    raise ValueError(f"{options.begin_with} has heads of the kind {trained.kind}, not hydra")
+                take_over(hydra, trained)
             return HydraObjective(target, judge, hydra, sample)
         eagle3 = fresh_eagle3(target, draft_ids, self._features, draft_layer_config(options.model))
         return Eagle3Objective(target, judge, eagle3, options.depth)
@@ -187,6 +198,15 @@ class _Run:
         return lambda done: self._progress.update(task, completed=done)
 
 
+def _check(options: TrainingOptions, features: tuple[Feature, ...], num_layers: int) -> None:
+    """Raises ValueError for options that the kind of heads has no use for."""
+    if options.kind == "medusa" and options.features is not None:
+        raise ValueError("Medusa heads take the last hidden state and no other features")
+    if options.kind != "hydra" and options.begin_with is not None:
+        raise ValueError(f"heads of the kind {options.kind} cannot begin with others, only Hydra heads can")
+    require_layers(features, num_layers)
+
+
 def _claim(work: Path, model: Path) -> None:
     """Answers of one model must not train heads for another."""
     work.mkdir(parents=True, exist_ok=True)
@@ -200,5 +220,6 @@ def _claim(work: Path, model: Path) -> None:
 def _settings_hash(options: TrainingOptions) -> str:
     """Of all that the state of the training depends on, but for its length, which the state itself keeps."""
     loop = {name: value for name, value in asdict(options.loop).items() if name not in ("minutes", "save_every_s")}
-    parts = (options.tokens, options.draft_vocab, options.depth, options.num_layers, sorted(loop.items()))
+    shape = (options.draft_vocab, options.depth, options.num_layers, options.features, str(options.begin_with))
+    parts = (options.tokens, *shape, sorted(loop.items()))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]

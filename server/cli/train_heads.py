@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from model_runner.models.features import Feature
     from model_runner.training.answers import Answerer
     from model_runner.training.report import Accuracy
 
@@ -34,6 +35,20 @@ Steps = Annotated[int | None, typer.Option(min=1, help="Training steps, in place
 DraftVocab = Annotated[int, typer.Option(min=2, help="Tokens that the heads guess from: the most frequent ones.")]
 Depth = Annotated[int, typer.Option(min=1, help="Tokens ahead that are guessed.")]
 Layers = Annotated[int, typer.Option(min=1, help="Layers of each Medusa or Hydra head.")]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LAYERS",
+        help="What Hydra and EAGLE-3 heads take of the model: the hidden states that enter these layers, such as "
+        "15,24,27, or `last` for those that leave the last one.",
+    ),
+]
+BeginWith = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Hydra heads whose knowledge the new ones begin with; they may have more of everything."
+    ),
+]
 Int8 = Annotated[bool, typer.Option("--int8/--bfloat16", help="What the weights are stored as.")]
 
 
@@ -54,6 +69,8 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     draft_vocab: DraftVocab = 8192,
     depth: Depth = 4,
     layers: Layers = 1,
+    features: Features = None,
+    begin_with: BeginWith = None,
     int8: Int8 = True,
 ) -> None:
     """Train draft heads for a model, on its own answers. Interrupted, the same command goes on where it was."""
@@ -76,6 +93,8 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
             draft_vocab=draft_vocab,
             depth=depth,
             num_layers=layers,
+            features=None if features is None else _features(features),
+            begin_with=begin_with,
             int8=int8,
             loop=LoopOptions(minutes=minutes, steps=steps),
         )
@@ -88,6 +107,16 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on from here", code=130)
     Console(soft_wrap=True).print(_table(accuracy))
+
+
+def _features(text: str) -> "tuple[Feature, ...]":
+    """Raises ValueError."""
+    from model_runner.models.features import LAST, entering  # noqa: PLC0415
+
+    names = text.replace(" ", "").split(",")
+    if not all(name == LAST or name.isdecimal() for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"--features {text}: different numbers of layers, or `last`, were expected, joined by commas")
+    return tuple(LAST if name == LAST else entering(int(name)) for name in names)
 
 
 def _answerer(model: Path, name: str) -> "Answerer":

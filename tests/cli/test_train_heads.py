@@ -55,6 +55,36 @@ def test_heads_from_answers_of_the_engine(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "heads-work" / "training" / "answers-00000.npz").is_file()
 
 
+def test_heads_that_begin_with_others_and_take_more(folder: Path, tmp_path: Path) -> None:
+    flags = ("--work", str(tmp_path / "work"), "--tokens", "200", "--draft-vocab", "50", "--depth", "2", "--steps", "1")
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    code, text = run(str(folder), *flags, "--output", first)
+    assert code == 0, text
+    wider = (*flags, "--output", second, "--layers", "2", "--features", "last,1")
+    code, text = run(str(folder), *wider, "--begin-with", first)
+    assert code == 1
+    assert "take layers.0" in text
+    code, text = run(str(folder), *wider[:-1], "last,0", "--begin-with", first)
+    assert code == 0, text
+    assert load_heads(tmp_path / "second", TargetShape.of(load_config(folder))).needs == ("last", "layers.0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--features", "2,x"), "joined by commas"),
+        (("--features", "1,1"), "joined by commas"),
+        (("--features", "99"), "layer 99"),
+        (("--kind", "medusa", "--features", "1"), "Medusa heads take"),
+        (("--kind", "eagle3", "--begin-with", "."), "only Hydra heads"),
+    ],
+)
+def test_settings_that_do_not_go_together(folder: Path, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    code, text = run(str(folder), "--output", str(tmp_path / "heads"), *flags)
+    assert code == 1
+    assert message in text
+
+
 def test_a_model_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "model.txt"
     file.write_text("no model")

@@ -166,8 +166,11 @@ class DraftRun {
   void join(const Bud &bud, int32_t depth, float *joined) const {
     const SwDraftChoice &choice = draft_.choices[bud.choice];
     const int64_t hidden = hydra_.hidden;
-    for (int32_t feature = 0; feature < hydra_.num_features; ++feature, joined += hidden)
-      std::memcpy(joined, draft_.features[feature] + choice.row * hidden, hidden * sizeof(float));
+    for (int32_t feature = 0; feature < hydra_.num_features; ++feature, joined += hidden) {
+      const float *from = draft_.features[feature] + choice.row * hidden;
+      const float *scale = hydra_.feature_scale + feature * hidden;
+      for (int64_t i = 0; i < hidden; ++i) joined[i] = from[i] * scale[i];
+    }
     int32_t node = bud.node;
     for (int32_t place = depth - 1; place >= 0; --place) {
       const int32_t token = node == kRoot ? choice.token : tree(bud.choice)[node].token;

@@ -162,6 +162,7 @@ struct SwHydra {
   int32_t num_layers;
   const SwHydraHead *heads;  // [depth]
   const int32_t *draft_ids;  // [draft vocabulary] the target's ids; null where they are the same
+  const float *feature_scale;  // [num_features, hidden] factors of the features
 };
 
 // A choice that wants a draft.

@@ -7,7 +7,7 @@ stand for weight * scale.
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,17 @@ class HeadsCheckpoint:
             return tensor.float()
         return tensor.float() * self.take(name + SCALE, shape[0]).unsqueeze(1)
 
-    def fill(self, heads: nn.Module, renamed: Mapping[str, str] | None = None) -> None:
-        """Give all parameters of the heads the tensors of their names; `renamed` has the file's word for a prefix."""
+    def fill(self, heads: nn.Module, renamed: Mapping[str, str] | None = None, optional: Collection[str] = ()) -> None:
+        """Give all parameters of the heads the tensors of their names; `renamed` has the file's word for a prefix.
+
+        Those of `optional` stay as they are where the file has none.
+        """
         tensors = {}
         for name, value in heads.state_dict().items():
             prefix = next((prefix for prefix in renamed or {} if name.startswith(prefix)), "")
             published = (renamed or {}).get(prefix, "") + name.removeprefix(prefix)
-            tensors[name] = self.take(published, *value.shape)
+            missing = name in optional and published not in self._tensors
+            tensors[name] = value if missing else self.take(published, *value.shape)
         heads.load_state_dict(tensors, assign=True)
         heads.requires_grad_(requires_grad=False).eval()
 

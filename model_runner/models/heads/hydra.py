@@ -15,7 +15,8 @@ The published training code repeats one module for all layers but the first, so 
 architectures, `prefix-mlp` (Hydra++), `cross-attn` and `eagle-attn`, are refused. Our own checkpoints may have one head
 for all, `hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py). They may also take several hidden states
 of the place, joined in the order of the list `hidden_state_offsets`, as EAGLE-3 does (arXiv:2503.01840): of F, the
-first layers have [hidden, (F + i + 1) * hidden].
+first layers have [hidden, (F + i + 1) * hidden]. And they have `feature_scale` [F * hidden], by which hidden states are
+multiplied before anything else: see HydraHeads.
 """
 
 from collections.abc import Mapping
@@ -70,7 +71,12 @@ class _Layer(nn.Module):
 
 
 class HydraHeads(Heads):
-    """All heads of a checkpoint."""
+    """All heads of a checkpoint.
+
+    Numbers of hidden states are up to thousands of times as large as those of embeddings. Products round all inputs of
+    a row alike, and files all weights of an output, so that little would be left of what is small. So hidden states are
+    multiplied by `feature_scale` [F * hidden], which makes all inputs about equally large.
+    """
 
     kind = "hydra"
     depth: int
@@ -80,6 +86,8 @@ class HydraHeads(Heads):
     def __init__(self, shape: HydraShape, draft_ids: Tensor | None = None) -> None:
         super().__init__(draft_ids, shape.features, shape.depth)
         self.shape = shape
+        self.feature_scale: Tensor
+        self.register_buffer("feature_scale", torch.ones(len(shape.features) * shape.hidden))
         self.hydra_mlp = nn.ModuleList(
             nn.Sequential(
                 _FirstLayer((len(shape.features) + index + 1) * shape.hidden, shape.hidden),
@@ -95,7 +103,25 @@ class HydraHeads(Heads):
 
     def join(self, features: Mapping[Feature, Tensor]) -> Tensor:
         """Of each feature [n, d], those that the heads take, as they take them: [n, F * d]."""
-        return torch.cat([features[need] for need in self.shape.features], dim=-1)
+        return torch.cat([features[need] for need in self.shape.features], dim=-1) * self.feature_scale
+
+    @torch.no_grad()
+    def balance(self) -> None:
+        """Choose `feature_scale` by what the weights make of each number of the hidden states; logits stay the same.
+
+        Typical sizes of inputs are not known here. But weights that have learnt are the smaller the larger these are.
+        """
+        firsts: list[Any] = [mlp[0] for mlp in self.hydra_mlp]  # type: ignore[index]
+        weights = [torch.cat([first.linear.weight, first.res_connection.weight]) for first in firsts]
+        count = len(self.feature_scale)
+        of_embeddings = torch.cat([weight[:, count:].flatten() for weight in weights]).square().mean().sqrt()
+        scale = torch.stack([weight[:, :count].square().mean(0) for weight in weights]).mean(0).sqrt() / of_embeddings
+        if not (scale.isfinite().all() and scale.any()):
+            return
+        scale = scale.clamp_min(float(scale.max()) * 1e-6)  # some may be rounded to nothing
+        self.feature_scale.mul_(scale)
+        for linear in (linear for first in firsts for linear in (first.linear, first.res_connection)):
+            linear.weight[:, :count] /= scale
 
     def state(self, index: int, hidden: Tensor, embedded_path: Tensor) -> Tensor:
         """What head `index` (1, 2, ...) makes of hidden [n, F * d] and embedded_path [n, index, d]: [n, d]."""
@@ -121,7 +147,9 @@ class HydraHeads(Heads):
             first, *others = layers
             further = [layer.linear for layer in others]
             heads.append(HydraLinears(first.linear, first.res_connection, further, self._head(index)))
-        self.native = NativeHydra(kernels, self.shape.hidden, heads, self.shape.num_layers, self.draft_ids)
+        self.native = NativeHydra(
+            kernels, self.shape.hidden, heads, self.shape.num_layers, self.draft_ids, self.feature_scale
+        )
 
     def head(self, index: int, hidden: Tensor, embedded_path: Tensor) -> Tensor:
         """Logits [n, draft_vocab] for the token after the path.
@@ -155,7 +183,9 @@ def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
     )
     checkpoint.check_hidden(checkpoint.rows("hydra_mlp.0.0.linear.weight"), target)
     heads = HydraHeads(shape, draft_ids)
-    checkpoint.fill(heads)
+    checkpoint.fill(heads, optional=("feature_scale",))
+    if "feature_scale" not in checkpoint.names:
+        heads.balance()
     return heads
 
 

@@ -34,17 +34,25 @@ class NativeHydra:
     """
 
     def __init__(
-        self, kernels: Kernels, hidden: int, heads: Sequence[HydraLinears], num_layers: int, draft_ids: Tensor | None
+        self,
+        kernels: Kernels,
+        hidden: int,
+        heads: Sequence[HydraLinears],
+        num_layers: int,
+        draft_ids: Tensor | None,
+        feature_scale: Tensor,
     ) -> None:
         """The memory of the weights is the modules' own."""
         self._kernels = kernels
+        self._feature_scale = feature_scale.contiguous()
         self._heads = heads  # the structs point into these, ...
         self._biases: list[Tensor] = []  # ... these ...
         self._draft_ids = None if draft_ids is None else draft_ids.numpy().astype(np.int32)  # ... and these
         num_features = heads[0].linear.in_features // hidden - 1
         structs = (HydraHeadStruct * len(heads))(*(self._head(linears) for linears in heads))
         ids = None if self._draft_ids is None else self._draft_ids.ctypes.data
-        self._struct = HydraStruct(hidden, num_features, len(heads), num_layers, structs, ids)
+        scale = self._feature_scale.data_ptr()
+        self._struct = HydraStruct(hidden, num_features, len(heads), num_layers, structs, ids, scale)
 
     def draft(self, draft: DraftStruct, choices: NDArray[np.void], features: Sequence[Tensor]) -> list[DraftTree]:
         """A tree for each of the choices.

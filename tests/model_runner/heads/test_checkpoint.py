@@ -41,12 +41,15 @@ def test_heads_come_back(tmp_path: Path, kind: str, num_features: int) -> None:
     else:
         features = ("layers.7", "last", "layers.2")[:num_features]
         hydra = HydraHeads(HydraShape(HIDDEN, 2, 2, len(IDS), shared_head=True, features=features), IDS)
+        hydra.feature_scale.uniform_(0.5, 2.0)
         save_heads(tmp_path, *hydra_checkpoint(hydra, TARGET.num_layers), dtype=torch.float32)
         expected = hydra.head(2, hidden, path)
     loaded = load_heads(tmp_path, TARGET)
     assert torch.equal(loaded.draft_ids, IDS)
     actual = loaded(hidden) if isinstance(loaded, MedusaHeads) else loaded.head(2, hidden, path)  # type: ignore[operator]
     assert torch.equal(actual, expected)
+    if isinstance(loaded, HydraHeads):
+        assert torch.equal(loaded.feature_scale, hydra.feature_scale)
     assert loaded.needs == (("last",) if kind == "medusa" else features)
 
 

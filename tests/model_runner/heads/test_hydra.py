@@ -52,10 +52,11 @@ def test_logits_are_those_of_the_formula(tmp_path: Path, num_layers: int, file: 
     assert isinstance(heads, HydraHeads)
     assert (heads.kind, heads.depth, heads.needs, heads.draft_ids) == ("hydra", DEPTH, (LAST,), None)
     hidden, embedded = torch.randn(4, HIDDEN), torch.randn(4, DEPTH, HIDDEN)
+    joined = heads.join({LAST: hidden})
     for head in range(DEPTH):
         state = expected_state(tensors, num_layers, head, hidden, list(embedded[:, : head + 1].unbind(1)))
         expected = state @ tensors[f"hydra_lm_head.{head}.weight"].T + tensors[f"hydra_lm_head.{head}.bias"]
-        torch.testing.assert_close(heads.head(head + 1, hidden, embedded[:, : head + 1]), expected)
+        torch.testing.assert_close(heads.head(head + 1, joined, embedded[:, : head + 1]), expected)
 
 
 def test_one_matrix_for_all_heads_over_a_part_of_the_vocabulary(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_one_matrix_for_all_heads_over_a_part_of_the_vocabulary(tmp_path: Path) 
     assert torch.equal(heads.draft_ids, ids)
     hidden, embedded = torch.randn(2, HIDDEN), torch.randn(2, 2, HIDDEN)
     expected = expected_state(tensors, 1, 1, hidden, list(embedded.unbind(1))) @ tensors["hydra_lm_head.weight"].T
-    torch.testing.assert_close(heads.head(2, hidden, embedded), expected)
+    torch.testing.assert_close(heads.head(2, heads.join({LAST: hidden}), embedded), expected)
 
 
 def test_features_of_an_earlier_layer(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def random_heads(case: Case, seed: int = 0) -> HydraHeads:
             if "lm_head.weight" in name or ("lm_head" in name and parameter.dim() == 2):
                 size *= 3
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
+        heads.feature_scale.uniform_(0.5, 2.0, generator=generator)
     return heads.requires_grad_(requires_grad=False)
 
 

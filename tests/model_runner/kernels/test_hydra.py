@@ -12,13 +12,17 @@ from torch import nn
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.models.heads.hydra import HydraHeads
+from model_runner.models.heads.base import TargetShape
+from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint
+from model_runner.models.heads.loading import load_heads
+from model_runner.models.heads.saving import save_heads
 from model_runner.sampling.noise import gumbel
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.hydra import HydraProposer
 from model_runner.speculative.proposer import ChoiceStep
 from tests.model_runner.kernels.drafting import (
     CASES,
+    VOCABULARY,
     Case,
     choice_step,
     in_python,
@@ -93,7 +97,8 @@ class FloatHydra:
     def logits(self, row: int, path: list[int]) -> Floats:
         """Of what follows the tokens of the path, the first of which follows what the features belong to."""
         head = len(path) - 1
-        joined = np.concatenate([*(feature[row] for feature in self._features), *self._embedding[path]])
+        hidden = np.concatenate([feature[row] for feature in self._features]) * self._weights["feature_scale"]
+        joined = np.concatenate([hidden, *self._embedding[path]])
         state = self._product(f"hydra_mlp.{head}.0.res_connection", joined) + _silu(
             self._product(f"hydra_mlp.{head}.0.linear", joined)
         )
@@ -155,6 +160,29 @@ def test_the_nodes_are_the_best_of_all_trees(kernels: Kernels, case: Case) -> No
         assert tree.survival() == pytest.approx([probabilities[path] for path in paths], abs=0.004)
         best = sorted(probabilities.values(), reverse=True)[: len(tree)]
         assert sum(probabilities[path] for path in paths) == pytest.approx(sum(best), abs=0.004)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8_rotated"])
+def test_hidden_states_may_be_much_larger_than_embeddings(kernels: Kernels, tmp_path: Path, kind: WeightKind) -> None:
+    """In published heads, whose weights have learnt to be as much smaller."""
+    case = Case(64, draft_vocab=53, num_features=2)
+    heads, generator = random_heads(case), torch.Generator().manual_seed(3)
+    size = 10 ** (torch.rand(2 * case.hidden, generator=generator) * 3)
+    heads.feature_scale.fill_(1.0)
+    for first in (mlp[0] for mlp in heads.hydra_mlp):  # type: ignore[index]
+        for linear in (first.linear, first.res_connection):  # type: ignore[union-attr]
+            linear.weight[:, : 2 * case.hidden] /= size  # type: ignore[operator, index]
+    hidden = torch.randn(50, 2 * case.hidden, generator=generator) * size
+    path = torch.randn(50, 2, case.hidden, generator=generator)
+    config, tensors = hydra_checkpoint(heads, 8)
+    save_heads(tmp_path, config, {n: t for n, t in tensors.items() if n != "feature_scale"}, dtype=torch.float32)
+    loaded = load_heads(tmp_path, TargetShape(case.hidden, VOCABULARY, 8))
+    assert isinstance(loaded, HydraHeads)
+    expected = heads.head(2, hidden, path)
+    joined = hidden * loaded.feature_scale
+    torch.testing.assert_close(loaded.head(2, joined, path), expected, rtol=1e-4, atol=1e-4)
+    error = (prepared(kernels, loaded, kind).head(2, joined, path) - expected).square().mean().sqrt()
+    assert error < 0.05 * expected.std()
 
 
 def test_the_embedding_is_scaled(kernels: Kernels) -> None:

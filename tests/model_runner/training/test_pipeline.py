@@ -4,7 +4,6 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -154,7 +153,7 @@ def test_exported_heads_guess_as_those_in_training(
         if one.temperature == 0.0:
             for row in range(one.num_answer - 1):
                 place = one.num_prompt - 1 + row
-                hidden = torch.from_numpy(one.features[heads.needs[0]][place : place + 1].astype(np.float32))
+                hidden = heads.join({n: torch.tensor(f[place : place + 1]).float() for n, f in one.features.items()})
                 path = weights.embedding(torch.tensor([[one.tokens[place + 1]]]))
                 guess = heads.draft_ids[heads.head(1, hidden, path).argmax()]
                 hits += int(guess == one.tokens[place + 2])
