@@ -22,7 +22,7 @@ from model_runner.training.teacher import TargetWeights
 
 SELF_FED_DEPTH = 3
 """Tokens ahead that heads which feed on themselves are judged by and trained for."""
-LEARNING_RATE = 5e-4
+LEARNING_RATE = 2e-4
 _WARM_UP = 32
 """Steps until the learning rate is reached: Adam has to get to know the sizes of the gradients."""
 _CPU = torch.device("cpu")
