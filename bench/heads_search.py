@@ -50,7 +50,7 @@ class Variant:
     """Layers that the hidden states enter, or `last`, joined by commas."""
     steps: int = 250
     rows: int = 1024
-    lr: float = 2e-3
+    lr: float = 1e-3
 
     @classmethod
     def parse(cls, text: str) -> "Variant":

@@ -114,7 +114,9 @@ def take_over(fresh: HydraHeads, trained: HydraHeads) -> None:
     ids, its_ids = (
         torch.arange(one.shape.draft_vocab) if one.draft_ids is None else one.draft_ids for one in (fresh, trained)
     )
-    head.weight[torch.isin(ids, its_ids)] = its_head.weight[torch.isin(its_ids, ids)]
+    its_row = {token: row for row, token in enumerate(its_ids.tolist())}
+    both = [(row, its_row[token]) for row, token in enumerate(ids.tolist()) if token in its_row]
+    head.weight[[mine for mine, _ in both]] = its_head.weight[[its for _, its in both]]
     for layers, its_layers in zip(fresh.hydra_mlp, trained.hydra_mlp, strict=False):
         _take_over_first(layers[0], fresh, its_layers[0], trained)  # type: ignore[index]
         for layer, its_layer in zip_longest(list(layers)[1:], list(its_layers)[1:]):  # type: ignore[call-overload]

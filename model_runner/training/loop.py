@@ -27,7 +27,7 @@ class LoopOptions:
     """... or that number itself."""
     batch_rows: int = 1024
     """Tokens of answers in a step."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     weight_decay: float = 0.01
     warm_up: float = 0.03
     """Share of the steps."""

@@ -75,16 +75,16 @@ class Judge:
         return Teacher(self._target, self.draft_ids.cpu(), self.device, self.dtype)
 
     @cached_property
-    def _is_drafted(self) -> Tensor:
-        """[vocab] 1 or 0"""
-        is_drafted = torch.zeros(self._target.shape.vocab_size, device=self.device)
-        is_drafted[self.draft_ids] = 1.0
-        return is_drafted
+    def _row_of(self) -> Tensor:
+        """[vocab] where each token stands in the draft vocabulary, -1 if it does not."""
+        row_of = torch.full((self._target.shape.vocab_size,), -1, device=self.device)
+        row_of[self.draft_ids] = torch.arange(len(self.draft_ids), device=self.device)
+        return row_of
 
     def replace(self, rows: Tensor, tokens: Tensor) -> None:
         """Have these rows [n] of the draft vocabulary stand for other tokens [n]."""
-        self._is_drafted[self.draft_ids[rows]] = 0.0
-        self._is_drafted[tokens] = 1.0
+        self._row_of[self.draft_ids[rows]] = -1
+        self._row_of[tokens] = rows.to(self.device)
         self.draft_ids[rows] = tokens
         self._teacher.replace(rows, self._target.head[tokens.cpu()])
 
@@ -96,7 +96,7 @@ class Judge:
         """The mean over all guesses of all depths of the cross entropy to the target's distribution."""
         total, count = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         for guess in guesses:
-            weights = self._is_drafted[guess.tokens]
+            weights = (self._row_of[guess.tokens] >= 0).float()
             total = total + soft_cross_entropy(guess.logits, self._teacher(guess.teacher), weights) * weights.sum()
             count += weights.sum()
         return total / count.clamp_min(1.0)
@@ -104,9 +104,9 @@ class Judge:
     @torch.no_grad()
     def guessed(self, guess: Guess, first: int) -> Tensor:
         """[n] bool: whether the actual token is among the first guesses."""
-        place = torch.searchsorted(self.draft_ids, guess.tokens).clamp_max(len(self.draft_ids) - 1).unsqueeze(1)
-        better = (guess.logits > guess.logits.gather(1, place)).sum(1)
-        return (better < first) & (self._is_drafted[guess.tokens] > 0)
+        row = self._row_of[guess.tokens]
+        better = (guess.logits > guess.logits.gather(1, row.clamp_min(0).unsqueeze(1))).sum(1)
+        return (better < first) & (row >= 0)
 
     def ranks(self, guesses: Iterable[Guess], num_rows: int) -> Tensor:
         """See Objective.ranks."""

@@ -32,6 +32,7 @@ Work = Annotated[
 Tokens = Annotated[int, typer.Option(min=1, help="Tokens of the model's own answers to train on.")]
 Minutes = Annotated[float, typer.Option(min=0.01, help="Time for the training itself, once the data are there.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Training steps, in place of --minutes.")]
+LearningRate = Annotated[float, typer.Option(min=1e-6, help="At its highest; it falls to a fiftieth in the end.")]
 DraftVocab = Annotated[int, typer.Option(min=2, help="Tokens that the heads guess from: the most frequent ones.")]
 Depth = Annotated[int, typer.Option(min=1, help="Tokens ahead that are guessed.")]
 Layers = Annotated[int, typer.Option(min=1, help="Layers of each Medusa or Hydra head.")]
@@ -66,6 +67,7 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     tokens: Tokens = 300_000,
     minutes: Minutes = 30.0,
     steps: Steps = None,
+    learning_rate: LearningRate = 1e-3,
     draft_vocab: DraftVocab = 8192,
     depth: Depth = 4,
     layers: Layers = 1,
@@ -96,7 +98,7 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
             features=None if features is None else _features(features),
             begin_with=begin_with,
             int8=int8,
-            loop=LoopOptions(minutes=minutes, steps=steps),
+            loop=LoopOptions(minutes=minutes, steps=steps, learning_rate=learning_rate),
         )
         with progress_lines(console) as progress:
             accuracy = train_heads(
