@@ -3,11 +3,11 @@
 The loop of online speculative decoding (Liu et al., arXiv:2310.07177): the target's own distributions teach the heads
 while it serves. Here each piece of traffic goes through two stages. First it is a test: the heads in use, those before
 them, the first ones and the candidate in training all guess it (trial.py). Only then it is put into the ring, and is
-learnt from. From the tests follow the decisions, each made when it is clear and not before:
+learnt from. From the tests follow the decisions:
 
-    candidate better than those in use    -> it is published
-    an older version better than those    -> that one is published again, and training goes on from it
-    candidate worse than those in use     -> training starts again from those
+    candidate likely better than those in use    -> it is published
+    an older version clearly better than those   -> that one is published again, and training goes on from it
+    candidate clearly worse than those in use    -> training starts again from those
 """
 
 import logging
@@ -23,7 +23,7 @@ import torch
 from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB, learning_needs
 from model_runner.learning.ring import Ring
 from model_runner.learning.trainee import Trainee, depth_of, objective_of
-from model_runner.learning.trial import Comparison, Rate, Tally, judge
+from model_runner.learning.trial import CLEAR, LIKELY, Comparison, Rate, Tally, judge
 from model_runner.learning.vocabulary import TokenCounts
 from model_runner.models.heads.base import Heads
 from model_runner.models.heads.hydra import hydra_features
@@ -159,13 +159,13 @@ class Learner:
     def decide(self, *, is_last: bool = False) -> Publication | None:
         """What is to be used from now on, if that should be something else; the last time without regard to when."""
         rate = self.current or 1.0
-        better = {name: trial for name, trial in self._older.items() if trial.verdict(rate) > 0}
+        better = {name: trial for name, trial in self._older.items() if trial.is_gain(rate, CLEAR)}
         if better:
             return self._roll_back(max(better, key=lambda name: better[name].mean))
-        verdict = self._candidate.verdict(rate)
-        if verdict < 0:
+        if self._candidate.is_loss(rate, CLEAR):
             self._restart()
-        if verdict > 0 and (is_last or self._clock() - self._published_at >= PUBLISH_EVERY_S):
+        is_time = is_last or self._clock() - self._published_at >= PUBLISH_EVERY_S
+        if is_time and self._candidate.is_gain(rate, LIKELY):
             return self._publish()
         return None
 
@@ -184,7 +184,8 @@ class Learner:
                 self._rates[rate].add(tally)
         trials = [(trial, tallies(self._named(name))) for name, trial in self._older.items()]
         if self._trainee is not None:
-            trials.append((self._candidate, tallies(self._trainee.objective)))
+            with self._trainee.candidate() as candidate:
+                trials.append((self._candidate, judge(candidate, pieces, self._depth)))
         for trial, seen in trials:
             for one, other in zip(seen, current, strict=True):
                 trial.add(one, other)
@@ -203,7 +204,8 @@ class Learner:
     def _publish(self) -> Publication:
         assert self._trainee is not None
         before, gain, first = self.current or 1.0, self._candidate.mean, self.first or 1.0
-        publication = self._use(self._trainee.objective.export())
+        with self._trainee.candidate() as candidate:
+            publication = self._use(candidate.export())
         self.published += 1
         logger.info(
             "heads version %d: %.3f tokens per step on what came in lately, %.3f before and %.3f at first; %d steps "

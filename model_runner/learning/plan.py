@@ -16,9 +16,9 @@ FRESH_DRAFT_VOCAB = 6144
 BATCH_ROWS = 512
 """Tokens of output in a training step."""
 
-_COPIES = 9
-"""Of the weights in float32: in training with their gradients and Adam's two moments, the versions that they are
-compared with (in use, the one before, the first), and twice as much for a moment when a version is packed."""
+_COPIES = 10
+"""Of the weights in float32: in training with their gradients, Adam's two moments and their mean, the versions that
+they are compared with (in use, the one before, the first), and twice as much for a moment when a version is packed."""
 _LEAST_BATCHES = 8
 """That the ring must hold: some of the tokens in it are of prompts, and there has to be a choice."""
 _GRANULE = 1 << 20

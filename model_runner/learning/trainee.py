@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,8 @@ from model_runner.training.teacher import TargetWeights
 
 SELF_FED_DEPTH = 3
 """Tokens ahead that heads which feed on themselves are judged by and trained for."""
-LEARNING_RATE = 2e-4
+LEARNING_RATE = 1e-3
+AVERAGED = 0.98
 _WARM_UP = 32
 """Steps until the learning rate is reached: Adam has to get to know the sizes of the gradients."""
 _CPU = torch.device("cpu")
@@ -53,30 +55,57 @@ def objective_of(
 
 
 class Trainee:
-    """A candidate, on its way from the heads that it was given."""
+    """A candidate, on its way from the heads that it was given.
+
+    It takes large steps, which single batches throw off course, and offers the running mean of where they led (Polyak
+    and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J. Control Optim. 30, 1992).
+    """
 
     def __init__(self, heads: Heads, target: TargetWeights, dtype: torch.dtype, sample: Sequence[Example]) -> None:
         """Trains a copy of `heads`; `sample` is typical of what it will be trained on."""
         self._heads = copy.deepcopy(heads)
         self._target = target
-        self.objective, self._judge = objective_of(self._heads, target, dtype, sample)
-        self._parameters = [one for one in self.objective.module.parameters() if one.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0)
+        self._objective, self._judge = objective_of(self._heads, target, dtype, sample)
+        self._parameters = [one for one in self._objective.module.parameters() if one.requires_grad]
+        self._means = [one.detach().clone() for one in self._parameters]
+        self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.steps = 0
 
     def step(self, examples: Sequence[Example]) -> bool:
         """Learn from a batch; False if the numbers have left their range, and the heads are of no use any more."""
         for group in self._optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (self.steps + 1) / _WARM_UP)
+        self._objective.module.train()
         self._optimizer.zero_grad()
-        loss = self.objective.loss(examples)
+        loss = self._objective.loss(examples)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._parameters, 1.0)
         if not math.isfinite(float(loss.detach()) + float(norm)):
             return False
         self._optimizer.step()
         self.steps += 1
+        self._average()
         return True
+
+    @contextmanager
+    def candidate(self) -> Iterator[Objective]:
+        """What training has led to, to be compared or exported."""
+        self._swap()
+        self._objective.module.eval()
+        try:
+            yield self._objective
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """The first steps all count the same: what training began with shall not stay in the mean."""
+        share = max(1 - AVERAGED, 1 / (self.steps + 1))
+        torch._foreach_lerp_(self._means, self._parameters, share)
+
+    def _swap(self) -> None:
+        for parameter, mean in zip(self._parameters, self._means, strict=True):
+            parameter.data, mean.data = mean.data, parameter.data
 
     @torch.no_grad()
     def follow(self, counts: TokenCounts) -> int:
@@ -92,7 +121,8 @@ class Trainee:
         if len(rows):
             self._heads.draft_ids[rows] = tokens
             self._judge.replace(rows, tokens)
-            weight[rows] = self._target.head[tokens].to(weight)
+            mean = next(mean for one, mean in zip(self._parameters, self._means, strict=True) if one is weight)
+            mean[rows] = weight[rows] = self._target.head[tokens].to(weight)
             for moment in self._optimizer.state[weight].values():
                 if moment.shape == weight.shape:
                     moment[rows] = 0.0

@@ -18,8 +18,10 @@ from model_runner.training.objective import Objective
 
 HALF_LIFE = 4096
 """Rows after which what was seen counts half."""
-_ERRORS = 3.0
-"""Standard errors from which on a difference is no chance. It is looked at again and again, so two would be too few."""
+LIKELY = 2.0
+"""Standard errors from which on a gain may be tried: heads that are no better than those in use cost nothing. ..."""
+CLEAR = 3.0
+"""... From which on something may be given up for it. It is looked at again and again, so two would be too few."""
 _LEAST = 0.01
 """Difference that is worth anything, as a part of the tokens per step."""
 _PIECES = 8
@@ -102,8 +104,10 @@ class Comparison:
         weights: Tensor = torch.tensor([1.0, -self.mean], dtype=torch.float64)
         return math.sqrt(max(0.0, float(weights @ self._squares @ weights))) / float(self._sums[1])
 
-    def verdict(self, rate: float) -> int:
-        """1 if the one is clearly better than the other, -1 if it is clearly worse, else 0; `rate` is about theirs."""
-        if abs(self.mean) <= max(_ERRORS * self.error, _LEAST * rate):
-            return 0
-        return 1 if self.mean > 0 else -1
+    def is_gain(self, rate: float, errors: float) -> bool:
+        """Whether the one is better by so many standard errors, and by what is worth it; `rate` is about theirs."""
+        return self.mean > max(errors * self.error, _LEAST * rate)
+
+    def is_loss(self, rate: float, errors: float) -> bool:
+        """Whether it is worse by as much."""
+        return -self.mean > max(errors * self.error, _LEAST * rate)

@@ -24,7 +24,9 @@ from model_runner.learning.messages import (
     decode_from_learner,
     encode,
 )
+from model_runner.learning.startup import set_up
 from model_runner.models.heads.base import TargetShape
+from model_runner.models.inspection import UnsupportedModelError
 from model_runner.models.loading import load_config
 from model_runner.training.examples import Example
 from model_runner.training.teacher import TargetWeights
@@ -40,7 +42,7 @@ def prepare_quickly(threads):
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # tests want an answer on a busy machine, too
     prepare(threads)
     from model_runner.learning import learner, trainee
-    trainee.LEARNING_RATE, learner.PUBLISH_EVERY_S = 5e-3, 0.0
+    trainee.LEARNING_RATE, learner.BATCH_ROWS, learner.PUBLISH_EVERY_S = 5e-3, 128, 0.0
 process.prepare_torch = prepare_quickly
 process.main()
 """]  # fmt: skip
@@ -122,18 +124,17 @@ def test_it_learns_ends_and_goes_on_from_what_it_kept(tmp_path: Path, tiny_model
     assert again.process.returncode == 0
 
 
-@pytest.mark.parametrize("wrong", ["memory", "model", "kind"])
-def test_what_cannot_be_learnt_is_said_at_the_start(
-    tmp_path: Path, tiny_model: Callable[[str], Path], wrong: str
-) -> None:
-    message = begin(tiny_model("llama"), tmp_path, memory=1 << 20 if wrong == "memory" else 64 << 20)
-    if wrong == "model":
-        message = begin(tmp_path, tmp_path)
-    if wrong == "kind":
-        message = Begin(message.model, "medusa", None, None, 1, message.memory)
-    with started(message) as learner:
+def test_what_cannot_be_learnt_is_said_at_the_start(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    with started(begin(tiny_model("llama"), tmp_path, memory=1 << 20)) as learner:
         with pytest.raises(EOFError):
             learner.receive()
         assert learner.process.wait() == 1
     (note,) = learner.notes
-    assert {"memory": "--learn-memory", "model": "holds no model", "kind": "have to be given"}[wrong] in note.text
+    assert "--learn-memory" in note.text
+
+
+def test_what_is_wrong_with_the_model_or_the_heads_is_said(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="holds no model"):
+        set_up(begin(tmp_path, tmp_path))
+    with pytest.raises(ValueError, match="have to be given"):
+        set_up(Begin(str(tiny_model("llama")), "medusa", None, None, 1, 64 << 20))

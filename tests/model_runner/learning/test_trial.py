@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from model_runner.learning.trial import HALF_LIFE, Comparison, Rate, Tally
+from model_runner.learning.trial import CLEAR, HALF_LIFE, LIKELY, Comparison, Rate, Tally
 
 SOURCE = np.random.default_rng(0)
 
@@ -46,13 +46,18 @@ def test_rate_forgets() -> None:
 
 def test_a_clear_difference_is_found_in_either_direction() -> None:
     gains = list(SOURCE.normal(0.1, 0.2, 100))
-    assert compared(gains).verdict(1.8) == 1
-    assert compared([-gain for gain in gains]).verdict(1.8) == -1
+    better, worse = compared(gains), compared([-gain for gain in gains])
+    for errors in (LIKELY, CLEAR):
+        assert better.is_gain(1.8, errors)
+        assert not better.is_loss(1.8, errors)
+        assert worse.is_loss(1.8, errors)
+        assert not worse.is_gain(1.8, errors)
 
 
 def test_no_verdict_without_a_difference_or_without_enough_pieces() -> None:
-    false = sum(compared(list(SOURCE.normal(0.0, 0.2, 60))).verdict(1.8) != 0 for _ in range(200))
-    assert false <= 4
-    assert compared([0.5] * 5).verdict(1.8) == 0
-    assert compared([0.5] * 8).verdict(1.8) == 1
-    assert compared([0.01] * 3000, rows=100).verdict(1.8) == 0  # certain, but not worth anything
+    equal = [compared(list(SOURCE.normal(0.0, 0.2, 60))) for _ in range(200)]
+    assert sum(one.is_gain(1.8, CLEAR) or one.is_loss(1.8, CLEAR) for one in equal) <= 4
+    assert sum(one.is_gain(1.8, LIKELY) for one in equal) <= 16
+    assert not compared([0.5] * 5).is_gain(1.8, LIKELY)
+    assert compared([0.5] * 8).is_gain(1.8, CLEAR)
+    assert not compared([0.01] * 3000, rows=100).is_gain(1.8, LIKELY)  # certain, but not worth anything

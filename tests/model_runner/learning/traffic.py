@@ -20,9 +20,9 @@ def cycle_of(tokens: Sequence[int]) -> Callable[[int], int]:
 
 
 def pieces(
-    target: TargetWeights, tokens: Sequence[int], count: int, seed: int, *, shuffled: bool = False
+    target: TargetWeights, tokens: Sequence[int], count: int, seed: int, *, is_random: bool = False
 ) -> list[Example]:
-    """Pieces that begin anywhere in a cycle. Shuffled, the target's states belong to other places."""
+    """Pieces that begin anywhere in a cycle; random ones are of tokens that have nothing to do with each other."""
     follow = cycle_of(tokens)
     source = np.random.default_rng(seed)
     embedded = target.embedding(torch.arange(target.shape.vocab_size)).numpy()
@@ -31,11 +31,9 @@ def pieces(
     for _ in range(count):
         sequence = [int(source.choice(tokens))]
         while len(sequence) < PIECE + 1:
-            sequence.append(follow(sequence[-1]))
+            sequence.append(int(source.choice(tokens)) if is_random else follow(sequence[-1]))
         row = np.array(sequence[:-1])
         known = np.array(sequence[1:])
-        if shuffled:
-            source.shuffle(known)
         made.append(
             Example(
                 row,
