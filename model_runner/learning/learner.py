@@ -36,7 +36,7 @@ from model_runner.training.vocabulary import choose_draft_ids
 
 logger = logging.getLogger("samewise.learning")
 
-PASSES = 4
+PASSES = 3
 """Times that a token is trained on, on average: what has been learnt well enough takes no more power."""
 _LEAST_BATCHES = 2
 """With less than that in the ring, what is learnt is the ring by heart."""

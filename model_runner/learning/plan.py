@@ -13,7 +13,7 @@ FRESH_DEPTH = 3
 """Tokens ahead that heads guess that begin with nothing, ..."""
 FRESH_DRAFT_VOCAB = 6144
 """... and the tokens that they guess from: as the heads that come with the embedded model."""
-BATCH_ROWS = 512
+BATCH_ROWS = 256
 """Tokens of output in a training step."""
 
 _COPIES = 10

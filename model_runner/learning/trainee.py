@@ -23,7 +23,7 @@ from model_runner.training.teacher import TargetWeights
 
 SELF_FED_DEPTH = 3
 """Tokens ahead that heads which feed on themselves are judged by and trained for."""
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 5e-4
 AVERAGED = 0.98
 _WARM_UP = 32
 """Steps until the learning rate is reached: Adam has to get to know the sizes of the gradients."""
@@ -121,7 +121,7 @@ class Trainee:
         if len(rows):
             self._heads.draft_ids[rows] = tokens
             self._judge.replace(rows, tokens)
-            mean = next(mean for one, mean in zip(self._parameters, self._means, strict=True) if one is weight)
+            mean = next((mean for one, mean in zip(self._parameters, self._means, strict=True) if one is weight), weight)
             mean[rows] = weight[rows] = self._target.head[tokens].to(weight)
             for moment in self._optimizer.state[weight].values():
                 if moment.shape == weight.shape:
