@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from model_runner.learning.vocabulary import TokenCounts
+from model_runner.learning.vocabulary import TokenCounts, rows_for
 from model_runner.models.heads.base import Heads
 from model_runner.models.heads.eagle3 import Eagle3Heads
 from model_runner.models.heads.hydra import HydraHeads
@@ -111,18 +111,19 @@ class Trainee:
     def follow(self, counts: TokenCounts) -> int:
         """Let frequent tokens take the rows of those that do not occur; returns how many did.
 
-        Only where there is one matrix of logits for all depths, over a part of the vocabulary. The rows begin as the
-        target's own, as those of fresh heads do.
+        Only where there is one matrix of logits for all depths, over a part of the vocabulary.
         """
-        weight = _shared_head(self._heads)
-        if self._heads.draft_ids is None or weight is None:
+        weight, ids = _shared_head(self._heads), self._heads.draft_ids
+        if ids is None or weight is None:
             return 0
-        rows, tokens = counts.swaps(self._heads.draft_ids)
+        rows, tokens = counts.swaps(ids)
         if len(rows):
-            self._heads.draft_ids[rows] = tokens
+            wanted, known = (self._target.head[some].to(weight) for some in (tokens, ids))
+            mean = next(mean for one, mean in zip(self._parameters, self._means, strict=True) if one is weight)
+            for matrix in (weight, mean):
+                matrix[rows] = rows_for(wanted, known, matrix)
+            ids[rows] = tokens
             self._judge.replace(rows, tokens)
-            mean = next((mean for one, mean in zip(self._parameters, self._means, strict=True) if one is weight), weight)
-            mean[rows] = weight[rows] = self._target.head[tokens].to(weight)
             for moment in self._optimizer.state[weight].values():
                 if moment.shape == weight.shape:
                     moment[rows] = 0.0

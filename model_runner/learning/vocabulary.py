@@ -13,6 +13,8 @@ HALF_LIFE = 1 << 16
 _CLEARLY = 2.0
 _LEAST = 3.0
 """A missing token has to occur so many times as often as the other one, and so many times more."""
+_RIDGE = 0.1
+"""Of the mean variance of the target's rows, so that directions in which these hardly differ decide nothing."""
 
 
 class TokenCounts:
@@ -39,3 +41,22 @@ class TokenCounts:
         pairs = frequent >= _CLEARLY * self._counts[draft_ids[rows[: len(tokens)]]] + _LEAST
         count = int(pairs.long().cumprod(0).sum())
         return rows[:count], tokens[:count]
+
+
+def rows_for(wanted: Tensor, known: Tensor, trained: Tensor) -> Tensor:
+    """Rows [n, hidden] of a matrix of logits for tokens that it does not have.
+
+    Training has moved and shrunk its rows since they were the target's: beside them, rows as the target has them would
+    win over all others. What became of those that there are is what a ridge regression finds, and the new ones get.
+
+    Args:
+        wanted: the target's rows [n, hidden] of the new tokens.
+        known: its rows [v, hidden] of the tokens that the matrix has.
+        trained: the matrix [v, hidden].
+    """
+    change, mean = trained - known, known.mean(0)
+    centred = known - mean
+    gram = centred.T @ centred
+    gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
+    weights = torch.linalg.solve(gram, centred.T @ (change - change.mean(0)))
+    return wanted + change.mean(0) + (wanted - mean) @ weights

@@ -2,7 +2,7 @@
 
 import torch
 
-from model_runner.learning.vocabulary import HALF_LIFE, TokenCounts
+from model_runner.learning.vocabulary import HALF_LIFE, TokenCounts, rows_for
 
 
 def swaps(counts: TokenCounts, ids: list[int]) -> dict[int, int]:
@@ -30,3 +30,19 @@ def test_what_is_long_past_counts_little() -> None:
     early = TokenCounts(10)
     early.add(torch.tensor([1] * 60 + [3] * 9))
     assert swaps(early, [1, 2]) == {2: 3}
+
+
+def test_new_rows_are_the_targets_where_training_has_changed_none() -> None:
+    torch.manual_seed(0)
+    known, wanted = torch.randn(300, 16), torch.randn(5, 16)
+    torch.testing.assert_close(rows_for(wanted, known, known), wanted)
+
+
+def test_new_rows_are_changed_as_training_changed_the_others() -> None:
+    """Shrunk, turned and moved; the target's own rows would be far off."""
+    torch.manual_seed(0)
+    turn, shift = 0.5 * torch.randn(16, 16) / 4, torch.randn(16)
+    known, wanted = torch.randn(300, 16) + 3.0, torch.randn(5, 16) + 3.0
+    expected = wanted @ turn + shift
+    found = rows_for(wanted, known, known @ turn + shift + 0.01 * torch.randn(300, 16))
+    assert (found - expected).norm() < 0.1 * (wanted - expected).norm()
