@@ -66,7 +66,7 @@ def worth(ranks: Tensor, heads: Heads) -> Worth:
                 break
             reached[tuple(row[: depth + 1])] += 1
     tree: list[tuple[int, ...]] = []
-    front = [(-reached[rank,], (rank,)) for rank in range(RANKS)]
+    front: list[tuple[int, tuple[int, ...]]] = [(-reached[rank,], (rank,)) for rank in range(RANKS)]
     heapq.heapify(front)
     tokens, best = 1.0, Worth(0, 1.0, 1.0)
     while front and len(tree) < _MOST_NODES:

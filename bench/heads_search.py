@@ -22,9 +22,9 @@ from model_runner.config import RunnerConfig
 from model_runner.models.features import LAST, Feature, entering
 from model_runner.models.repository import resolve_model
 from model_runner.training.answers import AnswerStore, training_questions
-from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config
+from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
 from model_runner.training.examples import Example, ExampleStore
-from model_runner.training.hydra import HydraObjective
+from model_runner.training.hydra import HydraObjective, fresh_hydra
 from model_runner.training.loop import LoopOptions, Moment, TrainingLoop
 from model_runner.training.objective import Objective
 from model_runner.training.pipeline import MAX_SEQUENCE
@@ -119,10 +119,11 @@ class Search:
 
     def _objective(self, variant: Variant, judge: NoisyJudge, examples: Sequence[Example]) -> Objective:
         if variant.kind == "eagle3":
-            config = draft_layer_config(self._model)
-            return Eagle3Objective(self._target, judge, variant.depth, variant.needs, config)
+            eagle3 = fresh_eagle3(self._target, judge.draft_ids, variant.needs, draft_layer_config(self._model))
+            return Eagle3Objective(self._target, judge, eagle3, variant.depth)
         sample = answer_rows(examples[:_SAMPLE], variant.needs, torch.device("cpu"))
-        return HydraObjective(self._target, judge, variant.depth, variant.layers, variant.needs, sample)
+        shape = variant.depth, variant.layers, variant.needs
+        return HydraObjective(self._target, judge, fresh_hydra(self._target, judge.draft_ids, *shape, sample), sample)
 
     def _examples(self, variant: Variant, first: int, last: int) -> list[Example]:
         needs = tuple(dict.fromkeys((*variant.needs, LAST)))

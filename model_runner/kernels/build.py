@@ -4,6 +4,7 @@ Every instruction set is compiled into the one library, which picks at run time:
 the same architecture, and a cached library needs no compiler.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -11,7 +12,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +59,7 @@ def build_kernels(
     environment: Mapping[str, str] = os.environ,
     sources: Path = _SOURCES,
 ) -> Path:
-    """The library, from the folder if it was built there before. Several builds at the same time do no harm.
+    """The library, from the folder if it was built there before. Of several callers one builds, and the others wait.
 
     Args:
         folder: where libraries are kept; made if missing.
@@ -76,12 +78,24 @@ def build_kernels(
     logger.info("building the CPU kernels with %s, once", compiler)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            built = _compile(compiler, units, extra_flags, Path(temporary))
-            built.replace(library)
+        with _alone(folder):
+            if not library.exists():  # else whoever was waited for has built it
+                with tempfile.TemporaryDirectory(dir=folder) as temporary:
+                    _compile(compiler, units, extra_flags, Path(temporary)).replace(library)
     except OSError as error:
         raise NoKernelsError(f"the CPU kernels cannot be built in {folder}: {error}") from error
     return library
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps other processes and threads that want the same out."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _units(sources: Path) -> list[_Unit]:

@@ -54,13 +54,17 @@ def test_other_files_beside_the_sources_do_not_matter(sources: Path, tmp_path: P
     assert build_kernels(tmp_path, environment=NO_COMPILER, sources=sources) == library
 
 
-def test_builds_at_the_same_time_do_no_harm(sources: Path, tmp_path: Path) -> None:
+def test_of_builds_at_the_same_time_one_compiles(sources: Path, tmp_path: Path) -> None:
     libraries: list[Path] = []
     start = threading.Barrier(2)
+    calls = tmp_path / "calls"
+    counting = fake_compiler(tmp_path, f'#!/bin/sh\necho >> {calls}\nexec {shutil.which("c++")} "$@"\n')
+    build_kernels(tmp_path / "alone", environment=counting, sources=sources)
+    alone = calls.read_text()
 
     def build() -> None:
         start.wait()
-        libraries.append(build_kernels(tmp_path / "cache", sources=sources))
+        libraries.append(build_kernels(tmp_path / "cache", environment=counting, sources=sources))
 
     threads = [threading.Thread(target=build) for _ in range(2)]
     for thread in threads:
@@ -69,6 +73,7 @@ def test_builds_at_the_same_time_do_no_harm(sources: Path, tmp_path: Path) -> No
         thread.join()
     assert libraries[0] == libraries[1]
     assert list((tmp_path / "cache").iterdir()) == [libraries[0]]
+    assert calls.read_text() == 2 * alone
 
 
 def test_no_compiler(sources: Path, tmp_path: Path) -> None:
