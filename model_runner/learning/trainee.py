@@ -24,7 +24,8 @@ from model_runner.training.teacher import TargetWeights
 SELF_FED_DEPTH = 3
 """Tokens ahead that heads which feed on themselves are judged by and trained for."""
 LEARNING_RATE = 5e-4
-AVERAGED = 0.98
+AVERAGED = 0.95
+"""Share of the mean that stays in a step: it is that of the last twenty or so."""
 _WARM_UP = 32
 """Steps until the learning rate is reached: Adam has to get to know the sizes of the gradients."""
 _CPU = torch.device("cpu")
@@ -66,7 +67,7 @@ class Trainee:
         self._heads = copy.deepcopy(heads)
         self._target = target
         self._objective, self._judge = objective_of(self._heads, target, dtype, sample)
-        self._parameters = [one for one in self._objective.module.parameters() if one.requires_grad]
+        self._parameters: list[Tensor] = [one for one in self._objective.module.parameters() if one.requires_grad]
         self._means = [one.detach().clone() for one in self._parameters]
         self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.steps = 0

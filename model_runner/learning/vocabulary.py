@@ -59,4 +59,5 @@ def rows_for(wanted: Tensor, known: Tensor, trained: Tensor) -> Tensor:
     gram = centred.T @ centred
     gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
     weights = torch.linalg.solve(gram, centred.T @ (change - change.mean(0)))
-    return wanted + change.mean(0) + (wanted - mean) @ weights
+    moved: Tensor = wanted + change.mean(0) + (wanted - mean) @ weights
+    return moved
