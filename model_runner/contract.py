@@ -4,6 +4,7 @@ A *key* names one choice of one request for as long as it runs. The scheduler de
 logits and probabilities stay in the runner until it commits them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -293,10 +294,18 @@ class StepPlan:
 
     def fresh_blocks(self, block_size: int) -> list[int]:
         """Blocks whose content is nobody's: all that the plan hands out but shared ones and the targets of copies."""
-        fresh = [block for entry in self.scheduled for block in entry.new_blocks]
+        return self._blocks_from(lambda num_computed: -(-num_computed // block_size))
+
+    def written_blocks(self, block_size: int) -> list[int]:
+        """Blocks that are to be written to: all that the plan hands out but shared ones, as these are full."""
+        return self._blocks_from(lambda num_computed: num_computed // block_size)
+
+    def _blocks_from(self, first: Callable[[int], int]) -> list[int]:
+        """Those added to running choices, and those of admitted ones from the `first` on, by what is computed there."""
+        blocks = [block for entry in self.scheduled for block in entry.new_blocks]
         for admitted in self.admitted:
-            fresh += admitted.blocks[-(-admitted.num_computed // block_size) :]
-        return fresh
+            blocks += admitted.blocks[first(admitted.num_computed) :]
+        return blocks
 
 
 @dataclass(frozen=True, slots=True)

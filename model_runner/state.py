@@ -72,8 +72,8 @@ class RunnerState:
             self._search.end(choice.slot)
             self._learning.end(choice.slot)
             self._free_slots.append(choice.slot)
-        if handed_out := _handed_out(plan, self._block_size):
-            self._handouts.note(handed_out)
+        if written := plan.written_blocks(self._block_size):
+            self._handouts.note(written)
         for admitted in plan.admitted:
             self._admit(admitted)
         scheduled = [self._choices[entry.key] for entry in plan.scheduled]
@@ -193,14 +193,6 @@ class RunnerState:
 
     def _slot_of(self, choice: Choice, place: int) -> tuple[int, int]:
         return choice.blocks[place // self._block_size], place % self._block_size
-
-
-def _handed_out(plan: StepPlan, block_size: int) -> list[int]:
-    """Blocks that are to be written to: all but shared ones, as these are full."""
-    blocks = [block for entry in plan.scheduled for block in entry.new_blocks]
-    for admitted in plan.admitted:
-        blocks += admitted.blocks[admitted.num_computed // block_size :]
-    return blocks
 
 
 class _Layout:
