@@ -19,6 +19,7 @@
 namespace SW_ISA {
 
 constexpr int64_t kFewRows = 20;  // memory is the limit, and is read faster in one stretch
+constexpr int64_t kIdleRows = 4;  // with more, products take so long that memory is idle unless it is asked ahead
 
 inline int64_t num_panels(int64_t outputs) { return round_up(outputs, kPanel) / kPanel; }
 
@@ -83,8 +84,8 @@ inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, in
   int64_t panel = first_panel;
   for (; panel + Count <= end_panel; panel += Count)
     for (int64_t row = first_row; row < end_row; row += kTileRows) {
-      // The first tile of rows brings the panels into the cache, so memory would be idle during the second.
-      const bool ask_ahead = row == first_row + kTileRows && panel + 2 * Count <= end_panel;
+      // The first tile of rows reads the panels from memory, which would be idle during its products and later tiles.
+      const bool ask_ahead = row == first_row && end_row - row > kIdleRows && panel + 2 * Count <= end_panel;
       const int64_t count = std::min<int64_t>(kTileRows, end_row - row);
       tile_of_rows<Panels, kTileRows, Count>(count, weight, rows, row, panel, ask_ahead, emit);
     }

@@ -18,8 +18,8 @@ struct RotatedPanels {
   using Sum = int32_t;
 
 #if defined(__AVX512VNNI__)
-  static constexpr int kTileRows = 4;
-  static constexpr int kTilePanels = 3;  // so that four rows take 7 loads for 12 products
+  static constexpr int kTileRows = 8;
+  static constexpr int kTilePanels = 3;  // so that eight rows take 11 loads for 24 products
 #else
   static constexpr int kTileRows = Int8Panels::kTileRows;
   static constexpr int kTilePanels = 1;
@@ -50,7 +50,7 @@ struct RotatedPanels {
   static void multiply(const QuantizedRows &rows, int64_t row, const int8_t *panels, int64_t inputs, const int8_t *ahead,
                        Sum *sums) {
 #if defined(__AVX512VNNI__)
-    constexpr int kChains = Rows * Count > 4 ? 1 : Rows > 1 ? 2 : 4;  // for each sum, since a product takes several cycles
+    constexpr int kChains = Rows * Count > 8 ? 1 : Rows > 1 ? 2 : 4;  // for each sum, since a product takes several cycles
     const int64_t bytes = panel_bytes(inputs);
     const int8_t *x[Rows];
     __m512i acc[Count][Rows][kChains];
