@@ -3,9 +3,9 @@
 import logging
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from model_runner.contract import (
     StepPlan,
     StepResult,
 )
-from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
+from model_runner.draft_tree import NO_DRAFT, chain
 from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
 from model_runner.kv_cache import Move
 from model_runner.learning.link import ProcessLink
@@ -38,6 +38,7 @@ from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_times import StepTimes
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
+from model_runner.work import Work, choice_steps, guided_by, load_of, next_load
 
 logger = logging.getLogger("samewise.runner")
 
@@ -65,7 +66,7 @@ class ModelRunner:
         self._pool = parts.pooler
         self._picks_ahead = parts.picks_ahead
         self._runs_beside = parts.runs_beside
-        self._launched: _Work | None = None
+        self._launched: Work | None = None
         """What the step launched last computes."""
         self._last_s = 0.0
         """When the last step was done."""
@@ -119,31 +120,31 @@ class ModelRunner:
         picks = self._target.picks()
         return LaunchedStep(self._can_follow(work, step), lambda: self._finish(plan, work, step, picks, start))
 
-    def _lay_out(self, plan: StepPlan) -> "_Work":
+    def _lay_out(self, plan: StepPlan) -> Work:
         """Bring cache and choices to where the plan has them, and lay out what the step computes."""
         if self._needs_clean_blocks:
             self._kv_cache.clear(plan.fresh_blocks(self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
         slots = [choice.slot for choice in choices]
-        guided = _guided(choices, plan.scheduled)
+        guided = guided_by(choices, plan.scheduled)
         candidates = self._search.candidates(slots, plan.scheduled)
-        load = _load(choices, plan.scheduled).plus(sum(map(len, candidates)))
+        load = load_of(choices, plan.scheduled).plus(sum(map(len, candidates)))
         drafts = self._speculator.drafts(load, slots, plan.scheduled)
         drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
         batch = self._state.gather(choices, plan.scheduled, trees)
-        return _Work(plan.keys, batch, choices, slots, load, drafts, guided)
+        return Work(plan.keys, batch, choices, slots, load, drafts, guided)
 
-    def _follow(self, plan: StepPlan) -> "_Work":
+    def _follow(self, plan: StepPlan) -> Work:
         """The same for a plan that was made before the result of the step before it."""
         choices = self._state.apply(plan)
         load = StepLoad(len(choices), sum(len(choice.tokens) + 1 for choice in choices), len(choices))
         batch = self._state.gather_ahead(choices)
         slots = [choice.slot for choice in choices]
-        return _Work(plan.keys, batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
+        return Work(plan.keys, batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
 
-    def _forward(self, work: "_Work", *, is_ahead: bool) -> RawStep:
+    def _forward(self, work: Work, *, is_ahead: bool) -> RawStep:
         """What the model says, and what of its hidden states these choices need."""
         sampling = [choice.sampling for choice in work.choices]
         needs = self._scoring.needs(sampling) | self._search.needs(work.slots) | self._pool.needs(sampling)
@@ -154,14 +155,14 @@ class ModelRunner:
         logits = self._target.forward(work.batch, needs, plan, follows)
         return RawStep(work.batch, sampling, logits, self._target.features(), plan)
 
-    def _rows_before(self, work: "_Work") -> IntArray:
+    def _rows_before(self, work: Work) -> IntArray:
         """For each choice, the row of the step launched last from which its token is picked."""
         assert self._launched is not None, "there is a step to follow"
         before = self._launched
         row_of = {before.keys[sample.choice]: sample.first for sample in before.batch.samples}
         return np.array([row_of[key] for key in work.keys], dtype=np.int64)
 
-    def _can_follow(self, work: "_Work", step: RawStep) -> bool:
+    def _can_follow(self, work: Work, step: RawStep) -> bool:
         """Whether nothing is read from the step but the tokens that are found already, one for each choice."""
         if not self._runs_beside or step.plan is None:
             return False
@@ -171,7 +172,7 @@ class ModelRunner:
         return are_found and not is_read and len(work.batch.logits_index) == len(work.choices)
 
     def _finish(
-        self, plan: StepPlan, work: "_Work", step: RawStep, picks: Callable[[], Prepicks], start: float
+        self, plan: StepPlan, work: Work, step: RawStep, picks: Callable[[], Prepicks], start: float
     ) -> StepResult:
         """Commit what the step brought."""
         reason: str | None = None
@@ -185,8 +186,8 @@ class ModelRunner:
             return self._give_up(work, reason)
         known = verdicts | pooled
         decided = [known.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
-        next_step = TargetStep(self._commit(plan, work.choices, decided, work.batch), step.features, step.logits)
-        offers = self._propose(_next_load(work.choices, len(verdicts)), next_step)
+        self._commit(plan, work.choices, decided)
+        offers = self._propose(next_load(work.choices, len(verdicts)), plan, work, decided, step)
         num_candidates = self._search.num_candidates()
         parts = zip(plan.scheduled, work.slots, decided, work.drafts, strict=True)
         return StepResult(
@@ -209,7 +210,7 @@ class ModelRunner:
             )
         )
 
-    def _give_up(self, work: "_Work", reason: str) -> StepResult:
+    def _give_up(self, work: Work, reason: str) -> StepResult:
         """The memory did not suffice: everything is as before the step.
 
         Called when the error is gone, whose trace would keep the step's tensors.
@@ -223,21 +224,28 @@ class ModelRunner:
         self._target.features()
         torch.cuda.empty_cache()  # does nothing where CUDA is not used
 
-    def _propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
+    def _propose(
+        self, load: StepLoad, plan: StepPlan, work: Work, verdicts: Sequence[Verdict], step: RawStep
+    ) -> dict[int, int]:
         """See Speculator.propose. If memory runs out, the step's choices go on without speculation: the step stands."""
-        self._learning.observe(step)
-        step = replace(step, choices=[choice for choice in step.choices if self._speculator.has(choice.slot)])
+        drafting = self._speculator.begin_cycle(load, work.slots)
+        told = [index for index, slot in enumerate(work.slots) if slot in drafting or self._learning.has(slot)]
+        brought = TargetStep(choice_steps(plan, work, verdicts, told), step.features, step.logits)
+        self._learning.observe(brought)
+        if not drafting:
+            return {}
+        brought = replace(brought, choices=[choice for choice in brought.choices if choice.slot in drafting])
         try:
-            return self._speculator.propose(load, step)
+            return self._speculator.propose(load, brought)
         except (MemoryError, RuntimeError) as error:
             reason = shortage(error)
-        logger.warning("Out of memory while drafting: %d choices stop speculating. %s", len(step.choices), reason)
-        for choice in step.choices:
-            self._speculator.end(choice.slot)
+        logger.warning("Out of memory while drafting: %d choices stop speculating. %s", len(drafting), reason)
+        for slot in drafting:
+            self._speculator.end(slot)
         self._free_memory()
         return {}
 
-    def _decide(self, step: RawStep, work: "_Work", picks: Callable[[], Prepicks], start: float) -> dict[int, Verdict]:
+    def _decide(self, step: RawStep, work: Work, picks: Callable[[], Prepicks], start: float) -> dict[int, Verdict]:
         """A verdict for each choice that is ready, by its index in the batch.
 
         Args:
@@ -258,39 +266,12 @@ class ModelRunner:
         self._speculator.observe(work.load, walks, walking, walked, forward_s + self._last_s - begun)
         return verdicts | dict(zip((sample.choice for sample in walks), walked, strict=True))
 
-    def _commit(
-        self, plan: StepPlan, choices: Sequence[Choice], verdicts: Sequence[Verdict], batch: Batch
-    ) -> list[ChoiceStep]:
-        """Book the step: tokens to the choices, keys and values of accepted drafts to their places.
-
-        Returns what it brought the choices that speculate or are learnt from.
-        """
-        first_row = np.searchsorted(batch.choice_of, np.arange(len(choices)))
-        samples = {sample.choice: sample for sample in batch.samples}
+    def _commit(self, plan: StepPlan, choices: Sequence[Choice], verdicts: Sequence[Verdict]) -> None:
+        """Book the step: tokens to the choices, keys and values of accepted drafts to their places."""
         moves: list[Move] = []
-        steps = []
-        parts = zip(choices, plan.scheduled, verdicts, first_row.tolist(), strict=True)
-        for index, (choice, entry, verdict, row) in enumerate(parts):
+        for choice, entry, verdict in zip(choices, plan.scheduled, verdicts, strict=True):
             moves += self._state.commit(choice, entry.num_tokens, verdict.tokens, verdict.nodes)
-            if not (self._speculator.has(choice.slot) or self._learning.has(choice.slot)):
-                continue
-            drafts = row + entry.num_tokens
-            steps.append(
-                ChoiceStep(
-                    slot=choice.slot,
-                    tokens=choice.tokens,
-                    num_prompt=choice.num_prompt,
-                    num_new=len(verdict.tokens),
-                    num_computed=choice.num_computed,
-                    rows=[*range(row, drafts), *(drafts + node for node in verdict.nodes)],
-                    blocks=choice.blocks,
-                    max_nodes=0,
-                    sampling=choice.sampling,
-                    sample=samples.get(index),
-                )
-            )
         self._kv_cache.move(moves)
-        return steps
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
         """What speculation did since the start, by method."""
@@ -358,40 +339,3 @@ class ModelRunner:
         choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
         tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
         return self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a step computes. The lists have an entry for each scheduled choice."""
-
-    keys: Sequence[str]
-    batch: Batch
-    choices: Sequence[Choice]
-    slots: Sequence[int]
-    load: StepLoad
-    """Without drafts."""
-    drafts: Sequence[DraftTree]
-    guided: Mapping[int, int]
-    """For each guide, by its index, the choice that it guides."""
-
-
-def _guided(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> dict[int, int]:
-    """For each guide, which choice it guides; guides have its drafts and take its tokens."""
-    index_of = {entry.key: index for index, entry in enumerate(scheduled)}
-    return {index: index_of[choice.guides] for index, choice in enumerate(choices) if choice.guides in index_of}
-
-
-def _load(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> StepLoad:
-    rows = context = ready = 0
-    for choice, entry in zip(choices, scheduled, strict=True):
-        end = choice.num_computed + entry.num_tokens
-        rows += entry.num_tokens
-        context += entry.num_tokens * (choice.num_computed + end + 1) // 2
-        ready += end == len(choice.tokens) and choice.guides is None
-    return StepLoad(rows, context, ready)
-
-
-def _next_load(choices: Sequence[Choice], ready: int) -> StepLoad:
-    """What the next step computes if only those go on that have just got tokens, and guides."""
-    rows = ready + sum(choice.guides is not None for choice in choices)
-    return StepLoad(rows, sum(len(choice.tokens) for choice in choices) * rows // max(len(choices), 1), ready)

@@ -1,5 +1,6 @@
 """How many draft tokens a step can afford."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,9 @@ _FRUITLESS = 8
 """... a half of it after so many fruitless times, a third after twice as many, and so on to ..."""
 _LEAST_LOOKING = 0.25
 """... so much of it."""
-_TRYING = 0.003
+_LONGEST_REST = 16
+"""A method that does not pay is not thought of again for so many cycles, at most."""
+_TRYING = 0.002
 """The share of the time that may be lost by verifying drafts that should not pay, ..."""
 _TRIED = 4
 """... so many at once, ..."""
@@ -205,18 +208,27 @@ class Budget:
 
     # -- drafting ------------------------------------------------------------------------------------------------------
 
+    def rests(self, method: str, load: StepLoad) -> bool:
+        """Whether it is known that a method is not to draft in this cycle, whoever asks: see `num_wanted`."""
+        offers = self._offers.get(method)
+        rests_until = 0 if offers is None else offers.rests_until.get(size_class(load.num_ready), 0)
+        return self._cycle.is_plain or self._num_cycles < rests_until
+
     def num_wanted(self, method: str, load: StepLoad, choices: int, most: int) -> int:
         """How many nodes at most a method is to draft for each of so many choices; 0 if it is not to draft at all."""
-        if self._cycle.is_plain:
+        if self.rests(method, load):
             return 0
         offers = self._offers.setdefault(method, Offers())
         wanted, saving = self._num_paying(offers, load, choices)
         offers.is_old = saving < 0
         if saving >= 0:
             offers.fruitless = 0
-        elif (self._num_cycles - offers.asked_at) * _looking_share(offers.fruitless) < -saving:
-            return 0
         else:
+            rest = offers.asked_at - saving / _looking_share(offers.fruitless) - self._num_cycles
+            if rest > 0:
+                rest = min(math.ceil(rest), _LONGEST_REST)
+                offers.rests_until[size_class(load.num_ready)] = self._num_cycles + rest
+                return 0
             offers.fruitless += 1
         offers.asked_at = self._num_cycles
         self._asked.append(method)

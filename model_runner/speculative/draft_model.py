@@ -21,6 +21,7 @@ class DraftModelProposer:
 
     needs: frozenset[Feature] = frozenset()
     reads_step = False
+    sees_all_steps = False
 
     def __init__(self, model: TargetModel, kv: DraftKV, limits: GrowthLimits) -> None:
         """The model reads and writes the cache that `kv` keeps the books of."""

@@ -23,6 +23,7 @@ class GrammarProposer:
 
     needs: frozenset[Feature] = frozenset()
     reads_step = False
+    sees_all_steps = False
 
     def __init__(self, matcher_of: MatcherOf) -> None:
         self._matcher_of = matcher_of

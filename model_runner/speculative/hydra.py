@@ -24,6 +24,7 @@ class HydraProposer:
 
     needs: frozenset[Feature]
     reads_step = True
+    sees_all_steps = False
 
     def __init__(
         self, heads: HydraHeads | None, embed: Embed, limits: GrowthLimits, needs: Collection[Feature] = ()

@@ -42,6 +42,7 @@ class LookaheadProposer:
 
     needs: frozenset[Feature] = frozenset()
     reads_step = True
+    sees_all_steps = True
 
     def __init__(self) -> None:
         self._choices: dict[int, _Lookahead] = {}

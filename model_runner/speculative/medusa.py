@@ -20,6 +20,7 @@ class MedusaProposer:
 
     needs: frozenset[Feature] = frozenset({LAST})
     reads_step = True
+    sees_all_steps = False
 
     def __init__(self, heads: MedusaHeads, limits: GrowthLimits) -> None:
         self._limits = limits

@@ -26,6 +26,7 @@ class NgramProposer:
 
     needs: frozenset[Feature] = frozenset()
     reads_step = False
+    sees_all_steps = False
 
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}

@@ -36,6 +36,8 @@ class Offers:
         """When it was asked last, in cycles; long ago if it shall be asked again at once."""
         self.fruitless = 0
         """How often it was asked since drafts of its last came true more often than was expected, or paid."""
+        self.rests_until: dict[int, int] = {}
+        """The cycle before which it is not asked, by the class of the number of choices that get a token."""
         self._last_s: dict[int, deque[float]] = {}
         """What it took, by the class of the number of choices (see `size_class`), and ..."""
         self._median_s: dict[int, float] = {}
@@ -62,6 +64,7 @@ class Offers:
     def encourage(self) -> None:
         """More came true than was expected: it shall be asked again soon, if only to find out."""
         self.fruitless, self.asked_at = 0, -math.inf
+        self.rests_until.clear()
 
     def observe_seconds(self, seconds: float, choices: int) -> None:
         """Take in how long it took to make drafts for so many choices."""

@@ -36,6 +36,7 @@ class PredictionProposer:
 
     needs: frozenset[Feature] = frozenset()
     reads_step = False
+    sees_all_steps = False
 
     def __init__(self) -> None:
         self._choices: dict[int, _Follower] = {}

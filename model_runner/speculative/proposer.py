@@ -95,6 +95,8 @@ class Proposer(Protocol):
     """What the target has to tell of the tokens that it computes."""
     reads_step: bool
     """Whether it looks at features or logits of a step, which last until the next one is launched."""
+    sees_all_steps: bool
+    """Whether it has to be told of steps after which it is not to draft, too."""
 
     def begin(self, choice: NewChoice) -> None:
         """A choice begins, or begins again after preemption."""

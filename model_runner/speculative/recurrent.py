@@ -37,6 +37,7 @@ class RecurrentProposer:
 
     needs: frozenset[Feature]
     reads_step = True
+    sees_all_steps = True
 
     def __init__(
         self,

@@ -234,41 +234,57 @@ class Speculator:
         choices = [self._choices[slot] for slot in slots if slot in self._choices]
         return any(self._proposers[method].reads_step for choice in choices for method in choice.methods)
 
+    def begin_cycle(self, load: StepLoad, slots: Sequence[int]) -> set[int]:
+        """Drafting for the next step begins, and the cycle of the last one ends.
+
+        Args:
+            load: what the next step would be if only these choices ran.
+            slots: of the choices of the last step.
+
+        Returns:
+            The slots of those choices whose proposers have to be told of it: see `propose`.
+        """
+        choices = {slot: self._choices[slot] for slot in slots if slot in self._choices}
+        now = self._clock()
+        if not self._in_cycle.isdisjoint(choices):  # else the engine may have had nothing to do
+            self._budget.end_cycle(now - self._cycle_start)
+        self._cycle_start, self._in_cycle = now, set(choices)
+        self._budget.begin_cycle(load, all_bear=all(choice.patience >= 0 for choice in choices.values()))
+        resting = {
+            method
+            for method in {method for choice in choices.values() for method in choice.methods}
+            if not self._proposers[method].sees_all_steps and self._budget.rests(method, load)
+        }
+        for choice in choices.values():
+            choice.start_over()
+        return {
+            slot for slot, choice in choices.items() if not (choice.competes and resting.issuperset(choice.methods))
+        }
+
     def propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
         """Have drafts made for the next step; returns for each slot how many nodes its choice would like to verify.
 
         Args:
-            load: what the next step would be if only these choices ran.
-            step: what this step brought the choices that speculate; `max_nodes` is filled in here.
+            load: as for `begin_cycle`.
+            step: what the last step brought the choices that `begin_cycle` named; `max_nodes` is filled in here.
         """
-        self._turn_cycle(load, step.choices)
         groups: dict[tuple[str, ...], list[ChoiceStep]] = {}
         for of_choice in step.choices:
-            choice = self._choices[of_choice.slot]
-            choice.start_over()
-            groups.setdefault(choice.methods, []).append(of_choice)
+            groups.setdefault(self._choices[of_choice.slot].methods, []).append(of_choice)
         for method in sorted({method for methods in groups for method in methods}, key=auto.turn):
             of_method = [steps for methods, steps in groups.items() if method in methods]
             self._propose_by(method, load, replace(step, choices=list(chain.from_iterable(of_method))))
         return {of_choice.slot: len(self._choices[of_choice.slot].draft) for of_choice in step.choices}
 
-    def _turn_cycle(self, load: StepLoad, steps: Sequence[ChoiceStep]) -> None:
-        """One cycle ends, another one begins. Where no choice of it goes on, the engine may have had nothing to do."""
-        now, slots = self._clock(), {step.slot for step in steps}
-        if not self._in_cycle.isdisjoint(slots):
-            self._budget.end_cycle(now - self._cycle_start)
-        self._cycle_start, self._in_cycle = now, slots
-        self._budget.begin_cycle(load, all_bear=all(self._choices[slot].patience >= 0 for slot in slots))
-
     def _propose_by(self, method: str, load: StepLoad, step: TargetStep) -> None:
         """Let a method see what the step brought all its choices, and draft for those that still look for a draft.
 
-        A method that does not look at steps is left alone where nobody is to get a draft: it finds all tokens later.
+        Most methods are left alone where nobody is to get a draft: they find all tokens later.
         """
         start = self._clock()
         max_nodes, num_competing = self._max_nodes_for(method, load, step.choices)
         proposer = self._proposers[method]
-        if not max_nodes and not proposer.reads_step:
+        if not max_nodes and not proposer.sees_all_steps:
             return
         choices = [self._asked(of_choice, max_nodes.get(of_choice.slot, 0)) for of_choice in step.choices]
         trees = proposer.propose(replace(step, choices=choices))

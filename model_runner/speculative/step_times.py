@@ -1,7 +1,6 @@
 """How long a step takes, by its rows and their context, learned from the steps themselves."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -94,11 +93,13 @@ def _place(rows: int) -> tuple[int, float]:
     return upper, min((rows - _ROWS[lower]) / (_ROWS[upper] - _ROWS[lower]), 1.0) if upper > lower else 1.0
 
 
-def ascending(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+def ascending(values: list[float], weights: list[float]) -> list[float]:
     """The ascending sequence that is nearest to the values: neighbours out of order get their weighted mean.
 
     Pool adjacent violators (Ayer et al. 1955).
     """
+    if (in_order := sorted(values)) == values:
+        return in_order
     pools: list[tuple[float, float, int]] = []
     """Mean, weight, and how many values."""
     for value, weight in zip(values, weights, strict=True):

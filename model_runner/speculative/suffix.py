@@ -45,6 +45,7 @@ class SuffixProposer:
 
     needs: frozenset[Feature] = frozenset()
     reads_step = False
+    sees_all_steps = False
 
     def __init__(self) -> None:
         self._choices: dict[int, _Choice] = {}

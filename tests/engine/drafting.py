@@ -13,6 +13,7 @@ class KnowingProposer:
 
     needs: frozenset[Feature] = frozenset()
     reads_step = True
+    sees_all_steps = True
 
     def __init__(self, vocab_size: int) -> None:
         self.answers: dict[tuple[tuple[int, ...], int], Sequence[int]] = {}

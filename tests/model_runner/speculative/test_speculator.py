@@ -118,6 +118,7 @@ class Fixed:
 
     needs: frozenset[str] = frozenset()
     reads_step = True
+    sees_all_steps = True
 
     def __init__(self, trees: dict[int, DraftTree]) -> None:
         self.trees = trees

@@ -93,9 +93,9 @@ def test_the_ends_of_the_curve_are_learned_too(rows):
     assert predict(times, rows) == pytest.approx(0.5, rel=0.01)
 
 
-def testascending_is_the_weighted_isotonic_regression():
+def test_ascending_is_the_weighted_isotonic_regression():
     rng = np.random.default_rng(4)
     for _ in range(200):
         size = int(rng.integers(1, 12))
         values, weights = rng.normal(size=size), rng.uniform(0.1, 5, size=size)
-        assert ascending(values, weights) == pytest.approx(isotonic_regression(values, weights=weights).x)
+        assert ascending(values.tolist(), weights.tolist()) == pytest.approx(isotonic_regression(values, weights=weights).x)

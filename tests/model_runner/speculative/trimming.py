@@ -32,6 +32,7 @@ class Repeating:
 
     needs: frozenset[Feature] = frozenset()
     reads_step = True
+    sees_all_steps = True
 
     def __init__(self) -> None:
         self.next = DraftTree()
@@ -61,6 +62,7 @@ class Trimmed:
         self._proposer.next = self._draft(said)
         self._speculator.begin(0, said.tokens, (), admitted)
         load = StepLoad(1, 1, 1)
+        self._speculator.begin_cycle(load, [0])
         offered = self._speculator.propose(load, TargetStep([_step(said)], {}, torch.empty(0)))[0]
         (tree,) = self._speculator.drafts(load, [0], [ScheduledRequest("", 1, (), offered)])
         self._speculator.end(0)

@@ -54,6 +54,7 @@ class Guesser:
     coverage_of: dict[int, float] = field(default_factory=dict)
     needs: frozenset[Feature] = frozenset()
     reads_step = True
+    sees_all_steps = True
     running: set[int] = field(default_factory=set)
     seen: int = 0
     """Choices' steps that it was told of, and ..."""
@@ -167,11 +168,14 @@ class World:
         self._propose(load, verdicts)
 
     def _propose(self, load: StepLoad, verdicts: Sequence[Verdict]) -> None:
+        drafting = self.speculator.begin_cycle(load, range(len(verdicts)))
         steps = [
-            choice_step(new_choice([1], slot=slot), len(verdict.tokens), 0) for slot, verdict in enumerate(verdicts)
+            choice_step(new_choice([1], slot=slot), len(verdict.tokens), 0)
+            for slot, verdict in enumerate(verdicts)
+            if slot in drafting
         ]
         offers = self.speculator.propose(load, TargetStep(steps, {}, torch.zeros(0, 1)))
-        self.offers = [offers[slot] for slot in range(len(self.methods))]
+        self.offers = [offers.get(slot, 0) for slot in range(len(self.methods))]
 
     def _walk(self, slot: int, tree: DraftTree, maker: str) -> Verdict:
         """Follow the chain for as long as the guesser is right."""
