@@ -22,7 +22,7 @@ import torch
 
 from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB, learning_needs
 from model_runner.learning.ring import Ring
-from model_runner.learning.trainee import Trainee, depth_of, objective_of
+from model_runner.learning.trainee import Trainee
 from model_runner.learning.trial import CLEAR, LIKELY, Comparison, Rate, Tally, judge
 from model_runner.learning.vocabulary import TokenCounts
 from model_runner.models.heads.base import Heads
@@ -30,6 +30,7 @@ from model_runner.models.heads.hydra import hydra_features
 from model_runner.training.examples import Example
 from model_runner.training.hydra import fresh_hydra
 from model_runner.training.objective import Objective
+from model_runner.training.objectives import depth_of, judge_of, objective_of
 from model_runner.training.rows import answer_rows
 from model_runner.training.teacher import TargetWeights
 from model_runner.training.vocabulary import choose_draft_ids
@@ -243,7 +244,9 @@ class Learner:
         self._candidate = Comparison()
 
     def _objective(self, heads: Heads | None) -> Objective | None:
-        return None if heads is None else objective_of(heads, self._target, self._dtype)[0]
+        if heads is None:
+            return None
+        return objective_of(heads, self._target, judge_of(heads, self._target, torch.device("cpu"), self._dtype))
 
     def _new_trainee(self) -> Trainee:
         """From the heads in use; without any, from fresh ones that fit what has come in so far."""

@@ -10,49 +10,18 @@ from torch import Tensor, nn
 
 from model_runner.learning.vocabulary import TokenCounts, rows_for
 from model_runner.models.heads.base import Heads
-from model_runner.models.heads.eagle3 import Eagle3Heads
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.heads.medusa import MedusaHeads
-from model_runner.training.eagle3 import Eagle3Objective
 from model_runner.training.examples import Example
-from model_runner.training.hydra import HydraObjective
-from model_runner.training.medusa import MedusaObjective
-from model_runner.training.objective import Judge, Objective
-from model_runner.training.rows import answer_rows
+from model_runner.training.objective import Objective
+from model_runner.training.objectives import judge_of, objective_of
 from model_runner.training.teacher import TargetWeights
 
-SELF_FED_DEPTH = 3
-"""Tokens ahead that heads which feed on themselves are judged by and trained for."""
 LEARNING_RATE = 5e-4
 AVERAGED = 0.95
 """Share of the mean that stays in a step: it is that of the last twenty or so."""
 _WARM_UP = 32
 """Steps until the learning rate is reached: Adam has to get to know the sizes of the gradients."""
 _CPU = torch.device("cpu")
-
-
-def depth_of(heads: Heads) -> int:
-    """Tokens ahead that they are judged by."""
-    return heads.depth or SELF_FED_DEPTH
-
-
-def objective_of(
-    heads: Heads, target: TargetWeights, dtype: torch.dtype, sample: Sequence[Example] = ()
-) -> tuple[Objective, Judge]:
-    """The heads, taken over, to be compared or, with a sample of what they will be trained on, to be trained.
-
-    Products run in `dtype`. Raises ValueError for a kind of heads that has no objective.
-    """
-    ids = torch.arange(target.shape.vocab_size) if heads.draft_ids is None else heads.draft_ids.clone()
-    judge = Judge(target, ids, _CPU, dtype)
-    if isinstance(heads, HydraHeads):
-        rows = answer_rows(sample, heads.needs, _CPU) if sample else None
-        return HydraObjective(target, judge, heads, rows), judge
-    if isinstance(heads, MedusaHeads):
-        return MedusaObjective(judge, heads), judge
-    if isinstance(heads, Eagle3Heads):
-        return Eagle3Objective(target, judge, heads, SELF_FED_DEPTH), judge
-    raise ValueError(f"heads of the kind {heads.kind} cannot learn; those of hydra, medusa and eagle3 can")
 
 
 class Trainee:
@@ -66,7 +35,8 @@ class Trainee:
         """Trains a copy of `heads`; `sample` is typical of what it will be trained on."""
         self._heads = copy.deepcopy(heads)
         self._target = target
-        self._objective, self._judge = objective_of(self._heads, target, dtype, sample)
+        self._judge = judge_of(self._heads, target, _CPU, dtype)
+        self._objective = objective_of(self._heads, target, self._judge, sample=sample)
         self._parameters: list[Tensor] = [one for one in self._objective.module.parameters() if one.requires_grad]
         self._means = [one.detach().clone() for one in self._parameters]
         self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0, fused=True)

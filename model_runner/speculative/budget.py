@@ -105,7 +105,7 @@ class _SizeClass:
 
     def book_drafting(self, saving: float) -> None:
         """There was a step with drafting that saved the time of so many steps, or lost it."""
-        self._saving += _SAVING_RATE * (max(saving, -1.0) - self._saving)
+        self._saving += _SAVING_RATE * (saving - self._saving)
         self._owed += min(_HOLDING_OUT / max(self._saving, _HOLDING_OUT), _MOST_HELD_OUT)
 
 
@@ -135,11 +135,12 @@ class Budget:
     with trees and single tokens in place of lengths). The probabilities only decide what is computed in vain.
 
     Time is that of whole cycles, from one drafting to the next: forward pass, grammars, scheduler, Python. What
-    drafting takes of it is known for each method, the rest by the rows of steps with about as many choices. Three
+    drafting takes of it is known for each method, the rest by the rows of steps with about as many choices. Four
     things keep this from costing more than it brings:
 
     - Steps without any drafting are held out, and the speed that others gained over them is compared with what was
       predicted. Only a gain that is left after what predictions were too high by, and one standard error, is taken.
+    - What a method brought where it was asked says whether it goes on being asked, not only what it offers.
     - Nobody's patience is strained: each choice has an account of the time that it waits and the tokens that it gets.
     - What does not pay is tried again, since it may do so by now, but only with a small share of all time, as in
       conservative bandits (Wu et al., arXiv:1602.04282): looking for drafts, verifying them, and holding out steps.
@@ -191,8 +192,10 @@ class Budget:
             came, expected = (1 + count / load.num_ready for count in (cycle.gained, cycle.expected))
             kind.comparison.observe_with(undisturbed, seconds, expected, came)
         if self._asked or cycle.num_rows:
-            saving = 1 + cycle.gained / load.num_ready - (seconds + cycle.drafting_s) / plain
+            saving = max(1 + cycle.gained / load.num_ready - (seconds + cycle.drafting_s) / plain, -1.0)
             kind.book_drafting(saving)
+            for method in self._asked:
+                self._offers[method].observe_saving(size_class(load.num_ready), saving)
             return
         kind.book_plain()
         if self._follows_plain:
@@ -220,6 +223,7 @@ class Budget:
             return 0
         offers = self._offers.setdefault(method, Offers())
         wanted, saving = self._num_paying(offers, load, choices)
+        saving = offers.bounded(size_class(load.num_ready), saving)
         offers.is_old = saving < 0
         if saving >= 0:
             offers.fruitless = 0

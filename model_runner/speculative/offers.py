@@ -15,8 +15,24 @@ _RATE_OF_OLD = 0.1
 """... and where it is asked so rarely that what is known is old."""
 _RANKS = 64
 """So many nodes of a draft are told apart, the most probable ones."""
+_SAVING_RATE = 0.02
+"""How quickly what asking it saved follows, and ..."""
+_EXPECTED = 8
+"""... as how many steps it counts what was expected beforehand."""
 _TIMES = 9
 """So many last times are known for each number of choices; their median counts, so one outlier changes nothing."""
+
+
+class _Saved:
+    """How many steps' time steps saved for which a method was asked, with what was expected at first as the prior."""
+
+    def __init__(self, expected: float) -> None:
+        self.mean = expected
+        self._weight = _EXPECTED
+
+    def observe(self, saving: float, rate: float) -> None:
+        self._weight += 1
+        self.mean += max(rate, 1 / self._weight) * (saving - self.mean)
 
 
 class Offers:
@@ -38,6 +54,8 @@ class Offers:
         """How often it was asked since drafts of its last came true more often than was expected, or paid."""
         self.rests_until: dict[int, int] = {}
         """The cycle before which it is not asked, by the class of the number of choices that get a token."""
+        self._saved: dict[int, _Saved] = {}
+        """By the same classes."""
         self._last_s: dict[int, deque[float]] = {}
         """What it took, by the class of the number of choices (see `size_class`), and ..."""
         self._median_s: dict[int, float] = {}
@@ -65,6 +83,22 @@ class Offers:
         """More came true than was expected: it shall be asked again soon, if only to find out."""
         self.fruitless, self.asked_at = 0, -math.inf
         self.rests_until.clear()
+
+    def bounded(self, size: int, saving: float) -> float:
+        """What a step for which it is asked should save, but not more than such steps saved of late.
+
+        Args:
+            size: the class of the number of choices that get a token.
+            saving: in steps' time, by what it offers.
+        """
+        if saving <= 0:
+            return saving
+        return min(saving, self._saved.setdefault(size, _Saved(saving)).mean)
+
+    def observe_saving(self, size: int, saving: float) -> None:
+        """Take in how many steps' time a step saved for which it was asked, or lost."""
+        if size in self._saved:
+            self._saved[size].observe(saving, _RATE_OF_OLD if self.is_old else _SAVING_RATE)
 
     def observe_seconds(self, seconds: float, choices: int) -> None:
         """Take in how long it took to make drafts for so many choices."""

@@ -30,6 +30,7 @@ from model_runner.training.hydra import HydraObjective, fresh_hydra, take_over
 from model_runner.training.loop import LoopOptions, Moment, TrainingLoop
 from model_runner.training.medusa import MedusaObjective, fresh_medusa
 from model_runner.training.objective import Judge, Objective
+from model_runner.training.objectives import judge_of, objective_of
 from model_runner.training.own_prompts import opening_questions, own_prompts
 from model_runner.training.precision import product_type
 from model_runner.training.prompts import Prompt
@@ -101,7 +102,8 @@ def train_heads(
     held_out = run.examples("held-out", held_out_questions, None)
     objective = run.objective(training)
     run.train(objective, training)
-    accuracy = measure(objective, held_out)
+    run.save(objective, None)
+    accuracy = measure(run.stored(), held_out)
     run.save(objective, as_json(accuracy))
     return accuracy
 
@@ -193,6 +195,13 @@ class _Run:
         extra = {} if accuracy is None else {"held_out": accuracy}
         dtype = torch.int8 if self._options.int8 else torch.bfloat16
         save_heads(self._options.output, {**config, **extra}, tensors, dtype=dtype)
+
+    def stored(self) -> Objective:
+        """The heads as a server reads them: with what their weights lost by rounding."""
+        target = TargetWeights.load(self._options.model)
+        heads = load_heads(self._options.output, target.shape)
+        judge = judge_of(heads, target, self._device, product_type(self._device))
+        return objective_of(heads, target, judge, depth=self._options.depth)
 
     def _advance(self, task: Any) -> Callable[[int], None]:
         return lambda done: self._progress.update(task, completed=done)

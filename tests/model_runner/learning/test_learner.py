@@ -13,7 +13,7 @@ from model_runner.learning import trainee
 from model_runner.learning.checkpoint import load_learnt, pack_learnt
 from model_runner.learning.learner import Learner, Publication, Start
 from model_runner.learning.ring import Ring
-from model_runner.learning.trainee import Trainee, objective_of
+from model_runner.learning.trainee import Trainee
 from model_runner.learning.trial import judge
 from model_runner.models.features import LAST
 from model_runner.models.heads.base import Heads, TargetShape
@@ -22,6 +22,7 @@ from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.eagle3 import draft_layer_config, fresh_eagle3
 from model_runner.training.hydra import fresh_hydra
 from model_runner.training.medusa import fresh_medusa
+from model_runner.training.objectives import judge_of, objective_of
 from model_runner.training.rows import answer_rows
 from model_runner.training.teacher import TargetWeights
 from tests.model_runner.learning.traffic import FEATURE, PIECE, pieces
@@ -90,7 +91,7 @@ def teach(
 
 def accepted(heads: Heads, target: TargetWeights, subject: Sequence[int]) -> float:
     """Tokens per step on pieces that nobody has seen."""
-    objective, _ = objective_of(heads, target, torch.float32)
+    objective = objective_of(heads, target, judge_of(heads, target, torch.device("cpu"), torch.float32))
     tallies = judge(objective, pieces(target, subject, 20, 99_999), 3)
     return 1 + sum(one.accepted for one in tallies) / sum(one.rows for one in tallies)
 
@@ -152,7 +153,7 @@ def test_every_kind_goes_on_from_its_heads(target: TargetWeights, tiny_model: Ca
     heads = Format(target.shape).load(Format(target.shape).pack(heads, 1))  # as from a file
     sample = pieces(target, SUBJECT, 12, 3)
     candidate = Trainee(heads, target, torch.float32, sample)
-    plain, _ = objective_of(heads, target, torch.float32)
+    plain = objective_of(heads, target, judge_of(heads, target, torch.device("cpu"), torch.float32))
     with candidate.candidate() as objective:
         assert torch.equal(objective.ranks(sample), plain.ranks(sample))
         torch.testing.assert_close(objective.loss(sample), plain.loss(sample))
@@ -328,7 +329,7 @@ def test_eagle_heads_take_their_own_embedding_and_the_positions(
     sample = pieces(target, SUBJECT, 3, 3)
     seen: list[torch.Tensor] = []
     heads.rotary.register_forward_pre_hook(lambda rotary, arguments: seen.append(arguments[0]))
-    plain, _ = objective_of(heads, target, torch.float32)
+    plain = objective_of(heads, target, judge_of(heads, target, torch.device("cpu"), torch.float32))
     plain.ranks([replace(sample[0], start=500)])
     assert seen[0].tolist() == list(range(500, 500 + PIECE - 1))
     assert isinstance(heads, Eagle3Heads)

@@ -148,13 +148,15 @@ def test_a_crowd_that_comes_and_goes():
 
 
 class Uncompared(Budget):
-    """Believes what it predicts."""
+    """Believes what it predicts, whatever comes of it."""
 
     def end_cycle(self, seconds: float) -> None:
         super().end_cycle(seconds)
         for kind in self._classes.values():
             kind.comparison = Comparison()
             kind.comparison.trust = 1.0
+        for offers in self._offers.values():
+            offers._saved.clear()
 
 
 def overrated(budget: Callable[[], Budget]) -> World:

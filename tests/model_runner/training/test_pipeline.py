@@ -1,6 +1,6 @@
 """Training on a tiny random model: it learns, it goes on after an interruption, and it writes what can be loaded."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config
 from model_runner.training import pipeline
 from model_runner.training.answers import Answer, AnswerStore, Question, training_questions
+from model_runner.training.examples import Example
 from model_runner.training.loop import LoopOptions
+from model_runner.training.objective import Objective
 from model_runner.training.pipeline import Kind, TrainingOptions, train_heads
-from model_runner.training.report import Accuracy
+from model_runner.training.report import Accuracy, measure
 
 DIFFERENT = 12
 
@@ -82,10 +84,22 @@ def _float32_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle3"])
 def test_heads_learn_and_are_written(
-    tmp_path: Path, tiny_model: Callable[[str], Path], known: list[tuple[int, ...]], train: Train, kind: Kind
+    tmp_path: Path,
+    tiny_model: Callable[[str], Path],
+    known: list[tuple[int, ...]],
+    train: Train,
+    kind: Kind,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model("llama")
     losses: list[float] = []
+    judged: list[Objective] = []
+
+    def recorded(objective: Objective, examples: Sequence[Example]) -> list[Accuracy]:
+        judged.append(objective)
+        return measure(objective, examples)
+
+    monkeypatch.setattr(pipeline, "measure", recorded)
     untrained = train(options(tmp_path, model, kind, loop=LoopOptions(steps=1, batch_rows=200, learning_rate=1e-9)))
     chosen = options(tmp_path, model, kind)
 
@@ -100,6 +114,9 @@ def test_heads_learn_and_are_written(
 
     heads = load_heads(chosen.output, TargetShape.of(load_config(model)))
     assert heads.kind == kind
+    judged_weights, weights = (dict(one.named_parameters()) for one in (judged[-1].export(), heads))
+    assert judged_weights.keys() == weights.keys()
+    assert all(torch.equal(judged_weights[name], weight) for name, weight in weights.items())
     assert heads.draft_ids is not None
     assert len(heads.draft_ids) == 64
 
