@@ -31,9 +31,8 @@ from server.text.tokenizer import Tokenizer
 
 NUM_TOKENS = 128
 ROUNDS = 5
-PER_CLIENT = 2
+PER_CLIENT = 4
 """Requests in each round, at least: what many clients wait for is not the last answer of one."""
-
 
 WORKLOADS = {"chat": asked, "repeated": repeated, "copied": copied, "random": unrelated}
 

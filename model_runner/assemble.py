@@ -239,7 +239,7 @@ def _put_together(
         if learned.folder is None:
             fresh = learned.method
             with_heads[fresh] = fresh_proposer(learned, target.model)
-        learning = make_learning(config, learned, with_heads[learned.method], platform, make_link)
+        learning = make_learning(config, learned, with_heads[learned.method], budget, platform, make_link)
     proposers |= with_heads
     trained = next((method for method in BY_WORTH if method in proposers and method != fresh), fresh)
     proposers["grammar"] = GrammarProposer(sampling.matcher)

@@ -33,8 +33,8 @@ from model_runner.sampling.logprobs import logprobs_of_prompts
 from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.scoring.transform import RawStep
 from model_runner.shortage import shortage
-from model_runner.speculative.budget import StepLoad
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
+from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.step_times import StepTimes
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
@@ -227,7 +227,7 @@ class ModelRunner:
     def _propose(
         self, load: StepLoad, plan: StepPlan, work: Work, verdicts: Sequence[Verdict], step: RawStep
     ) -> dict[int, int]:
-        """See Speculator.propose. If memory runs out, the step's choices go on without speculation: the step stands."""
+        """See Speculator.propose. If memory runs out, those who were to get drafts go on without: the step stands."""
         drafting = self._speculator.begin_cycle(load, work.slots)
         told = [index for index, slot in enumerate(work.slots) if slot in drafting or self._learning.has(slot)]
         brought = TargetStep(choice_steps(plan, work, verdicts, told), step.features, step.logits)
@@ -240,8 +240,7 @@ class ModelRunner:
         except (MemoryError, RuntimeError) as error:
             reason = shortage(error)
         logger.warning("Out of memory while drafting: %d choices stop speculating. %s", len(drafting), reason)
-        for slot in drafting:
-            self._speculator.end(slot)
+        self._speculator.give_up(drafting)
         self._free_memory()
         return {}
 

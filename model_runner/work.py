@@ -8,8 +8,8 @@ import numpy as np
 from model_runner.batch import Batch
 from model_runner.contract import ScheduledRequest, StepPlan
 from model_runner.draft_tree import DraftTree
-from model_runner.speculative.budget import StepLoad
 from model_runner.speculative.proposer import ChoiceStep
+from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
 

@@ -26,6 +26,7 @@ from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.repository import cache_folder
 from model_runner.platforms.platform import Platform
+from model_runner.speculative.budget import Budget
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.heads import BY_WORTH, HeadsProposer, method_of
 from model_runner.speculative.hydra import HydraProposer
@@ -110,9 +111,18 @@ def fresh_proposer(learned: Learned, model: PreTrainedModel) -> HeadsProposer:
 
 
 def make_learning(
-    config: RunnerConfig, learned: Learned, proposer: HeadsProposer, platform: Platform, make_link: MakeLink
+    config: RunnerConfig,
+    learned: Learned,
+    proposer: HeadsProposer,
+    budget: Budget,
+    platform: Platform,
+    make_link: MakeLink,
 ) -> HeadsLearning:
-    """Between the learner of these heads and the proposer that drafts with them."""
+    """Between the learner of these heads, the proposer that drafts with them and the budget that judges the drafts."""
+
+    def replace_heads(heads: Heads) -> None:
+        proposer.replace_heads(heads)
+        budget.forget_savings(learned.method)
 
     def prepare(checkpoint: bytes) -> Heads:
         heads = load_learnt(checkpoint, learned.target)
@@ -130,4 +140,4 @@ def make_learning(
         memory=learned.num_bytes,
     )
     link = make_link(begin, prepare)
-    return HeadsLearning(Recorder(learned.needs, link.offer), link, proposer.replace_heads)
+    return HeadsLearning(Recorder(learned.needs, link.offer), link, replace_heads)

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from model_runner.batch import IntArray
 from model_runner.speculative.comparison import Comparison
 from model_runner.speculative.offers import Offers, size_class
+from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.step_times import FloatArray, StepTimes
 
 _BEARABLE = 1.08
@@ -18,6 +19,8 @@ _MOST_PATIENCE = 4.0
 """What a choice has gained by drafts it may lose again by those of others, up to so many steps; ..."""
 _LEAST_PATIENCE = -1.0
 """... and what it lost beyond that is made good, up to so many."""
+_DISTURBED = 1.5
+"""A step that took so many times longer than expected counts as this where it is asked what drafts saved."""
 _LOOKING = 0.005
 """The share of the time that a method may take to look for drafts while these do not pay, ..."""
 _FRUITLESS = 8
@@ -45,31 +48,6 @@ _NEVER = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class StepLoad:
-    """What a step computes apart from drafts that compete."""
-
-    rows: int
-    context: int
-    """Positions that all rows together attend to."""
-    num_ready: int
-    """Choices that get a token."""
-
-    @property
-    def context_of_row(self) -> float:
-        """Mean over the rows."""
-        return self.context / max(self.rows, 1)
-
-    @property
-    def only_decodes(self) -> bool:
-        """Whether there is no prompt in it. A choice that has a guide takes two rows."""
-        return 0 < self.rows <= 2 * self.num_ready
-
-    def plus(self, num_draft: int) -> "StepLoad":
-        """With draft rows that are computed in any case."""
-        return StepLoad(self.rows + num_draft, self.context + int(self.context_of_row * num_draft), self.num_ready)
-
-
-@dataclass(frozen=True, slots=True)
 class Offer:
     """What a choice that gets a token would like to verify."""
 
@@ -79,6 +57,8 @@ class Offer:
     """That each node takes: two where the choice has a guide."""
     patience: float = 0.0
     """So many steps longer than is bearable the choice may wait; see Budget.patience."""
+    is_cut: bool = False
+    """Whether there was no room for more of its draft."""
 
 
 class _SizeClass:
@@ -126,6 +106,12 @@ class _Cycle:
     gained: int = 0
     """How many did."""
     drafting_s: float = 0.0
+    is_late: bool = True
+    """The step had been launched before there were drafts for it."""
+    is_cut: bool = False
+    """There was no room for all drafts."""
+    offering: set[str] = field(default_factory=set)
+    """Methods that found something."""
 
 
 class Budget:
@@ -140,7 +126,7 @@ class Budget:
 
     - Steps without any drafting are held out, and the speed that others gained over them is compared with what was
       predicted. Only a gain that is left after what predictions were too high by, and one standard error, is taken.
-    - What a method brought where it was asked says whether it goes on being asked, not only what it offers.
+    - What steps saved for which a method was asked says whether it goes on being asked, not only what it offers.
     - Nobody's patience is strained: each choice has an account of the time that it waits and the tokens that it gets.
     - What does not pay is tried again, since it may do so by now, but only with a small share of all time, as in
       conservative bandits (Wu et al., arXiv:1602.04282): looking for drafts, verifying them, and holding out steps.
@@ -185,6 +171,7 @@ class Budget:
         rows, context = load.rows + cycle.num_rows, load.context + int(load.context_of_row * cycle.num_rows)
         undisturbed = kind.times.undisturbed(rows, context)
         plain = kind.times.seconds(load.rows, load.context)
+        expected_s = kind.times.seconds(rows, context)
         kind.times.observe(rows, context, seconds)
         if not load.only_decodes:
             return
@@ -192,14 +179,25 @@ class Budget:
             came, expected = (1 + count / load.num_ready for count in (cycle.gained, cycle.expected))
             kind.comparison.observe_with(undisturbed, seconds, expected, came)
         if self._asked or cycle.num_rows:
+            seconds = min(seconds, _DISTURBED * expected_s)
             saving = max(1 + cycle.gained / load.num_ready - (seconds + cycle.drafting_s) / plain, -1.0)
             kind.book_drafting(saving)
-            for method in self._asked:
-                self._offers[method].observe_saving(size_class(load.num_ready), saving)
+            self._judge_asked(size_class(load.num_ready), saving)
             return
         kind.book_plain()
         if self._follows_plain:
             kind.comparison.observe_without(undisturbed, seconds)
+
+    def _judge_asked(self, size: int, saving: float) -> None:
+        """What a step saved tells of the method that was asked for it, if that was one and all its drafts had room.
+        Drafts that came too late for their step tell nothing: the next ones will.
+        """
+        for method in self._asked:
+            if self._cycle.is_late:
+                if method in self._cycle.offering:
+                    self._offers[method].ask_again()
+            elif len(self._asked) == 1 and not self._cycle.is_cut:
+                self._offers[method].observe_saving(size, saving)
 
     def _class_of(self, load: StepLoad) -> _SizeClass:
         size = size_class(load.num_ready)
@@ -211,15 +209,15 @@ class Budget:
 
     # -- drafting ------------------------------------------------------------------------------------------------------
 
-    def rests(self, method: str, load: StepLoad) -> bool:
-        """Whether it is known that a method is not to draft in this cycle, whoever asks: see `num_wanted`."""
+    def rests(self, method: str, load: StepLoad, choices: int) -> bool:
+        """Whether it is known that a method is not to draft in this cycle for so many choices: see `num_wanted`."""
         offers = self._offers.get(method)
-        rests_until = 0 if offers is None else offers.rests_until.get(size_class(load.num_ready), 0)
-        return self._cycle.is_plain or self._num_cycles < rests_until
+        sizes = size_class(load.num_ready), size_class(choices)
+        return self._cycle.is_plain or (offers is not None and self._num_cycles < offers.rests_until.get(sizes, 0))
 
     def num_wanted(self, method: str, load: StepLoad, choices: int, most: int) -> int:
         """How many nodes at most a method is to draft for each of so many choices; 0 if it is not to draft at all."""
-        if self.rests(method, load):
+        if self.rests(method, load, choices):
             return 0
         offers = self._offers.setdefault(method, Offers())
         wanted, saving = self._num_paying(offers, load, choices)
@@ -228,10 +226,10 @@ class Budget:
         if saving >= 0:
             offers.fruitless = 0
         else:
-            rest = offers.asked_at - saving / _looking_share(offers.fruitless) - self._num_cycles
-            if rest > 0:
-                rest = min(math.ceil(rest), _LONGEST_REST)
-                offers.rests_until[size_class(load.num_ready)] = self._num_cycles + rest
+            ask_at = offers.asked_at - saving / _looking_share(offers.fruitless)
+            if ask_at > self._num_cycles:
+                sizes = size_class(load.num_ready), size_class(choices)
+                offers.rests_until[sizes] = min(math.ceil(ask_at), self._num_cycles + _LONGEST_REST)
                 return 0
             offers.fruitless += 1
         offers.asked_at = self._num_cycles
@@ -258,6 +256,8 @@ class Budget:
 
     def observe_offers(self, method: str, offers: Sequence[Sequence[float]], most: int) -> None:
         """Take in what a method offered each choice that it was asked for; see Offers.observe."""
+        if any(offers):
+            self._cycle.offering.add(method)
         self._offers.setdefault(method, Offers()).observe(offers, most)
 
     def observe_drafting(self, method: str, seconds: float, choices: int) -> None:
@@ -265,6 +265,10 @@ class Budget:
         self._cycle.drafting_s += seconds
         if choices:
             self._offers.setdefault(method, Offers()).observe_seconds(seconds, choices)
+
+    def forget_savings(self, method: str) -> None:
+        """Its drafts are made by other weights from now on."""
+        self._offers.setdefault(method, Offers()).forget_savings()
 
     def expected_gain(self, method: str) -> float | None:
         """How many tokens a method's draft would bring a choice, on average; None if that is not known."""
@@ -280,6 +284,7 @@ class Budget:
             load: the step without them.
             offers: of all choices that get a token, also where there is none.
         """
+        self._cycle.is_late, self._cycle.is_cut = False, any(offer.is_cut for offer in offers)
         counts = [len(offer.survival) for offer in offers]
         num_nodes = sum(counts)
         if not num_nodes:

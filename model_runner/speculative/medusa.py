@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.draft_tree import DraftTree
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.medusa import MedusaHeads
 from model_runner.speculative.growing import Bud, GrowthLimits, grow, to_array
@@ -37,8 +37,6 @@ class MedusaProposer:
     @torch.inference_mode()
     def propose(self, step: TargetStep) -> list[DraftTree]:
         """See Proposer.propose."""
-        if not any(choice.max_nodes for choice in step.choices):
-            return [NO_DRAFT] * len(step.choices)
         logits: Tensor = self._heads(step.last(LAST))  # [choices, heads, draft vocabulary]
 
         def extend(buds: Sequence[Bud]) -> Tensor:

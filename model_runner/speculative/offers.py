@@ -52,10 +52,11 @@ class Offers:
         """When it was asked last, in cycles; long ago if it shall be asked again at once."""
         self.fruitless = 0
         """How often it was asked since drafts of its last came true more often than was expected, or paid."""
-        self.rests_until: dict[int, int] = {}
-        """The cycle before which it is not asked, by the class of the number of choices that get a token."""
+        self.rests_until: dict[tuple[int, int], int] = {}
+        """The cycle before which it is not asked, by the classes of two numbers: of the choices that get a token, and
+        of those among them that would ask."""
         self._saved: dict[int, _Saved] = {}
-        """By the same classes."""
+        """By the class of the number of choices that get a token."""
         self._last_s: dict[int, deque[float]] = {}
         """What it took, by the class of the number of choices (see `size_class`), and ..."""
         self._median_s: dict[int, float] = {}
@@ -81,8 +82,18 @@ class Offers:
 
     def encourage(self) -> None:
         """More came true than was expected: it shall be asked again soon, if only to find out."""
-        self.fruitless, self.asked_at = 0, -math.inf
+        self.fruitless = 0
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """As soon as there is a step to ask it for."""
+        self.asked_at = -math.inf
         self.rests_until.clear()
+
+    def forget_savings(self) -> None:
+        """What it saved or lost before tells nothing any more."""
+        self._saved.clear()
+        self.encourage()
 
     def bounded(self, size: int, saving: float) -> float:
         """What a step for which it is asked should save, but not more than such steps saved of late.

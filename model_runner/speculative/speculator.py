@@ -1,7 +1,8 @@
 """Everything about speculation that is not the forward pass: who drafts for whom, how much, and how it went."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from math import inf
@@ -11,11 +12,12 @@ from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.info import SpeculationStats
 from model_runner.speculative import auto
-from model_runner.speculative.budget import Budget, Offer, StepLoad
+from model_runner.speculative.budget import Budget, Offer
 from model_runner.speculative.calibration import Calibration
 from model_runner.speculative.grammar import MatcherOf, prune
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
 from model_runner.speculative.rejection import blind_confidence
+from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.tally import Tally
 from model_runner.speculative.verify import Verdict
 
@@ -146,6 +148,12 @@ class Speculator:
             for method in choice.methods:
                 self._proposers[method].end(slot)
 
+    def give_up(self, slots: Collection[int]) -> None:
+        """These choices go on without speculation, and nothing is learnt from the cycle in which that was decided."""
+        for slot in slots:
+            self.end(slot)
+        self._in_cycle.clear()
+
     def forget_draft(self, slot: int) -> None:
         """The choice's next step verifies nothing."""
         if slot in self._choices:
@@ -163,7 +171,8 @@ class Speculator:
             if choice is None:
                 offers.append(Offer(patience=inf))
             elif choice.competes:
-                offers.append(Offer(choice.survival[: len(draft)], choice.rows_of_node, choice.patience))
+                is_cut = len(draft) < len(choice.draft)
+                offers.append(Offer(choice.survival[: len(draft)], choice.rows_of_node, choice.patience, is_cut))
             else:
                 offers.append(Offer(patience=choice.patience))
                 fixed += len(draft) * choice.rows_of_node
@@ -225,10 +234,6 @@ class Speculator:
             if parent in accepted:
                 calibration.observe(confidence, accepted=node in accepted)
 
-    def has(self, slot: int) -> bool:
-        """Whether the choice in this slot speculates."""
-        return slot in self._choices
-
     def reads_step(self, slots: Sequence[int]) -> bool:
         """Whether a proposer of these choices looks at features or logits of their steps."""
         choices = [self._choices[slot] for slot in slots if slot in self._choices]
@@ -242,7 +247,7 @@ class Speculator:
             slots: of the choices of the last step.
 
         Returns:
-            The slots of those choices whose proposers have to be told of it: see `propose`.
+            The slots of those choices whose proposers have to be told what the last step brought: see `propose`.
         """
         choices = {slot: self._choices[slot] for slot in slots if slot in self._choices}
         now = self._clock()
@@ -250,10 +255,11 @@ class Speculator:
             self._budget.end_cycle(now - self._cycle_start)
         self._cycle_start, self._in_cycle = now, set(choices)
         self._budget.begin_cycle(load, all_bear=all(choice.patience >= 0 for choice in choices.values()))
+        asking = Counter(method for choice in choices.values() if choice.competes for method in choice.methods)
         resting = {
             method
-            for method in {method for choice in choices.values() for method in choice.methods}
-            if not self._proposers[method].sees_all_steps and self._budget.rests(method, load)
+            for method, count in asking.items()
+            if not self._proposers[method].sees_all_steps and self._budget.rests(method, load, count)
         }
         for choice in choices.values():
             choice.start_over()

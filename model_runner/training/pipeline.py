@@ -8,6 +8,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,6 +127,15 @@ class _Run:
         _check(options, self._features, self._num_layers)
         self._needs = tuple(dict.fromkeys((*self._features, LAST)))
 
+    @cached_property
+    def _target(self) -> TargetWeights:
+        return TargetWeights.load(self._options.model)
+
+    @cached_property
+    def _products(self) -> torch.dtype:
+        """What products are computed in, which is measured."""
+        return product_type(self._device)
+
     def own_prompts(self, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
         """Prompts that the model makes; none without a chat template."""
         count = self._options.tokens // _TOKENS_PER_OPENING + 1
@@ -157,9 +167,9 @@ class _Run:
         """Fresh heads."""
         options = self._options
         torch.manual_seed(options.loop.seed)
-        target = TargetWeights.load(options.model)
+        target = self._target
         draft_ids = choose_draft_ids(examples, options.draft_vocab, target.shape.vocab_size)
-        judge = Judge(target, draft_ids, self._device, product_type(self._device))
+        judge = Judge(target, draft_ids, self._device, self._products)
         if options.kind == "medusa":
             return MedusaObjective(judge, fresh_medusa(target, draft_ids, options.depth, options.num_layers))
         if options.kind == "hydra":
@@ -198,10 +208,9 @@ class _Run:
 
     def stored(self) -> Objective:
         """The heads as a server reads them: with what their weights lost by rounding."""
-        target = TargetWeights.load(self._options.model)
-        heads = load_heads(self._options.output, target.shape)
-        judge = judge_of(heads, target, self._device, product_type(self._device))
-        return objective_of(heads, target, judge, depth=self._options.depth)
+        heads = load_heads(self._options.output, self._target.shape)
+        judge = judge_of(heads, self._target, self._device, self._products)
+        return objective_of(heads, self._target, judge, depth=self._options.depth)
 
     def _advance(self, task: Any) -> Callable[[int], None]:
         return lambda done: self._progress.update(task, completed=done)

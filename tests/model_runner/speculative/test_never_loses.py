@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_runner.speculative.budget import Budget, Offer, StepLoad
+from model_runner.speculative.budget import Budget, Offer
 from model_runner.speculative.comparison import Comparison
+from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.step_times import StepTimes
 from tests.model_runner.speculative.world import Guesser, World, two_cores
 

@@ -7,8 +7,9 @@ import pytest
 
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.speculative.budget import Budget, StepLoad
+from model_runner.speculative.budget import Budget
 from model_runner.speculative.speculator import Speculator
+from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.step_times import StepTimes
 from tests.model_runner.speculative.world import Guesser, Seconds, World, compute_bound, memory_bound
 
@@ -93,6 +94,16 @@ def test_where_drafts_fail_it_turns_itself_off_and_probes_are_rare(seconds, num_
 def test_it_turns_itself_on_again_when_drafts_come_true(num_choices, seconds):
     guesser = Guesser(0.0, seconds=seconds)
     world = make_world({"guess": guesser}, ["guess"] * num_choices)
+    world.run(1000)
+    guesser.accuracy = 0.97
+    assert num_steps_until_on(world, 1000) < 800
+
+
+def test_it_turns_itself_on_again_where_steps_are_launched_before_drafts_are_made():
+    """The drafts of a single look come too late; nobody shall take them for drafts that failed."""
+    guesser = Guesser(0.0, seconds=0.002)
+    world = make_world({"guess": guesser}, ["guess"])
+    world.runs_ahead = True
     world.run(1000)
     guesser.accuracy = 0.97
     assert num_steps_until_on(world, 1000) < 800
@@ -194,6 +205,9 @@ def test_lack_of_room_does_not_count_against_a_method():
         world.offers = [0]
         world.step()
     assert world.budget.expected_gain("guess") == pytest.approx(known, rel=0.1)
+    world.verified.clear()
+    world.run(8)
+    assert np.mean(world.verified) > 2
 
 
 # -- auto --------------------------------------------------------------------------------------------------------------
@@ -214,8 +228,8 @@ def test_a_draft_counts_for_the_method_that_made_it():
     assert stats["heads"].draft_s > 0
 
 
-def test_heads_see_every_step_and_draft_only_where_suffix_does_not():
-    guessers = {"suffix": Guesser(0.97), "heads": Guesser(0.9, seconds=0.002)}
+def test_heads_that_follow_see_every_step_and_draft_only_where_suffix_does_not():
+    guessers = {"suffix": Guesser(0.97), "heads": Guesser(0.9, seconds=0.002, sees_all_steps=True)}
     world = make_world(guessers, ["auto"], heads="heads")
     world.run(300)
     guessers["heads"].asked = guessers["heads"].seen = 0
@@ -238,7 +252,10 @@ def test_auto_is_no_worse_than_its_best_member():
 
 
 def test_a_method_serves_those_who_name_it_and_auto_in_one_call():
-    guessers = {"suffix": Guesser(0.9, coverage=0.0), "heads": Guesser(0.9, seconds=0.001)}
+    guessers = {
+        "suffix": Guesser(0.9, coverage=0.0, sees_all_steps=True),
+        "heads": Guesser(0.9, seconds=0.001, sees_all_steps=True),
+    }
     world = make_world(guessers, ["auto", "heads", "suffix"], heads="heads")
     world.run(10)
     assert guessers["heads"].seen == 20

@@ -6,9 +6,10 @@ import torch
 
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import DraftTree
-from model_runner.speculative.budget import Budget, Offer, StepLoad
+from model_runner.speculative.budget import Budget, Offer
 from model_runner.speculative.proposer import ChoiceStep, Feature, NewChoice, TargetStep
 from model_runner.speculative.speculator import Speculator
+from model_runner.speculative.step_load import StepLoad
 
 from .worlds import PROMPT, Drafter, Said
 

@@ -11,9 +11,10 @@ from model_runner.batch import SampleRows
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree, chain
 from model_runner.models.features import Feature
-from model_runner.speculative.budget import Budget, StepLoad
+from model_runner.speculative.budget import Budget
 from model_runner.speculative.proposer import NewChoice, TargetStep
 from model_runner.speculative.speculator import Speculator
+from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.verify import Verdict
 from tests.model_runner.speculative.driving import check_tree, choice_step, new_choice
 
@@ -54,7 +55,7 @@ class Guesser:
     coverage_of: dict[int, float] = field(default_factory=dict)
     needs: frozenset[Feature] = frozenset()
     reads_step = True
-    sees_all_steps = True
+    sees_all_steps: bool = False
     running: set[int] = field(default_factory=set)
     seen: int = 0
     """Choices' steps that it was told of, and ..."""
@@ -106,6 +107,9 @@ class World:
     """What Python takes for a draft, beside the step, and ..."""
     choice_s: float = 0.0
     """... for a choice."""
+    runs_ahead: bool = False
+    """Whether a step is launched before the last one's drafts are made, where there were none before."""
+    is_next_ahead: bool = False
     budget: Budget = field(default_factory=Budget)
     clock: list[float] = field(default_factory=lambda: [0.0])
     tokens: int = 0
@@ -151,7 +155,8 @@ class World:
         slots = range(len(self.methods))
         load = StepLoad(len(slots), 0, len(slots))
         scheduled = [ScheduledRequest(f"{slot}", 1, (), self.offers[slot]) for slot in slots]
-        trees = self.speculator.drafts(load, slots, scheduled)
+        is_ahead, self.is_next_ahead = self.is_next_ahead, self.runs_ahead and not any(self.offers)
+        trees = [NO_DRAFT] * len(slots) if is_ahead else self.speculator.drafts(load, slots, scheduled)
         for tree, offer in zip(trees, self.offers, strict=True):
             check_tree(tree, offer)
         self.verified.append(sum(map(len, trees)))
