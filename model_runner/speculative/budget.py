@@ -148,15 +148,16 @@ class Budget:
 
     # -- cycles --------------------------------------------------------------------------------------------------------
 
-    def begin_cycle(self, load: StepLoad, *, all_bear: bool) -> None:
+    def begin_cycle(self, load: StepLoad, *, all_bear: bool, num_rested: int = 0) -> None:
         """Drafting for a step begins.
 
         Args:
             load: of the step, as far as it is known.
             all_bear: whether no choice has waited longer than it can bear.
+            num_rested: cycles since the last one that began here, in which nobody was to draft: see `rest`.
         """
-        self._num_cycles += 1
-        self._to_try = min(self._to_try + _TRYING, 1.0)
+        self._num_cycles += 1 + num_rested
+        self._to_try = min(self._to_try + (1 + num_rested) * _TRYING, 1.0)
         self._follows_plain = not (self._asked or self._cycle.num_rows)
         self._cycle = _Cycle(is_plain=not all_bear or self._class_of(load).holds_out())
         self._asked = []
@@ -209,15 +210,16 @@ class Budget:
 
     # -- drafting ------------------------------------------------------------------------------------------------------
 
-    def rests(self, method: str, load: StepLoad, choices: int) -> bool:
-        """Whether it is known that a method is not to draft in this cycle for so many choices: see `num_wanted`."""
+    def rest(self, method: str, load: StepLoad, choices: int) -> int:
+        """For how many cycles, this one included, it is known that a method is not to draft for so many choices."""
         offers = self._offers.get(method)
         sizes = size_class(load.num_ready), size_class(choices)
-        return self._cycle.is_plain or (offers is not None and self._num_cycles < offers.rests_until.get(sizes, 0))
+        rest = 0 if offers is None else max(offers.rests_until.get(sizes, 0) - self._num_cycles, 0)
+        return max(rest, 1) if self._cycle.is_plain else rest
 
     def num_wanted(self, method: str, load: StepLoad, choices: int, most: int) -> int:
         """How many nodes at most a method is to draft for each of so many choices; 0 if it is not to draft at all."""
-        if self.rests(method, load, choices):
+        if self.rest(method, load, choices):
             return 0
         offers = self._offers.setdefault(method, Offers())
         wanted, saving = self._num_paying(offers, load, choices)

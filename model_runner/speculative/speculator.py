@@ -88,6 +88,12 @@ class Speculator:
         """When drafting began last, ..."""
         self._in_cycle: set[int] = set()
         """... and the slots for which that was, but those that ended since."""
+        self._rest = 0
+        """In so many next cycles nobody drafts if ..."""
+        self._resting: tuple[list[int], int] = ([], 0)
+        """... they are for these slots and as many choices that get a token."""
+        self._num_rested = 0
+        """Cycles in which nobody drafted since the last one that the budget knows of."""
         for method, proposer in proposers.items():
             self.add(method, proposer)
 
@@ -121,6 +127,7 @@ class Speculator:
 
     def begin(self, slot: int, tokens: Sequence[int], blocks: Sequence[int], admitted: AdmittedRequest) -> None:
         """A choice starts; `tokens` and `blocks` are the lists that grow with it."""
+        self._rest = 0
         speculation = admitted.speculation
         if speculation is None:
             return
@@ -142,6 +149,7 @@ class Speculator:
 
     def end(self, slot: int) -> None:
         """A choice has ended, or was preempted."""
+        self._rest = 0
         self._in_cycle.discard(slot)
         choice = self._choices.pop(slot, None)
         if choice is not None:
@@ -249,23 +257,39 @@ class Speculator:
         Returns:
             The slots of those choices whose proposers have to be told what the last step brought: see `propose`.
         """
-        choices = {slot: self._choices[slot] for slot in slots if slot in self._choices}
         now = self._clock()
-        if not self._in_cycle.isdisjoint(choices):  # else the engine may have had nothing to do
+        if not self._in_cycle.isdisjoint(slots):  # else the engine may have had nothing to do
             self._budget.end_cycle(now - self._cycle_start)
-        self._cycle_start, self._in_cycle = now, set(choices)
-        self._budget.begin_cycle(load, all_bear=all(choice.patience >= 0 for choice in choices.values()))
-        asking = Counter(method for choice in choices.values() if choice.competes for method in choice.methods)
-        resting = {
-            method
-            for method, count in asking.items()
-            if not self._proposers[method].sees_all_steps and self._budget.rests(method, load, count)
-        }
+        self._in_cycle.clear()
+        if self._rest and (list(slots), load.num_ready) == self._resting:
+            self._rest -= 1
+            self._num_rested += 1
+            return set()
+        choices = {slot: self._choices[slot] for slot in slots if slot in self._choices}
+        self._cycle_start = now
+        self._in_cycle.update(choices)
+        all_bear = all(choice.patience >= 0 for choice in choices.values())
+        self._budget.begin_cycle(load, all_bear=all_bear, num_rested=self._num_rested)
+        self._num_rested = 0
+        told, self._rest = self._told(load, choices)
+        self._resting = list(slots), load.num_ready
         for choice in choices.values():
             choice.start_over()
-        return {
-            slot for slot, choice in choices.items() if not (choice.competes and resting.issuperset(choice.methods))
+        return told
+
+    def _told(self, load: StepLoad, choices: Mapping[int, _Speculating]) -> tuple[set[int], int]:
+        """See `begin_cycle`; and for how many further cycles it is known that nobody drafts."""
+        asking = Counter(method for choice in choices.values() if choice.competes for method in choice.methods)
+        rests = {
+            method: 0 if self._proposers[method].sees_all_steps else self._budget.rest(method, load, count)
+            for method, count in asking.items()
         }
+        told = {
+            slot
+            for slot, choice in choices.items()
+            if not (choice.competes and all(rests[method] for method in choice.methods))
+        }
+        return told, 0 if told else min(rests.values(), default=1) - 1
 
     def propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
         """Have drafts made for the next step; returns for each slot how many nodes its choice would like to verify.

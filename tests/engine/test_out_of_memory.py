@@ -162,7 +162,7 @@ def test_answers_are_those_of_steps_that_go_well(case: Case, place: str, monkeyp
     part = break_runner(case.harness.runner, place, 4, monkeypatch)
     outcome = case.run()
     assert outcome.answers == case.expected
-    assert part.num_calls > 8
+    assert part.num_calls > (3 if place == "drafting" else 8)  # after a shortage nobody drafts any more
     assert (outcome.num_failed > 0) == (place != "drafting")
     assert outcome.num_accepted > 0 or place == "drafting"  # which ends soon
 

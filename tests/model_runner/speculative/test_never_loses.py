@@ -53,8 +53,8 @@ class Reckless(Budget):
     def choose(self, load: StepLoad, offers: list[Offer]) -> list[int]:  # type: ignore[override]
         return super().choose(load, [Offer(offer.survival, offer.rows, np.inf) for offer in offers])
 
-    def begin_cycle(self, load: StepLoad, *, all_bear: bool) -> None:
-        super().begin_cycle(load, all_bear=True)
+    def begin_cycle(self, load: StepLoad, *, all_bear: bool, num_rested: int = 0) -> None:
+        super().begin_cycle(load, all_bear=True, num_rested=num_rested)
 
 
 def make_world(make_budget: Callable[[], Budget], num_choices: int, guesser: dict[str, Any], **more: Any) -> World:
