@@ -18,7 +18,7 @@ ARG PIP_EXTRA_ARGS=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/samewise/venv
 ENV PATH=/opt/samewise/venv/bin:$PATH
-# Builds the CPU kernels, which are kept in the cache: the image that runs needs no compiler.
+# Builds the native libraries, which are kept in the cache: the image that runs needs no compiler.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 # What changes least comes first, so that a change of the source does not install everything again.
@@ -33,8 +33,8 @@ RUN pip install --no-deps .
 ENV SAMEWISE_CACHE=/opt/samewise/cache
 RUN python -c "from rich.console import Console; from model_runner.models.repository import resolve_model; \
 print(resolve_model(None, Console()))"
-RUN python -c "from model_runner.kernels.build import build_kernels; \
-from model_runner.models.repository import cache_folder; print(build_kernels(cache_folder()))"
+RUN python -c "from model_runner.kernels.build import build_kernels, build_suffix; \
+from model_runner.models.repository import cache_folder; print(build_kernels(cache_folder()), build_suffix(cache_folder()))"
 
 FROM python:3.11-slim-bookworm
 ARG RUNTIME_PACKAGES=""

@@ -30,7 +30,8 @@ QUICK_TESTS := tests/scheduler/test_scheduler.py tests/scheduler/test_waiting_qu
 
 # Python is not built with the sanitizer, so its library is loaded first; the C++ library must be there as soon, since
 # the sanitizer looks for it at its start. Python itself never frees all it takes.
-NATIVE_TESTS := tests/model_runner/kernels tests/model_runner/test_attention.py
+NATIVE_TESTS := tests/model_runner/kernels tests/model_runner/test_attention.py $(addprefix tests/model_runner/speculative/, \
+	test_native_suffix.py test_suffix.py test_suffix_automaton.py)
 SANITIZER := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 PRELOADED = $$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)
 

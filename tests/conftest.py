@@ -31,6 +31,8 @@ from model_runner.models.repository import cache_folder, resolve_model
 from tests import tiny_vocabulary
 
 VOCAB_SIZE = 320
+COMPILER_FLAGS: list[str] = []
+"""Further ones for native libraries, of the command line."""
 _COMMON = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -48,8 +50,14 @@ _COMMON = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The native kernels can be built in another way; tests/gpu can be tried out without a GPU."""
-    parser.addoption("--kernels-flags", default="", help="further compiler options for the kernels, as for a sanitizer")
+    parser.addoption(
+        "--kernels-flags", default="", help="further compiler options for native libraries, as for a sanitizer"
+    )
     parser.addoption("--gpu-tests-on", choices=("cuda", "cpu"), default="cuda", help="the device of tests/gpu")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    COMPILER_FLAGS.extend(shlex.split(config.getoption("--kernels-flags")))
 
 
 def pytest_runtest_logfinish() -> None:
@@ -119,6 +127,6 @@ def embedded_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernels_library(request: pytest.FixtureRequest) -> Path:
+def kernels_library() -> Path:
     """The library of CPU kernels, built at first use."""
-    return build_kernels(cache_folder(), shlex.split(request.config.getoption("--kernels-flags")))
+    return build_kernels(cache_folder(), COMPILER_FLAGS)

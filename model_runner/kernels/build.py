@@ -1,7 +1,7 @@
-"""Builds the CPU kernels with the system's C++ compiler, once, into a cache folder.
+"""Builds the native libraries with the system's C++ compiler, once, into a cache folder.
 
-Every instruction set is compiled into the one library, which picks at run time: it can be copied to another machine of
-the same architecture, and a cached library needs no compiler.
+Of the CPU kernels every instruction set is compiled into the one library, which picks at run time: it can be copied to
+another machine of the same architecture. A cached library needs no compiler.
 """
 
 import fcntl
@@ -19,7 +19,8 @@ from pathlib import Path
 
 logger = logging.getLogger("samewise.runner")
 
-_SOURCES = Path(__file__).parent / "cpu"
+_KERNELS = Path(__file__).parent / "cpu"
+_SUFFIX = Path(__file__).parent / "suffix"
 _FLAGS = [
     "-std=c++20",
     "-O3",
@@ -41,7 +42,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 
 
 class NoKernelsError(RuntimeError):
-    """The kernels cannot be built on this machine; the message says why."""
+    """A library cannot be built on this machine; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ def build_kernels(
     folder: Path,
     extra_flags: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
-    sources: Path = _SOURCES,
+    sources: Path = _KERNELS,
 ) -> Path:
-    """The library, from the folder if it was built there before. Of several callers one builds, and the others wait.
+    """The library of CPU kernels, from the folder if it was built there before.
 
     Args:
         folder: where libraries are kept; made if missing.
@@ -70,12 +71,33 @@ def build_kernels(
     Raises:
         NoKernelsError: if there is no compiler, it fails, or the folder cannot be written.
     """
-    units = _units(sources)
-    library = folder / f"kernels-{_digest(units, extra_flags, sources)}.so"
+    return _build("kernels", _kernel_units(sources), sources, folder, extra_flags, environment)
+
+
+def build_suffix(
+    folder: Path,
+    extra_flags: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+    sources: Path = _SUFFIX,
+) -> Path:
+    """The library of suffix automata, which is the same for every processor and device; see build_kernels."""
+    return _build("suffix", [_Unit(sources / "suffix.cpp", "suffix", ())], sources, folder, extra_flags, environment)
+
+
+def _build(
+    name: str,
+    units: Sequence[_Unit],
+    sources: Path,
+    folder: Path,
+    extra_flags: Sequence[str],
+    environment: Mapping[str, str],
+) -> Path:
+    """A library of some units. Of several callers one builds it, and the others wait."""
+    library = folder / f"{name}-{_digest(units, extra_flags, sources)}.so"
     if library.exists():
         return library
     compiler = _find_compiler(environment)
-    logger.info("building the CPU kernels with %s, once", compiler)
+    logger.info("building the native library %s with %s, once", name, compiler)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
@@ -83,7 +105,7 @@ def build_kernels(
                 with tempfile.TemporaryDirectory(dir=folder) as temporary:
                     _compile(compiler, units, extra_flags, Path(temporary)).replace(library)
     except OSError as error:
-        raise NoKernelsError(f"the CPU kernels cannot be built in {folder}: {error}") from error
+        raise NoKernelsError(f"the native library {name} cannot be built in {folder}: {error}") from error
     return library
 
 
@@ -98,7 +120,7 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _units(sources: Path) -> list[_Unit]:
+def _kernel_units(sources: Path) -> list[_Unit]:
     units = [_Unit(sources / name, Path(name).stem, ()) for name in ("samewise.cpp", "threads.cpp")]
     kinds: dict[str, list[str]] = {"portable": []}
     if platform.machine() in ("x86_64", "AMD64"):
@@ -136,10 +158,10 @@ def _compile(compiler: str, units: Sequence[_Unit], extra_flags: Sequence[str], 
     for job, output in zip(jobs, outputs, strict=True):
         _require_success(job.returncode, job.args, output)
     objects = [f"{unit.name}.o" for unit in units]
-    link = [compiler, "-shared", "-pthread", *extra_flags, *objects, "-o", "kernels.so"]
+    link = [compiler, "-shared", "-pthread", *extra_flags, *objects, "-o", "library.so"]
     linked = subprocess.run(link, cwd=folder, capture_output=True, text=True, check=False)
     _require_success(linked.returncode, link, linked.stdout + linked.stderr)
-    return folder / "kernels.so"
+    return folder / "library.so"
 
 
 def _require_success(code: int, command: object, output: str) -> None:

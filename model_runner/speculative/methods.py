@@ -1,18 +1,24 @@
 """The methods of speculation that a runner has."""
 
+import logging
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from model_runner.kernels.build import NoKernelsError, build_suffix
+from model_runner.models.repository import cache_folder
 from model_runner.models.target import TargetModel
 from model_runner.speculative.draft_kv import DraftKV, Handouts, num_draft_blocks
 from model_runner.speculative.draft_model import DraftModelProposer
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.lookahead import LookaheadProposer
+from model_runner.speculative.native_suffix import SuffixLibrary
 from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.suffix import SuffixProposer
+
+logger = logging.getLogger("samewise.runner")
 
 _MODEL_LIMITS = GrowthLimits(max_depth=5, branches=2, front=2)
 _EXIT_SHARE = 3
@@ -56,12 +62,22 @@ def make_proposers(first_layers: TargetModel, blocks: Blocks, draft: TargetModel
         "lookahead": LookaheadProposer(),
         "ngram": NgramProposer(),
         "prediction": PredictionProposer(),
-        "suffix": SuffixProposer(),
         "early_exit": DraftModelProposer(first_layers, blocks.draft_kv(is_targets=True), _MODEL_LIMITS),
     }
+    if (library := load_suffix()) is not None:
+        proposers["suffix"] = SuffixProposer(library)
     if draft is not None:
         proposers["draft_model"] = DraftModelProposer(draft, blocks.draft_kv(), _MODEL_LIMITS)
     return proposers
+
+
+def load_suffix() -> SuffixLibrary | None:
+    """The library of suffix automata; None, with a warning, where it cannot be built."""
+    try:
+        return SuffixLibrary(build_suffix(cache_folder()))
+    except NoKernelsError as error:
+        logger.warning("no speculation by suffix: %s", error)
+        return None
 
 
 def num_exit_layers(model: PreTrainedModel) -> int:

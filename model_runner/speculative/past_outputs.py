@@ -1,15 +1,16 @@
 """What earlier choices generated, kept apart by salt, as automata in which drafts can be found."""
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model_runner.speculative.suffix_automaton import SuffixAutomaton, Writer
+from model_runner.speculative.native_suffix import SuffixAutomaton, SuffixLibrary, Writer, as_tokens
 
 _GENERATION = 1 << 16
 """Tokens after which a salt's next output opens a new automaton; it keeps the one before, and no third."""
 _LIMIT = 1 << 18
-"""Tokens in all automata together: about 35 MB."""
+"""Tokens in all automata together: about 20 MB."""
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class _Output:
 
     generation: _Generation
     writer: Writer
-    tokens: Sequence[int]
+    tokens: "array[int]"
     """The context before it, then the output."""
     num_context: int
     num_taken_in: int = 0
@@ -49,14 +50,14 @@ class PastOutputs:
     the salt that has gone longest without a new output.
     """
 
-    def __init__(self, depth: int, generation: int = _GENERATION, limit: int = _LIMIT) -> None:
+    def __init__(self, library: SuffixLibrary, generation: int = _GENERATION, limit: int = _LIMIT) -> None:
         """
         Args:
-            depth: of the automata.
+            library: makes the automata.
             generation: tokens of a full one.
             limit: tokens of all.
         """
-        self._depth = depth
+        self._library = library
         self._generation = generation
         self._limit = limit
         self._waiting: deque[_Output] = deque()
@@ -77,10 +78,10 @@ class PastOutputs:
             return
         generations = self._salts.pop(salt, [])
         if not generations or generations[-1].num_tokens >= self._generation:
-            generations.append(_Generation(SuffixAutomaton(self._depth)))
+            generations.append(_Generation(SuffixAutomaton(self._library)))
         self._salts[salt] = generations
         writer = Writer(generations[-1].automaton)
-        self._waiting.append(_Output(generations[-1], writer, [*context, *tokens], len(context)))
+        self._waiting.append(_Output(generations[-1], writer, as_tokens([*context, *tokens]), len(context)))
         generations[-1].num_tokens += len(context) + len(tokens)
         self.num_tokens += len(context) + len(tokens)
         while len(self._salts[salt]) > 2:

@@ -18,8 +18,7 @@ from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.past_outputs import PastOutputs
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import NewChoice, Proposer, TargetStep
-from model_runner.speculative.suffix import SuffixProposer
-from model_runner.speculative.suffix_automaton import Match
+from tests.model_runner.speculative.automata import Reader, suffix_library, suffix_proposer
 from tests.model_runner.speculative.driving import choice_step, new_choice
 from tests.model_runner.work import lines_run
 
@@ -28,7 +27,7 @@ MAKERS: dict[Make, ModuleType] = {
     LookaheadProposer: lookahead,
     NgramProposer: ngram,
     PredictionProposer: prediction,
-    SuffixProposer: suffix,
+    suffix_proposer: suffix,
 }
 makers = pytest.mark.parametrize("make", MAKERS)
 INTAKE = 32
@@ -107,7 +106,7 @@ def test_no_step_does_more_for_a_longer_text(make: Make) -> None:
 def test_what_a_finished_answer_teaches_is_taken_in_bit_by_bit() -> None:
     most = []
     for size in (4, 40):
-        proposer, tokens = SuffixProposer(), [1, 2, 3]
+        proposer, tokens = suffix_proposer(), [1, 2, 3]
         choice = new_choice(tokens, stops=[99])
         proposer.begin(choice)
         answer = text(size * INTAKE)
@@ -171,7 +170,7 @@ def test_a_prompt_is_taken_in_while_it_is_computed(make: Make) -> None:
     assert trees[0] != NO_DRAFT or make is PredictionProposer  # there is no prediction
 
 
-@pytest.mark.parametrize("make", [PredictionProposer, SuffixProposer])
+@pytest.mark.parametrize("make", [PredictionProposer, suffix_proposer])
 def test_a_choice_that_has_not_caught_up_has_no_draft(make: Make) -> None:
     tokens = text(10 * INTAKE)
     choice = new_choice(tokens, prediction=tokens)
@@ -202,16 +201,14 @@ def test_who_has_caught_up_goes_on_drafting_beside_who_has_not(make: Make) -> No
 
 
 def count(past: PastOutputs, string: Sequence[int]) -> int:
-    (automaton,) = past.of_salt("")
-    match = Match()
-    for token in string:
-        match = automaton.advance(match, token)
-    return automaton.count(match) if match.length == len(string) else 0
+    reader = Reader(*past.of_salt(""))
+    match = reader.find(string)
+    return reader.count(match) if match.length == len(string) else 0
 
 
 @pytest.mark.parametrize("piece", [1, 3, 5, 1000])
 def test_an_output_occurs_once_all_of_it_is_taken_in(piece: int) -> None:
-    past = PastOutputs(8)
+    past = PastOutputs(suffix_library())
     past.add("", (1, 2, 3), (4, 5, 1, 2, 3))
     past.add("", (), (2, 3, 4))
     taken = []
@@ -224,7 +221,7 @@ def test_an_output_occurs_once_all_of_it_is_taken_in(piece: int) -> None:
 
 
 def test_outputs_that_were_dropped_are_not_taken_in() -> None:
-    past = PastOutputs(8, generation=10, limit=30)
+    past = PastOutputs(suffix_library(), generation=10, limit=30)
     for number in range(6):
         past.add(f"{number}", (), [number] * 10)
     assert past.take_in(1000) == past.num_tokens == 30

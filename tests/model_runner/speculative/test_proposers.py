@@ -10,10 +10,10 @@ from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import Proposer
-from model_runner.speculative.suffix import SuffixProposer
+from tests.model_runner.speculative.automata import suffix_proposer
 from tests.model_runner.speculative.driving import Run, all_of, markov, new_choice, random_cut
 
-MAKERS = [LookaheadProposer, NgramProposer, PredictionProposer, SuffixProposer]
+MAKERS = [LookaheadProposer, NgramProposer, PredictionProposer, suffix_proposer]
 makers = pytest.mark.parametrize("make", MAKERS)
 
 
@@ -74,7 +74,7 @@ def test_a_slot_is_free_after_the_end(make: Callable[[], Proposer]):
         proposer.end(0)
 
 
-@pytest.mark.parametrize("make", [maker for maker in MAKERS if maker is not SuffixProposer])
+@pytest.mark.parametrize("make", [maker for maker in MAKERS if maker is not suffix_proposer])
 def test_nothing_is_left_of_a_choice_that_ended(make: Callable[[], Proposer]):
     """Of one that suffix followed, what it learnt is left."""
     proposer = make()
