@@ -1,7 +1,5 @@
 """From what a proposer believes to what happens."""
 
-import numpy as np
-
 _BINS = 10
 _PRIOR = 4.0
 """Observations that the proposer's own guess counts as; they fade as others do."""
@@ -13,15 +11,15 @@ class Calibration:
     """The share of a method's nodes that were accepted, by the confidence that it gave them."""
 
     def __init__(self) -> None:
-        self._accepted = np.zeros(_BINS)
-        self._seen = np.zeros(_BINS)
-        self._prior = np.full(_BINS, _PRIOR)
+        self._accepted = [0.0] * _BINS
+        self._seen = [0.0] * _BINS
+        self._prior = [_PRIOR] * _BINS
 
     def probability(self, confidence: float) -> float:
         """That a node with this confidence follows its parent."""
         place = _bin(confidence)
         prior = self._prior[place]
-        return float((prior * confidence + self._accepted[place]) / (prior + self._seen[place]))
+        return (prior * confidence + self._accepted[place]) / (prior + self._seen[place])
 
     def observe(self, confidence: float, *, accepted: bool) -> None:
         """A node whose parent was accepted was accepted, or not."""

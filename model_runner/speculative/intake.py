@@ -12,6 +12,8 @@ def share_out(missing: Sequence[int], most: int) -> list[int]:
 
     Those that miss the least come first, so that a choice that has caught up goes on drafting while others catch up.
     """
+    if sum(missing) <= most:
+        return list(missing)
     shares = [0] * len(missing)
     for index in sorted(range(len(missing)), key=missing.__getitem__):
         shares[index] = min(missing[index], most)
