@@ -376,10 +376,10 @@ class Speculator:
             survival = list(accumulate(survival, min))
         if sum(survival) <= sum(choice.survival):
             return []
-        order = sorted(range(len(tree)), key=lambda node: -survival[node])
-        choice.made_by = method
-        choice.draft = tree.take(order)
-        choice.survival = [survival[node] for node in order]
+        descending = sorted(survival, reverse=True)
+        if survival != descending:
+            tree = tree.take(sorted(range(len(tree)), key=lambda node: -survival[node]))
+        choice.made_by, choice.draft, choice.survival = method, tree, descending
         return choice.survival
 
     def stats(self) -> tuple[SpeculationStats, ...]:
