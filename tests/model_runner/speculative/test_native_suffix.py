@@ -5,6 +5,7 @@ import random
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from model_runner.draft_tree import DraftTree
 from model_runner.kernels.build import NoKernelsError, build_suffix
 from model_runner.speculative import methods
+from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.native_suffix import (
     DraftCall,
     NativeChoice,
@@ -156,6 +158,11 @@ def test_then_there_is_no_such_method(monkeypatch: pytest.MonkeyPatch, caplog: p
     def build(folder: Path) -> Path:
         raise NoKernelsError("no C++ compiler was found")
 
+    def names() -> set[str]:
+        """Of the methods; the model is not run here."""
+        return set(methods.make_proposers(MagicMock(), methods.Blocks(8, 16, 4, Handouts(8)), None))
+
+    everywhere = names()
     monkeypatch.setattr(methods, "build_suffix", build)
-    assert methods.load_suffix() is None
+    assert everywhere - names() == {"suffix"}
     assert "no speculation by suffix: no C++ compiler was found" in caplog.text
