@@ -29,8 +29,10 @@ _SIGNATURES = {
     "sw_extend": (c_int32, [c_void_p, POINTER(_WriterStruct), c_void_p, c_int64, c_int32]),
     "sw_create_choice": (c_void_p, [c_int32, c_void_p, c_int64]),
     "sw_destroy_choice": (None, [c_void_p]),
-    "sw_draft": (c_int32, [c_void_p, c_int64, *[c_void_p] * 5]),
+    "sw_propose": (c_int32, [c_void_p, c_int64, *[c_void_p] * 5]),
 }
+_STEP_FIELDS = 8
+"""Numbers of 64 bits that an SwChoiceStep is."""
 
 
 class SuffixLibrary:
@@ -80,10 +82,13 @@ class NativeChoice:
 
 
 class DraftCall:
-    """What a step brought some choices, gathered for one native call, and the trees that it drafts for them."""
+    """What a step brought some choices, gathered for one native call, and the trees that it drafts for them.
+
+    Whoever adds choices and automata keeps them alive until then.
+    """
 
     def __init__(self, library: SuffixLibrary) -> None:
-        self._draft = library.functions.sw_draft
+        self._propose = library.functions.sw_propose
         self._choices: list[int] = []
         self._tokens: list[int] = []
         self._room = 0
@@ -122,15 +127,15 @@ class DraftCall:
     def trees(self) -> list[DraftTree]:
         """One for each choice that was added."""
         choices, tokens = array("q", self._choices), as_tokens(self._tokens)
-        count = len(choices) // 8
+        count = len(choices) // _STEP_FIELDS
         num_nodes = np.empty(count, dtype=np.int32)
         columns = np.empty(self._room, np.int32), np.empty(self._room, np.int32), np.empty(self._room)
         outputs = (column.ctypes.data for column in (num_nodes, *columns))
-        _check(self._draft(choices.buffer_info()[0], count, tokens.buffer_info()[0], *outputs))
+        _check(self._propose(choices.buffer_info()[0], count, tokens.buffer_info()[0], *outputs))
         ends = [0, *num_nodes.cumsum().tolist()]
-        of_nodes, parents, confidence = (tuple(column[: ends[-1]].tolist()) for column in columns)
+        token_of, parents, confidence = (tuple(column[: ends[-1]].tolist()) for column in columns)
         return [
-            DraftTree(of_nodes[start:end], parents[start:end], confidence[start:end]) if start < end else NO_DRAFT
+            DraftTree(token_of[start:end], parents[start:end], confidence[start:end]) if start < end else NO_DRAFT
             for start, end in pairwise(ends)
         ]
 

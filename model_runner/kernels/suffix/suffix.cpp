@@ -54,8 +54,8 @@ SwChoice *sw_create_choice(int32_t depth, const int32_t *tokens, int64_t count) 
 
 void sw_destroy_choice(SwChoice *choice) { delete choice; }
 
-int32_t sw_draft(const SwChoiceStep *choices, int64_t count, const int32_t *tokens, int32_t *num_nodes,
-                 int32_t *node_tokens, int32_t *node_parents, double *node_confidence) {
+int32_t sw_propose(const SwChoiceStep *choices, int64_t count, const int32_t *tokens, int32_t *num_nodes,
+                   int32_t *node_tokens, int32_t *node_parents, double *node_confidence) {
   return guarded([&] {
     suffix::Tree best, spare;
     for (const SwChoiceStep *step = choices; step != choices + count; ++step) {

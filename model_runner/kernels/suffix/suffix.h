@@ -42,6 +42,6 @@ SW_PUBLIC void sw_destroy_choice(SwChoice *choice);
 // Drafts a tree for each choice of a step. `tokens` are, for each choice, those that it takes in, then those that are
 // new. The nodes of the trees, num_nodes[count] of each, come one tree after the other; there is room for max_nodes of
 // each.
-SW_PUBLIC int32_t sw_draft(const SwChoiceStep *choices, int64_t count, const int32_t *tokens, int32_t *num_nodes,
-                           int32_t *node_tokens, int32_t *node_parents, double *node_confidence);
+SW_PUBLIC int32_t sw_propose(const SwChoiceStep *choices, int64_t count, const int32_t *tokens, int32_t *num_nodes,
+                             int32_t *node_tokens, int32_t *node_parents, double *node_confidence);
 }
