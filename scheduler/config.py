@@ -19,6 +19,6 @@ class SchedulerConfig:
     max_model_len: int
     """Prompt and output together."""
     policy: Policy = "fcfs"
-    """Order of the waiting queue: arrival; priority, then arrival; or fair between clients, and between the cache salts
-    of each."""
+    """Order of the waiting queue in each tier: arrival; priority, then arrival; or fair shares for clients, and turns
+    between the cache salts of each."""
     prefix_caching: bool = True

@@ -98,7 +98,12 @@ class EngineRequest:
     """Its best sequences are the choices, which must be numbered from 0 and not be more than its width. It has no
     speculation."""
     client: str = ""
-    """Who asks; empty where nobody can tell. A fair policy lets clients take turns, whatever salts they choose."""
+    """Who asks; empty where nobody can tell. A fair policy serves clients by what each has got, whatever salts they
+    choose."""
+    weight: float = 1.0
+    """Share of the client beside those of others, above 0."""
+    tier: int = 0
+    """Of waiting: lower ones first, whatever the policy."""
     learn: bool = True
     """Whether heads may be trained on it."""
 

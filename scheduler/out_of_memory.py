@@ -8,7 +8,7 @@ from typing import Final
 
 from model_runner.contract import Failure, StepPlan
 from scheduler.groups import least_share
-from scheduler.queue import WaitingQueue
+from scheduler.queues.interface import WaitingQueue
 from scheduler.request import Request
 
 logger = logging.getLogger("samewise.scheduler")
@@ -37,7 +37,7 @@ class StepLimit:
     another program or one very long request, so after `_PATIENCE` steps that went well the limit doubles.
     """
 
-    def __init__(self, most: int, rank: Callable[[Request], tuple[int, int]]) -> None:
+    def __init__(self, most: int, rank: Callable[[Request], tuple[int, ...]]) -> None:
         """`most` is what is configured, `rank` that of the waiting queue."""
         self._most = most
         self._rank = rank

@@ -38,7 +38,9 @@ class Request:
     sampling: SamplingParams
     max_tokens: int
     priority: int
+    tier: int
     client: str
+    weight: float
     cache_salt: str
     tokens: list[int] | SharedList[int]
     """Shared once it was forked: beams are, again and again."""
@@ -166,7 +168,9 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
             sampling=_sampling_of(request, choice),
             max_tokens=request.max_tokens,
             priority=request.priority,
+            tier=request.tier,
             client=request.client,
+            weight=request.weight,
             cache_salt=request.cache_salt,
             tokens=[*request.prompt, *choice.output],
             num_prompt=len(request.prompt),

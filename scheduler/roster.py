@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from scheduler.block_pool import BlockPool
-from scheduler.queue import WaitingQueue
+from scheduler.queues.interface import WaitingQueue
 from scheduler.request import Request
 
 

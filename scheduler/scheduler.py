@@ -38,7 +38,7 @@ from scheduler.integrity import check_books
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
 from scheduler.prefix_cache import PrefixCache
-from scheduler.queue import make_queue
+from scheduler.queues.policy import make_queue
 from scheduler.request import Request, make_choices
 from scheduler.roster import Roster
 from scheduler.searches import Searches
@@ -158,6 +158,8 @@ class Scheduler:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
                 request.prompt_logprobs += choice.prompt_logprobs
+                if num_output := len(choice.tokens) or bool(choice.beam_candidates):
+                    self._waiting.note_service(request, num_output=num_output)
         return self._choices.advance(plan.scheduled, results) + self._searches.advance(results)
 
     def _retreat(self, plan: StepPlan, reason: str) -> list[RequestOutput]:
@@ -297,6 +299,7 @@ class Scheduler:
             request.num_cached = start.num_cached
             self._counters.prefix_queries += start.num_looked_up
             self._counters.prefix_hits += min(start.num_cached, start.num_looked_up)  # a fork looks nothing up
+            self._waiting.note_service(request, num_input=request.remaining)
         self._running[request.key] = request
 
     def _blocks_for(self, num_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""The three orders, and who makes room."""
+"""The order in which choices wait, and who makes room."""
 
 import random
 
@@ -7,13 +7,13 @@ import pytest
 from model_runner.contract import SamplingParams
 from scheduler.groups import Guided
 from scheduler.interface import EngineRequest
-from scheduler.queue import make_queue
+from scheduler.queues.policy import make_queue
 from scheduler.request import make_choices
 
 
-def make(arrival, priority=0, salt="", client=""):
-    request = EngineRequest(f"r{arrival}", (1,), SamplingParams(), 1, priority=priority, cache_salt=salt, client=client)
-    return make_choices(request, arrival, block_size=4)[0]
+def make(arrival, priority=0, salt="", client="", **fields):
+    fields |= {"priority": priority, "cache_salt": salt, "client": client}
+    return make_choices(EngineRequest(f"r{arrival}", (1,), SamplingParams(), 1, **fields), arrival, block_size=4)[0]
 
 
 def drain(queue):
@@ -30,7 +30,7 @@ def arrivals(requests):
 
 
 class Turns:
-    """The truth about fair turns: of those that wait, whoever has waited longest for a turn is next, at both levels."""
+    """The truth about turns: of the salts that wait, whichever has waited longest for a turn is next."""
 
     def __init__(self):
         self.waiting = []
@@ -39,36 +39,72 @@ class Turns:
 
     @property
     def head(self):
-        return min(self.waiting, key=lambda one: (*(self._since[party] for party in parties(one)), one.arrival))
+        return min(self.waiting, key=lambda one: (self._since[one.cache_salt], one.arrival))
 
     def push(self, request):
         self.waiting.append(request)
-        for party in parties(request):
-            self._since.setdefault(party, self._tick())
+        self._since.setdefault(request.cache_salt, self._tick())
 
     def requeue(self, request):
         self.waiting.append(request)
-        before_all = -self._tick()
-        self._since.update(dict.fromkeys(parties(request), before_all))
+        self._since[request.cache_salt] = -self._tick()
 
     def pop(self):
         request = self.head
-        self._since.update(dict.fromkeys(parties(request), self._tick()))
+        self._since[request.cache_salt] = self._tick()
         self.remove(request)
         return request
 
     def remove(self, request):
         self.waiting.remove(request)
-        there = {party for other in self.waiting for party in parties(other)}
-        self._since = {party: since for party, since in self._since.items() if party in there}
+        there = {other.cache_salt for other in self.waiting}
+        self._since = {salt: since for salt, since in self._since.items() if salt in there}
 
     def _tick(self):
         self._clock += 1
         return self._clock
 
 
-def parties(request):
-    return request.client, (request.client, request.cache_salt)
+class Shares:
+    """The truth about shares, as the paper writes it down (algorithms 2 and 4), over a list of all that wait."""
+
+    def __init__(self):
+        self.waiting = []
+        self.counters = {}
+        self._joined = {}
+        self._last_left = None
+
+    @property
+    def head(self):
+        joined = list(self._joined)
+        return min(self.waiting, key=lambda one: (self.counters[one.client], joined.index(one.client), one.arrival))
+
+    def push(self, request):
+        there = {other.client for other in self.waiting}
+        own = self.counters.setdefault(request.client, 0)
+        if not there and self._last_left is not None:
+            self.counters[request.client] = max(own, self.counters[self._last_left])
+        elif there and request.client not in there:
+            self.counters[request.client] = max(own, min(self.counters[client] for client in there))
+        self.requeue(request)
+
+    def requeue(self, request):
+        self.waiting.append(request)
+        self._joined.setdefault(request.client)
+
+    def serve(self, request, num_input, num_output):
+        self.counters[request.client] += (num_input + 2 * num_output) / request.weight
+
+    def pop(self):
+        request = self.head
+        self.remove(request)
+        return request
+
+    def remove(self, request):
+        self.waiting.remove(request)
+        if all(other.client != request.client for other in self.waiting):
+            self._last_left = request.client
+            del self._joined[request.client]
 
 
 RANKS = {"fcfs": lambda request: request.arrival, "priority": lambda request: (request.priority, request.arrival)}
@@ -146,52 +182,99 @@ def test_an_aborted_choice_costs_its_salt_no_turn():
     assert arrivals(drain(queue)) == [1, 2]
 
 
-@pytest.mark.parametrize(("num_clients", "num_salts"), [(1, 4), (4, 1), (3, 3)])
-def test_turns_are_fair_under_any_mix_of_calls(num_clients, num_salts):
-    pick, queue, truth, popped = random.Random(num_clients), make_queue("fair"), Turns(), []
+def drive(pick, queue, truth, make_one, serve=None):
+    """Any mix of calls, to the queue and to the truth; both must always agree."""
+    popped = []
     for arrival in range(2000):
         call = pick.random()
-        if call < 0.5:
-            salt, client = f"salt {pick.randrange(num_salts)}", f"client {pick.randrange(num_clients)}"
-            request = make(arrival, salt=salt, client=client)
+        if call < 0.45:
+            request = make_one(arrival)
             truth.push(request)
             queue.push(request)
-        elif call < 0.6 and popped:
+        elif call < 0.55 and popped:
             request = popped.pop()
             truth.requeue(request)
             queue.requeue(request)
-        elif call < 0.7 and truth.waiting:
+        elif call < 0.65 and truth.waiting:
             request = pick.choice(truth.waiting)
             truth.remove(request)
             queue.remove(request)
+        elif call < 0.75 and popped and serve is not None:
+            serve(pick.choice(popped))
         elif truth.waiting:
             popped.append(truth.pop())
             assert queue.pop() is popped[-1]
         assert len(queue) == len(truth.waiting)
-    assert len(queue) > 20
     assert drain(queue) == [truth.pop() for _ in range(len(truth.waiting))]
 
 
-def test_many_salts_bring_a_client_no_more_turns_than_one():
-    queue = make_queue("fair")
-    for arrival in range(50):
-        queue.push(make(arrival, salt=f"salt {arrival}", client="greedy"))
-    for arrival in range(50, 100):
-        queue.push(make(arrival, salt="salt 0", client="modest"))
-    order = drain(queue)
-    assert [request.client for request in order] == ["greedy", "modest"] * 50
-    assert arrivals(order[::2]) == list(range(50))
-    assert arrivals(order[1::2]) == list(range(50, 100))
+def test_turns_between_salts_are_fair_under_any_mix_of_calls():
+    pick = random.Random(1)
+    drive(pick, make_queue("fair"), Turns(), lambda arrival: make(arrival, salt=f"salt {pick.randrange(4)}"))
 
 
-def test_a_preempted_choice_gives_the_turn_back_to_its_client_and_its_salt():
+WEIGHTS = {"a": 1.0, "b": 1.0, "c": 3.0, "d": 0.5}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shares_are_those_of_the_paper_under_any_mix_of_calls(seed):
+    pick, queue, truth = random.Random(seed), make_queue("fair"), Shares()
+
+    def make_one(arrival):
+        client = pick.choice("abcd")
+        return make(arrival, client=client, weight=WEIGHTS[client])
+
+    def serve(request):
+        num_input, num_output = pick.choice([(pick.randrange(50), 0), (0, pick.randrange(1, 8))])
+        truth.serve(request, num_input, num_output)
+        queue.note_service(request, num_input=num_input, num_output=num_output)
+
+    drive(pick, queue, truth, make_one, serve)
+
+
+def test_whoever_has_got_least_for_its_weight_is_next():
     queue = make_queue("fair")
-    requests = [make(0, salt="x", client="a"), make(1, salt="x", client="a"), make(2, salt="y", client="a")]
-    for request in [*requests, make(3, client="b")]:
+    light, heavy = (
+        [make(arrival, client=name, weight=weight) for arrival in numbers]
+        for name, weight, numbers in (("light", 1.0, range(0, 40, 2)), ("heavy", 3.0, range(1, 40, 2)))
+    )
+    for request in (*light, *heavy):
         queue.push(request)
-    assert queue.pop() is requests[0]
-    queue.requeue(requests[0])
-    assert arrivals(drain(queue)) == [0, 3, 2, 1]
+    order = []
+    for _ in range(20):
+        order.append(queue.pop())
+        queue.note_service(order[-1], num_input=10)
+    assert [request.client for request in order].count("heavy") == 15
+
+
+def test_who_comes_back_has_saved_up_nothing():
+    queue = make_queue("fair")
+    rare = make(0, client="rare")
+    queue.push(rare)
+    queue.note_service(queue.pop(), num_input=1)
+    for arrival in range(1, 11):
+        queue.push(make(arrival, client="busy"))
+    for _ in range(4):
+        queue.note_service(queue.pop(), num_input=100)
+    for arrival in range(11, 15):
+        queue.push(make(arrival, client="rare"))
+    order = []
+    while queue:
+        order.append(queue.pop())
+        queue.note_service(order[-1], num_input=100)
+    assert [request.client for request in order] == ["busy", "rare"] * 4 + ["busy"] * 2
+
+
+def test_lower_tiers_go_first_whatever_the_policy():
+    for policy in ("fcfs", "priority", "fair"):
+        queue = make_queue(policy)
+        requests = [make(0, tier=1, priority=-5), make(1, tier=0), make(2, tier=-1, priority=9), make(3, tier=0)]
+        for request in requests:
+            queue.push(request)
+        assert queue.pop() is requests[2]
+        queue.requeue(requests[2])
+        assert arrivals(drain(queue)) == [2, 1, 3, 0]
+        assert max(requests, key=queue.rank) is requests[0]
 
 
 @pytest.mark.parametrize(("removed", "left"), [(0, [3, 2, 1]), (1, [0, 2, 3]), (2, [0, 1, 3]), (3, [0, 2, 1])])
@@ -204,7 +287,11 @@ def test_a_choice_can_be_taken_out_wherever_it_stands(removed, left):
     for request in requests:
         queue.push(request)
     queue.remove(requests[removed])
-    assert arrivals(drain(queue)) == left
+    order = []
+    while queue:
+        order.append(queue.pop())
+        queue.note_service(order[-1], num_input=1)
+    assert arrivals(order) == left
 
 
 def test_all_members_of_a_group_and_all_forks_are_the_client_s():
