@@ -2,6 +2,7 @@
 
 import inspect
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import get_args
 
@@ -149,12 +150,16 @@ def _endpoints() -> str:
 
 
 def _error_table() -> str:
-    """All errors that there are, by status."""
-    by_status = {error.status: error for error in _errors(ApiError)}
+    """All errors that there are, by status; those of one status that have several types in the words of each."""
+    by_type: dict[tuple[int, str], type[ApiError]] = {}
+    for error in _errors(ApiError):
+        by_type.setdefault((error.status, error_type(error)), error)
+    num_types = Counter(status for status, _ in by_type)
     lines = ["| status | type | when | headers |", "|---|---|---|---|"]
-    for status, error in sorted(by_status.items()):
+    for (status, name), error in sorted(by_type.items(), key=lambda entry: entry[0][0]):
+        when = ERRORS[status] if num_types[status] == 1 else inspect.getdoc(error)
         headers = "<br>".join(f"`{name}: {value}`" for name, value in _headers(error).items())
-        lines.append(f"| {status} | `{error_type(error)}` | {ERRORS[status]} | {headers} |")
+        lines.append(f"| {status} | `{name}` | {when} | {headers} |")
     return "\n".join([*lines, ""])
 
 
@@ -167,8 +172,10 @@ def _errors(error: type[ApiError]) -> Iterator[type[ApiError]]:
 
 
 def _headers(error: type[ApiError]) -> dict[str, str]:
-    parameters = inspect.signature(error).parameters.values()
-    return dict(error(*("..." for one in parameters if one.default is one.empty)).headers)
+    needed = [one for one in inspect.signature(error).parameters.values() if one.default is one.empty]
+    texts = ["..." for one in needed if one.kind is not one.KEYWORD_ONLY]
+    numbers = {one.name: 1.0 for one in needed if one.kind is one.KEYWORD_ONLY}
+    return dict(error(*texts, **numbers).headers)
 
 
 def _section(route: APIRoute) -> Iterator[str]:

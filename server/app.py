@@ -25,13 +25,18 @@ from server.generation.fingerprint import Fingerprint
 from server.generation.planning.reading import ModelFormats
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
-from server.http.auth import AuthMiddleware, load_keys
+from server.http.auth import AuthMiddleware
 from server.http.cors import allow_origins
 from server.http.head import HeadMiddleware
 from server.http.middleware import RequestMiddleware, report
 from server.http.responses import error_response
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
+from server.tenants.accounts import Accounts
+from server.tenants.key_ring import KeyRing
+from server.tenants.rate_limits import RateLimits
+from server.tenants.usage_book import UsageBook, today
+from server.tenants.windows import Windows
 from server.text.tokenizer import Tokenizer
 
 _DESCRIPTION = (
@@ -73,10 +78,15 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan,
     )
+    redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
+    keys, limits = KeyRing(settings), RateLimits(Windows(redis_url))
     storage = Storage(settings.data_dir, int(settings.max_stored_mib * (1 << 20)))
-    app.state.services = Services(engine, tokenizer, model, settings, metrics, fingerprint, intake, storage, Jobs())
+    accounts = Accounts(keys, limits, UsageBook(storage, metrics, model.name))
+    app.state.services = Services(
+        engine, tokenizer, model, settings, metrics, fingerprint, intake, storage, Jobs(), accounts
+    )
     app.state.dialects = dialects
-    app.add_middleware(AuthMiddleware, keys=load_keys(settings))
+    app.add_middleware(AuthMiddleware, accounts=accounts)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestMiddleware, metrics=metrics, error_writers=error_writers(dialects))
     allow_origins(app, settings.cors_origins)  # added last: outermost
@@ -93,12 +103,14 @@ def create_app(
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
+    await services.accounts.limits.remember(await services.storage.on_usage(lambda table: table.tokens_of_day(today())))
     for dialect in app.state.dialects:
         if dialect.resume is not None:
             services.jobs.spawn(partial(dialect.resume, services))
     yield
     await services.jobs.close()
     services.intake.close()
+    await services.accounts.close()
     await asyncio.to_thread(services.storage.close)
 
 

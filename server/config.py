@@ -107,8 +107,8 @@ class Settings(BaseSettings):
     prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
     policy: Policy = Field(
         "fcfs",
-        description="Who waits for how long: first come, first served; lower `priority` of requests first; or turns "
-        "between API keys, and between the requests of each with different `cache_salt`.",
+        description="Who waits for how long: first come, first served; lower `priority` of requests first; or fair "
+        "shares for API keys, and turns between the requests of each with different `cache_salt`.",
     )
     logprobs: LogprobsMode = Field("raw", description="Logprobs of the raw or of the processed distribution.")
     threads: int | None = Field(None, ge=1, description="Threads of the CPU kernels; by default the cores at hand.")
@@ -154,7 +154,17 @@ class Settings(BaseSettings):
     )
 
     api_key: SecretStr | None = Field(None, description="Key that clients must send; see also api_keys_file.")
-    api_keys_file: Path | None = Field(None, description="File with one accepted key a line.")
+    api_keys_file: Path | None = Field(
+        None,
+        description="File with one accepted key a line, or YAML with names, limits and shares; read again when it "
+        "changes.",
+    )
+    isolate_keys: bool = Field(
+        False, description="Let no key find by the speed of an answer what others have asked: no prefix is shared."
+    )
+    redis_url: SecretStr | None = Field(
+        None, description="Redis in which several servers count what keys use; by default each counts by itself."
+    )
     data_dir: Path | None = Field(
         None, description="Folder for what clients have the server keep; by default it is kept in memory."
     )
@@ -189,4 +199,11 @@ class Settings(BaseSettings):
         for name in ("learn_threads", "learn_memory"):
             if getattr(self, name) is not None and not self.learn:
                 raise PydanticCustomError("no_learn", "{name} needs the setting learn", {"name": name})
+        return self
+
+    @model_validator(mode="after")
+    def _have_keys(self) -> "Settings":
+        for name in ("isolate_keys", "redis_url"):
+            if getattr(self, name) and self.api_keys_file is None:
+                raise PydanticCustomError("no_keys", "{name} needs the setting api_keys_file", {"name": name})
         return self

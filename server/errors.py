@@ -10,6 +10,7 @@ ApiError
 │   └── UpgradeError             426  there is no such protocol here
 ├── AuthenticationError          401
 ├── RateLimitError               429  the queue is full
+│   └── LimitError               429  a key has used what it may use: RequestLimitError, TokenLimitError, QuotaError
 ├── InternalError                500  our fault
 ├── UnavailableError             503  starting, draining or failed
 └── RequestTimeoutError          504  took longer than the server allows
@@ -147,9 +148,45 @@ class _RetryableError(ApiError):
 
 
 class RateLimitError(_RetryableError):
-    """Too much is running and waiting already."""
+    """The server has as many requests as it can hold."""
 
     status = 429
+
+
+class LimitError(RateLimitError):
+    """The owner of a key has used what it may use for now."""
+
+    def __init__(self, message: str, *, wait_s: float | None) -> None:
+        """`wait_s` is how long the same request would be refused, if nothing else is asked for; None: for ever."""
+        super().__init__(message, code="rate_limit_exceeded")
+        self._wait_s = wait_s
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        if self._wait_s is None:
+            return {"x-should-retry": "false"}
+        wait = {"Retry-After": str(math.ceil(self._wait_s)), "retry-after-ms": str(math.ceil(self._wait_s * 1000))}
+        return {**super().headers, **wait}
+
+
+class RequestLimitError(LimitError):
+    """The owner of the key has sent too many requests in a minute, or wants too many answers at a time."""
+
+
+class TokenLimitError(LimitError):
+    """The owner of the key has used too many tokens in a minute."""
+
+
+class QuotaError(LimitError):
+    """The owner of the key has used the tokens of the day."""
+
+    def __init__(self, message: str, *, wait_s: float) -> None:
+        super().__init__(message, wait_s=wait_s)
+        self.code = "insufficient_quota"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {**super().headers, "x-should-retry": "false"}
 
 
 class UnavailableError(_RetryableError):

@@ -59,8 +59,8 @@ class FairShareQueue:
         self._counters[request.client] = self._counters.get(request.client, 0.0) + service / request.weight
 
     def _next(self) -> str:
-        """Of several with the same counter, the one that began to wait first."""
-        return min(self._lines, key=lambda client: self._counters.get(client, 0.0))
+        """Of several with the same counter, the one that began to wait last: it was lifted to the others."""
+        return min(reversed(self._lines), key=lambda client: self._counters.get(client, 0.0))
 
     def _lift(self, client: str) -> None:
         of_others = [self._counters.get(other, 0.0) for other in self._lines]

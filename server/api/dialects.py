@@ -14,6 +14,7 @@ from server.api.responses import conversations
 from server.api.responses import routes as responses
 from server.api.scores import routes as scores
 from server.api.tokens import routes as tokens
+from server.api.usage import routes as usage
 from server.http.responses import ErrorWriter
 
 DIALECTS: Sequence[Dialect] = (
@@ -27,6 +28,7 @@ DIALECTS: Sequence[Dialect] = (
     rerank.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
+    usage.DIALECT,
     capabilities.DIALECT,
     probes.DIALECT,
 )

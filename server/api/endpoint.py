@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from fastapi import Request, Response
 
+from server.api.admission import admit
 from server.api.generation_api import Answering, GenerationApi, Taken, take_in
 from server.api.pooling_api import PoolingApi, take_in_pooling
 from server.api.services import Services
@@ -30,7 +31,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     """Take the request in, run it, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
     body = await read_body(request, services.settings.max_body_mib)
     record = record_of(request)
-    taken: Taken = await services.intake.run(take_in, body, services.info(), api, record.client)
+    taken: Taken = await services.intake.run(take_in, body, services.info(), api)
     plan = taken.plan
     fingerprint = await services.fingerprint.of(services.info())
     run = await start_run(plan, record, services)
@@ -51,7 +52,7 @@ async def respond_with_numbers(api: PoolingApi, request: Request, services: Serv
     """The same for numbers made of texts in place of answers: they come when all of them are there."""
     body = await read_body(request, services.settings.max_body_mib)
     record = record_of(request)
-    taken: Taken = await services.intake.run(take_in_pooling, body, services.info(), api, record.client)
+    taken: Taken = await services.intake.run(take_in_pooling, body, services.info(), api)
     run = await start_run(taken.plan, record, services)
     try:
         await unless_gone(request, collect(run))
@@ -62,12 +63,16 @@ async def respond_with_numbers(api: PoolingApi, request: Request, services: Serv
 
 
 async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Run:
-    """The plan, submitted, with its meter running. Raises ApiError if the engine does not take it."""
+    """The plan, submitted, with its meter running. Raises ApiError if the engine does not take it, and LimitError if
+    the limits of its client's key do not allow it.
+    """
     settings = services.settings
+    plan, account = await admit(plan, record.client, services)
+    record.headers |= await services.accounts.limits.headers(account.tenant)
     meter = RequestMeter(services.metrics, record, keeps_text=settings.log_prompts)
     prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer) if settings.log_prompts else None
     meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
-    run = Run(services.engine, services.tokenizer, plan, meter, timeout_s=settings.request_timeout_s)
+    run = Run(services.engine, services.tokenizer, plan, meter, account.close, timeout_s=settings.request_timeout_s)
     await run.submit()
     return run
 

@@ -69,11 +69,11 @@ class Taken:
     """What its API has to remember of it for the answer."""
 
 
-def take_in(context: IntakeContext, body: bytes, api: GenerationApi, client: str) -> Taken:
-    """The plan for the body of a request from this client. Raises ApiError."""
+def take_in(context: IntakeContext, body: bytes, api: GenerationApi) -> Taken:
+    """The plan for the body of a request. Raises ApiError."""
     asked = validated(api.schema, body)
     with refused_constraints():
-        plan = context.planner().plan(api.intent(asked), client)
+        plan = context.planner().plan(api.intent(asked))
     return Taken(plan, api.options(asked, plan, context.tokenizer))
 
 

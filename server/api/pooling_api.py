@@ -26,9 +26,9 @@ class PoolingApi:
     """What the answer has to know of the body."""
 
 
-def take_in_pooling(context: IntakeContext, body: bytes, api: PoolingApi, client: str) -> Taken:
-    """The plan for the body of a request from this client. Raises ApiError and HeavyError."""
+def take_in_pooling(context: IntakeContext, body: bytes, api: PoolingApi) -> Taken:
+    """The plan for the body of a request. Raises ApiError and HeavyError."""
     asked = validated(api.schema, body)
     request = api.intent(asked)
     context.weigh(request.asks.num_bytes)
-    return Taken(context.pooling().plan(request, client), api.options(asked))
+    return Taken(context.pooling().plan(request), api.options(asked))

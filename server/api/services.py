@@ -16,6 +16,7 @@ from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
+from server.tenants.accounts import Accounts
 from server.text.tokenizer import Tokenizer
 
 _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
@@ -34,6 +35,7 @@ class Services:
     intake: Intake
     storage: Storage
     jobs: Jobs
+    accounts: Accounts
 
     def info(self) -> RunnerInfo:
         """What the engine knows about the model. Raises UnavailableError while it takes no work."""

@@ -5,6 +5,7 @@ The engine process starts first, since it takes longest; the HTTP side imports a
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -107,6 +108,7 @@ class _Life:
             http_ready = self._elapsed()
             self._announce("Listening", f"{self._address}, loading {self._folder.name}")
             watch = asyncio.create_task(self._watch(engine, server, services, http_ready))
+            self._reload_keys_on_hangup(services)
             await server.serve(sockets=[self._listener])
             watch.cancel()
             await asyncio.wait([watch])
@@ -114,6 +116,11 @@ class _Life:
             await engine.stop()
         if not watch.cancelled() and (failure := watch.exception()):
             raise failure
+
+    def _reload_keys_on_hangup(self, services: "Services") -> None:
+        """Without a file of keys, SIGHUP ends the process, as it ends others when their terminal closes."""
+        if self._settings.api_keys_file is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, services.accounts.keys.reload)
 
     def _build_server(self, engine: EngineClient) -> tuple[DrainingServer, "Services"]:
         """Runs in a thread, so that the event loop goes on to start the engine."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from model_runner.contract import TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
@@ -13,6 +13,7 @@ from server.generation.choice_text import ChoiceText
 from server.generation.engine_errors import from_engine, from_failure
 from server.generation.events import ChoiceEnd, Event, TextDelta, Usage
 from server.generation.planning.plan import OutputOptions, Plan
+from server.storage.usage import Used
 from server.telemetry.metrics import EndReason
 from server.telemetry.request_meter import RequestMeter
 from server.text.tokenizer import Tokenizer
@@ -60,8 +61,16 @@ class Run:
     """All prompts of one request: `submit`, alternate `wait` and `take` until `wait` returns False, then `close`."""
 
     def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer, plan: Plan, meter: RequestMeter, *, timeout_s: float
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        plan: Plan,
+        meter: RequestMeter,
+        settle: Callable[[Used], None],
+        *,
+        timeout_s: float,
     ) -> None:
+        """`settle` is told in the end, perhaps several times, what was used."""
         self.plan = plan
         self.prompts = tuple(
             PromptRun(
@@ -81,6 +90,7 @@ class Run:
         self._num_submitted = 0
         self._engine = engine
         self._meter = meter
+        self._settle = settle
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._is_woken = False
@@ -99,6 +109,17 @@ class Run:
             accepted_drafts=self.num_accepted,
             rejected_drafts=self.num_rejected,
             reasoning_tokens=sum(choice.num_reasoning_tokens for prompt in self.prompts for choice in prompt.choices),
+        )
+
+    @property
+    def _used(self) -> Used:
+        """Of what the engine has taken."""
+        taken = self.prompts[: self._num_submitted]
+        return Used(
+            requests=1 if taken else 0,
+            prompt_tokens=sum(len(prompt.request.prompt) for prompt in taken),
+            cached_tokens=sum(prompt.num_cached_tokens for prompt in taken),
+            completion_tokens=sum(choice.num_tokens for prompt in taken for choice in prompt.choices),
         )
 
     async def submit(self) -> None:
@@ -194,6 +215,7 @@ class Run:
         if self._waker is not None:
             self._waker.cancel()
         self._meter.end(reason)
+        self._settle(self._used)
         for prompt in self._running:
             if prompt.stream is not None:
                 prompt.stream.close()

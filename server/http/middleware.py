@@ -84,6 +84,7 @@ class RequestMiddleware:
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = headers["request-id"] = record.request_id  # OpenAI's and Anthropic's name
+                headers.update(record.headers)
             await send(message)
 
         try:

@@ -28,7 +28,20 @@ CREATE TRIGGER row_went AFTER DELETE ON rows BEGIN
     UPDATE total SET bytes = bytes - length(old.body) - 256;
 END;
 """
-_STEPS: Sequence[str] = (_ROWS,)
+_USAGE = """
+CREATE TABLE usage (
+    client TEXT NOT NULL,
+    model TEXT NOT NULL,
+    day TEXT NOT NULL,
+    requests INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    PRIMARY KEY (client, model, day)
+) WITHOUT ROWID;
+CREATE INDEX usage_by_day ON usage (day);
+"""
+_STEPS: Sequence[str] = (_ROWS, _USAGE)
 
 
 class StorageError(ValueError):

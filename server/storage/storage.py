@@ -10,6 +10,7 @@ from typing import TypeVar
 from server.errors import ApiError, BodyTooLargeError
 from server.storage.migrations import StorageError, migrate
 from server.storage.rows import Rows
+from server.storage.usage import UsageTable
 
 _T = TypeVar("_T")
 FILE = "samewise.sqlite3"
@@ -45,7 +46,18 @@ class Storage:
 
         Raises NotStoredError, or TooLargeToStoreError of its kind.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+
+        def on_rows(connection: sqlite3.Connection) -> _T:
+            rows = Rows(connection)
+            result = work(rows)
+            self._make_room(rows)
+            return result
+
+        return await self._transaction(on_rows)
+
+    async def on_usage(self, work: Callable[[UsageTable], _T]) -> _T:
+        """The same with the table of what was used, which the bound on bytes does not count."""
+        return await self._transaction(lambda connection: work(UsageTable(connection)))
 
     def close(self) -> None:
         """When what has begun is done. May be called again."""
@@ -53,18 +65,18 @@ class Storage:
         if self._connection is not None:
             self._connection.close()
 
-    def _run(self, work: Callable[[Rows], _T]) -> _T:
+    async def _transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+
+    def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         if self._connection is None:
             self._connection = _connect(":memory:")
         try:
             with self._connection:
                 self._connection.execute("BEGIN")
-                rows = Rows(self._connection)
-                result = work(rows)
-                self._make_room(rows)
+                return work(self._connection)
         except sqlite3.Error as error:
             raise NotStoredError(f"The server's storage failed: {error}.") from error
-        return result
 
     def _make_room(self, rows: Rows) -> None:
         if rows.num_bytes() <= self._max_bytes:

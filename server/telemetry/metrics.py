@@ -167,17 +167,15 @@ class Metrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests that the engine took.")
         self.generated = GeneratedTokens(model)
         self._registry.register(self.generated)
-        self._success = Counter(
-            f"{_PREFIX}request_success",
-            "Choices that ended, by reason; abort: the client left.",
-            ["model_name", "finished_reason"],
-            registry=self._registry,
-        )
+        text = "Choices that ended, by reason; abort: the client left."
+        self._success = self._counter_of("request_success", text, "finished_reason")
         for reason in get_args(EndReason):
             self._success.labels(self._model, reason)  # so that the first one is an increase
         self._http = Counter(
             f"{_PREFIX}http_requests", "HTTP requests.", ["method", "handler", "status"], registry=self._registry
         )
+        self._usage = self._counter_of("tenant_tokens", "Tokens of ended requests, by key.", "tenant", "kind")
+        self._usage_requests = self._counter_of("tenant_requests", "Ended requests, by key.", "tenant")
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN_S
         )
@@ -197,6 +195,13 @@ class Metrics:
         self._request_max.observe(max_tokens)
         self._request_n.observe(n)
 
+    def observe_usage(self, tenant: str, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
+        """A request of the tenant of this name has ended; those that were cached are among the prompt's."""
+        self._usage_requests.labels(self._model, tenant).inc()
+        kinds = {"prompt": prompt_tokens, "cached": cached_tokens, "completion": completion_tokens}
+        for kind, count in kinds.items():
+            self._usage.labels(self._model, tenant, kind).inc(count)
+
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
@@ -214,6 +219,9 @@ class Metrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(_PREFIX + name, text, ["model_name"], registry=self._registry).labels(self._model)
+
+    def _counter_of(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, ["model_name", *labels], registry=self._registry)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         metric = Histogram(_PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)

@@ -15,7 +15,9 @@ class RequestRecord:
     answer_id: str | None = None
     """The answer's own; the ids of its requests in the engine's log begin with it."""
     client: str = ""
-    """Who asks, as the keys tell: an id that is no secret, empty where there are no keys."""
+    """Who asks, as the keys tell: a name that is no secret, empty where there are no keys."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of the answer, whatever it is."""
     started: float = field(default_factory=time.perf_counter)
     status: int = CLIENT_CLOSED
     stream_error: int | None = None

@@ -1,12 +1,14 @@
 """The life of a server from its start to its end, with a stand-in for the engine."""
 
 import asyncio
+import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ from server.config import Settings
 from server.engine.client import EngineState
 from server.generation import fingerprint
 from tests.server.fake_engine import FakeEngine
+from tests.server.tenants.keys import write_keys
 from tests.server.tiny_model import write_folder
 from tests.waiting import until
 
@@ -41,11 +44,11 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     monkeypatch.setattr(lifecycle, "FAILURE_CHECK_S", 0.01)
     folder = write_folder(tmp_path / "tiny")
 
-    def run(look_on: Callable[[FakeEngine], Awaitable[None]]) -> None:
+    def run(look_on: Callable[[FakeEngine], Awaitable[None]], **settings: Any) -> None:
         engine = ObservedEngine(look_on)
         monkeypatch.setattr(lifecycle, "EngineProcess", lambda *_: engine)
         try:
-            lifecycle.serve(Settings(model=str(folder), host="127.0.0.1", port=0), time.perf_counter())
+            lifecycle.serve(Settings(model=str(folder), host="127.0.0.1", port=0, **settings), time.perf_counter())
         finally:
             if engine.observer is not None and engine.observer.done() and not engine.observer.cancelled():
                 engine.observer.result()
@@ -113,3 +116,21 @@ def test_an_engine_that_has_failed_for_good_ends_it(
 
     with pytest.raises(StartError, match="the engine failed and could not be restarted"):
         serve(look_on)
+
+
+def test_hangup_has_the_keys_read_again(
+    serve: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    keys = write_keys(tmp_path / "keys.yaml", ann={})
+
+    async def look_on(engine: FakeEngine) -> None:
+        try:
+            await until(lambda: "Ready in" in capsys.readouterr().out)
+            write_keys(keys, ann={}, bob={})
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: "2 are accepted" in caplog.text)
+        finally:
+            end_by_signal()
+
+    serve(look_on, api_keys_file=keys)

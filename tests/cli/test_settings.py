@@ -93,6 +93,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_stored_mib": ("0.5", 0.5),
     "strict": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
+    "isolate_keys": ("true", True),
     "cors_origins": ("https://a.example", ("https://a.example",)),
     "max_body_mib": ("1.5", 1.5),
     "max_waiting": ("0", 0),
@@ -108,7 +109,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
 
 
 def test_every_field_has_an_example() -> None:
-    assert set(EXAMPLES) | {"api_key"} == set(Settings.model_fields)
+    assert set(EXAMPLES) | {"api_key", "redis_url"} == set(Settings.model_fields)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -119,7 +120,10 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
     dashed = name.replace("_", "-")
     if name.startswith("learn_"):
         monkeypatch.setenv("SAMEWISE_LEARN", "true")
+    if name == "isolate_keys":
+        monkeypatch.setenv("SAMEWISE_API_KEYS_FILE", "keys.txt")
     flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
+    flags["isolate_keys"] = ["--isolate-keys"]
     flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")
@@ -146,6 +150,8 @@ def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.
         (["--speculation", "n-gram"], "--speculation: input should be 'auto', 'draft_model', 'early_exit', "),
         (["--speculation", "draft_model"], "speculation by draft_model needs the setting draft_model\n"),
         (["--learn-threads", "2"], "learn_threads needs the setting learn\n"),
+        (["--redis-url", "redis://host"], "redis_url needs the setting api_keys_file\n"),
+        (["--isolate-keys", "--api-key", "x"], "isolate_keys needs the setting api_keys_file\n"),
         (["--no-learn", "--learn-memory", "2"], "learn_memory needs the setting learn\n"),
         (["--num-draft-tokens", "0"], "--num-draft-tokens: input should be greater than or equal to 1 (got '0')"),
         (["--num-draft-tokens", "65"], "--num-draft-tokens: input should be less than or equal to 64 (got '65')"),

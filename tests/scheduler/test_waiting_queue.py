@@ -77,7 +77,7 @@ class Shares:
     @property
     def head(self):
         joined = list(self._joined)
-        return min(self.waiting, key=lambda one: (self.counters[one.client], joined.index(one.client), one.arrival))
+        return min(self.waiting, key=lambda one: (self.counters[one.client], -joined.index(one.client), one.arrival))
 
     def push(self, request):
         there = {other.client for other in self.waiting}
@@ -262,7 +262,7 @@ def test_who_comes_back_has_saved_up_nothing():
     while queue:
         order.append(queue.pop())
         queue.note_service(order[-1], num_input=100)
-    assert [request.client for request in order] == ["busy", "rare"] * 4 + ["busy"] * 2
+    assert [request.client for request in order] == ["rare", "busy"] * 4 + ["busy"] * 2
 
 
 def test_lower_tiers_go_first_whatever_the_policy():
@@ -277,7 +277,7 @@ def test_lower_tiers_go_first_whatever_the_policy():
         assert max(requests, key=queue.rank) is requests[0]
 
 
-@pytest.mark.parametrize(("removed", "left"), [(0, [3, 2, 1]), (1, [0, 2, 3]), (2, [0, 1, 3]), (3, [0, 2, 1])])
+@pytest.mark.parametrize(("removed", "left"), [(0, [2, 3, 1]), (1, [2, 0, 3]), (2, [0, 1, 3]), (3, [2, 0, 1])])
 def test_a_choice_can_be_taken_out_wherever_it_stands(removed, left):
     """Those of a client with two salts, of which one has two choices, and of another client."""
     queue = make_queue("fair")

@@ -13,6 +13,7 @@ from server.errors import (
     BodyTooLargeError,
     ContextLengthError,
     InvalidRequestError,
+    LimitError,
     NotFoundError,
     RateLimitError,
     RequestTimeoutError,
@@ -25,6 +26,7 @@ _TYPES: dict[type[ApiError], str] = {
     BodyTooLargeError: "request_too_large",
     InvalidRequestError: "invalid_request_error",
     AuthenticationError: "authentication_error",
+    LimitError: "rate_limit_error",
     RateLimitError: "overloaded_error",
     RequestTimeoutError: "timeout_error",
     ApiError: "api_error",
@@ -62,7 +64,8 @@ class MessagesErrorBody(BaseModel):
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """The error with its status and headers."""
-    status = OVERLOADED if isinstance(error, RateLimitError) else error.status
+    is_full = isinstance(error, RateLimitError) and not isinstance(error, LimitError)
+    status = OVERLOADED if is_full else error.status
     content = error_body(error, record_in(scope).request_id)
     return Response(content, status, dict(error.headers), media_type="application/json")
 

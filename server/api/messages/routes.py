@@ -32,7 +32,7 @@ router = APIRouter(tags=["Anthropic"])
     response_model=AnsweredMessage,
     responses={
         200: streamed(MessageEvent, end=""),
-        **documented_errors(*_ERRORS, 504, OVERLOADED, body=MessagesErrorBody),
+        **documented_errors(*_ERRORS, 429, 504, OVERLOADED, body=MessagesErrorBody),
     },
     openapi_extra=takes(MessagesRequest),
 )

@@ -6,11 +6,22 @@ from fastapi import Response
 from pydantic import BaseModel, Field
 from starlette.types import Scope
 
-from server.errors import ApiError, AuthenticationError, InvalidRequestError, RateLimitError
+from server.errors import (
+    ApiError,
+    AuthenticationError,
+    InvalidRequestError,
+    QuotaError,
+    RateLimitError,
+    RequestLimitError,
+    TokenLimitError,
+)
 
 _TYPES: dict[type[ApiError], str] = {
     InvalidRequestError: "invalid_request_error",
     AuthenticationError: "invalid_request_error",
+    RequestLimitError: "requests",
+    TokenLimitError: "tokens",
+    QuotaError: "insufficient_quota",
     RateLimitError: "rate_limit_exceeded",
     ApiError: "server_error",
 }

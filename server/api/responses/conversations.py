@@ -15,6 +15,7 @@ from server.api.dialect import Dialect
 from server.api.fields.account import Metadata
 from server.api.fields.rules import RequestModel
 from server.api.intake import IntakeContext
+from server.api.openai.pages import list_of, page, query_of
 from server.api.openapi import documented_errors, takes
 from server.api.responses import store
 from server.api.responses.create import occasion_of, taken_in
@@ -22,7 +23,7 @@ from server.api.responses.intake import Occasion, input_items
 from server.api.responses.intent import References, Stored
 from server.api.responses.items import InputItem, ReferenceItem
 from server.api.responses.objects import ConversationObject, Deleted, ItemList
-from server.api.responses.pages import ListQuery, list_of, page, query_of
+from server.api.responses.queries import ItemsQuery
 from server.api.services import Services, ServicesDep
 from server.generation.notices import Notice, as_headers, as_warnings, to_report
 from server.http.body import read_body
@@ -143,7 +144,7 @@ async def create_items(conversation_id: str, request: Request, services: Service
 async def list_items(conversation_id: str, request: Request, services: ServicesDep) -> Response:
     """The items of a conversation, a page at a time."""
     client = record_of(request).client
-    asked = query_of(ListQuery, request)
+    asked = query_of(ItemsQuery, request)
     items = await services.storage.run(lambda rows: store.conversation_items(rows, conversation_id, client))
     return _json(page(items, asked))
 

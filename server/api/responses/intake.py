@@ -52,7 +52,7 @@ def take_in_response(
         request, names = response_intent(asked, found, occasion.answer_id)
         if request.seed is None:
             request = replace(request, seed=occasion.seed)
-        plan = context.planner().plan(request, occasion.client)
+        plan = context.planner().plan(request)
     head = head_of(asked, plan, names, occasion.created)
     keeps = asked.is_stored or references.conversation is not None
     items = input_items(asked.input, found, occasion.answer_id.partition("_")[2]) if keeps else ()

@@ -4,13 +4,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
+from server.api.openai.pages import page, query_of
 from server.api.openapi import GENERATION_ERRORS, documented_errors, streamed, takes
 from server.api.responses import create, retrieve, store
 from server.api.responses.background import resume
 from server.api.responses.create import event_stream
 from server.api.responses.following import Following
 from server.api.responses.objects import Compaction, Deleted, InputTokens, ItemList, ResponseEvent, ResponseObject
-from server.api.responses.pages import ListQuery, RetrieveQuery, page, query_of
+from server.api.responses.queries import ItemsQuery, RetrieveQuery
 from server.api.responses.schema import CompactResponse, CountInputTokens, CreateResponse
 from server.api.services import ServicesDep
 from server.errors import UpgradeError
@@ -91,7 +92,7 @@ async def cancel_response(response_id: str, request: Request, services: Services
 async def list_input_items(response_id: str, request: Request, services: ServicesDep) -> Response:
     """The items of a response's own input, a page at a time."""
     client = record_of(request).client
-    asked = query_of(ListQuery, request)
+    asked = query_of(ItemsQuery, request)
     items = await services.storage.run(lambda rows: store.input_of(rows, response_id, client))
     return json_response(msgspec.json.encode(page(items, asked)))
 

@@ -62,7 +62,7 @@ def take_in_compaction(
     if references and stored is None:
         return references
     with refused_constraints():
-        return context.planner().plan(compact_intent(asked, stored or Stored(), occasion.answer_id), occasion.client)
+        return context.planner().plan(compact_intent(asked, stored or Stored(), occasion.answer_id))
 
 
 def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> tuple[bytes, dict[str, str]]:

@@ -63,8 +63,8 @@ class Planner:
         """Which scores a request can ask for."""
         return ScoringRules(self._model.aux_model, self._info.num_early_exits)
 
-    def plan(self, request: GenerationRequest, client: str = "") -> Plan:
-        """The plan for a request of this client.
+    def plan(self, request: GenerationRequest) -> Plan:
+        """The plan for a request, whoever asks.
 
         Raises NotFoundError for another model, and InvalidRequestError for whatever does not fit the model, the engine
         or another field.
@@ -79,7 +79,7 @@ class Planner:
         form = self._form(request, encoded[0].text, notices)
         notices += ignored_learn(request, learns=self._settings.learn)
         options = replace(self._options(request, notices), reading=form.reading)
-        of_all = self._of_all_prompts(request, options, form, client)
+        of_all = self._of_all_prompts(request, options, form)
         seed_drawn = request.seed is None
         seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         requests = []
@@ -116,9 +116,7 @@ class Planner:
         room = Room(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
         return len(room.cut(tokens)), to_report(notices, strict=self._settings.strict)
 
-    def _of_all_prompts(
-        self, request: GenerationRequest, options: OutputOptions, form: Form, client: str
-    ) -> EngineRequest:
+    def _of_all_prompts(self, request: GenerationRequest, options: OutputOptions, form: Form) -> EngineRequest:
         """What is the same for each prompt: all but the prompt, what follows from its length, and its seed."""
         prediction = self._prediction(request)
         beams = choose_beam_search(request.decoding, options.stop)
@@ -135,7 +133,6 @@ class Planner:
             max_tokens=0,
             choices=tuple(ChoiceState(choice) for choice in range(request.num_choices)),
             priority=request.priority,
-            client=client,
             cache_salt=request.cache_salt,
             learn=request.learn is not False,
             speculation=self._speculation(request, prediction),

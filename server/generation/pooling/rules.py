@@ -27,8 +27,8 @@ class PoolingRules:
         self._model = model
         self._hidden_size = hidden_size
 
-    def plan(self, request: PoolingRequest, client: str = "") -> Plan:
-        """The plan for a request of this client. Raises what Planner.plan does, also for what the model cannot do."""
+    def plan(self, request: PoolingRequest) -> Plan:
+        """The plan for a request. Raises what Planner.plan does, also for what the model cannot do."""
         self._model.check_name(request.model or self._model.name)
         asks = request.asks
         pooling, prompts = self._embedding(asks, request) if isinstance(asks, Embed) else self._scores(asks, request)
@@ -44,7 +44,7 @@ class PoolingRules:
             paths=request.paths,
             notices=request.notices,
         )
-        plan = self._planner.plan(asked, client)
+        plan = self._planner.plan(asked)
         _check_total(sum(len(one.prompt) for one in plan.requests), asked.path("prompt"))
         return plan
 

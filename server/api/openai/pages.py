@@ -1,16 +1,15 @@
 """What requests without a body ask for, and lists of which they get a page at a time."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from fastapi import Request
 from pydantic import ConfigDict, Field, ValidationError
 
-from server.api.fields.rules import RequestModel, no_effect, related
+from server.api.fields.rules import RequestModel
 from server.errors import InvalidRequestError, shorten
 from server.http.validation import from_validation
 
-_LISTS = ("include",)
 Fields = Mapping[str, Any]
 
 
@@ -19,24 +18,12 @@ class Query(RequestModel):
 
     model_config = ConfigDict(strict=False)
 
-    include: list[str] | None = no_effect("What is stored is told whole.")
-
-
-class RetrieveQuery(Query):
-    """How to get a response."""
-
-    stream: bool = Field(False, description="As the events of its stream.")
-    starting_after: int | None = Field(
-        None,
-        ge=0,
-        description="Of these, those after the one of this number.",
-        json_schema_extra=related(requires=["stream"]),
-    )
-    include_obfuscation: bool | None = no_effect("Events are not padded.")
+    lists: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may be given several times."""
 
 
 class ListQuery(Query):
-    """Which items to get."""
+    """Which of a list to get."""
 
     limit: int = Field(20, ge=1, le=100, description="So many.")
     order: Literal["asc", "desc"] = Field("desc", description="Newest first, or oldest.")
@@ -51,7 +38,7 @@ def query_of(schema: type[_Query], request: Request) -> _Query:
     values: dict[str, Any] = {}
     for key, value in request.query_params.multi_items():
         name = key.removesuffix("[]")
-        if name in _LISTS:
+        if name in schema.lists:
             values.setdefault(name, []).append(value)
         else:
             values[name] = value

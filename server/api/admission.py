@@ -1,0 +1,42 @@
+"""What a plan owes to whoever asked for it."""
+
+from dataclasses import replace
+
+from server.api.services import Services
+from server.generation.planning.plan import Plan
+from server.tenants.accounts import Account
+from server.tenants.rate_limits import Cost
+from server.tenants.tenant import Tenant
+
+
+async def admit(plan: Plan, client: str, services: Services) -> tuple[Plan, Account]:
+    """The plan as this client's, and the account that it is on. Raises LimitError if that is overdrawn."""
+    account = await services.accounts.open(client, cost_of(plan))
+    return of_tenant(plan, account.tenant, isolates=services.settings.isolate_keys), account
+
+
+def of_tenant(plan: Plan, tenant: Tenant, *, isolates: bool) -> Plan:
+    """The plan with what the engine has to know of the tenant."""
+    if tenant == Tenant():
+        return plan
+    requests = tuple(
+        replace(
+            request,
+            client=tenant.name,
+            weight=tenant.weight,
+            tier=tenant.priority,
+            cache_salt=f"{tenant.name}/{request.cache_salt}" if isolates else request.cache_salt,
+        )
+        for request in plan.requests
+    )
+    return replace(plan, requests=requests)
+
+
+def cost_of(plan: Plan) -> Cost:
+    """What the plan comes to, at most."""
+    num_choices = plan.n * len(plan.requests)
+    return Cost(
+        num_prompt=sum(len(request.prompt) for request in plan.requests),
+        num_output=plan.n * sum(request.max_tokens for request in plan.requests),
+        num_choices=num_choices if plan.at_a_time is None else min(num_choices, plan.at_a_time),
+    )

@@ -1,0 +1,175 @@
+"""What tenants may use: reserved before a request runs, corrected when it has ended."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from server.errors import LimitError, QuotaError, RequestLimitError, TokenLimitError
+from server.tenants.tenant import Tenant
+from server.tenants.windows import DAY_S, MINUTE_S, Count, Taken, Unit, Window, Windows
+
+_CHOICE_WAIT_S = 1.0
+"""When to try again for a place of which nobody knows when it will be free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a request may come to."""
+
+    num_prompt: int
+    """Tokens of its prompts."""
+    num_output: int
+    """Tokens of all its answers, at most."""
+    num_choices: int
+    """Answers that are made at the same time, at most."""
+
+
+class Reservation:
+    """What a request may use, from its start to its end."""
+
+    def __init__(self, limits: "RateLimits", tenant: Tenant, cost: Cost, taken: Sequence[Taken]) -> None:
+        self._limits = limits
+        self._tenant = tenant
+        self._cost = cost
+        self._taken = taken
+        self._is_open = True
+
+    def settle(self, num_tokens: int) -> None:
+        """The request has ended and used so many tokens: the rest is given back. Later calls change nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._limits.settle(self._tenant, self._cost, self._taken, num_tokens)
+
+
+class RateLimits:
+    """The limits of all tenants. Choices at a time are counted by each server for itself."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self._num_choices: Counter[str] = Counter()
+        """That are made now, by tenant."""
+        self._corrections: set[asyncio.Task[None]] = set()
+
+    async def remember(self, tokens_of_today: Mapping[str, int]) -> None:
+        """What tenants, by name, had used today when the server was started."""
+        for name, num_tokens in tokens_of_today.items():
+            await self._windows.remember(_day(name, 0), num_tokens)
+
+    async def reserve(self, tenant: Tenant, cost: Cost) -> Reservation:
+        """Take what a request may use. Raises LimitError if that is too much, and then takes nothing."""
+        _refuse_for_ever(tenant, cost)
+        self._enter(tenant, cost)
+        taken: list[Taken] = []
+        try:
+            for window in _windows(tenant):
+                amount = 1 if window.unit == "requests" else min(cost.num_prompt + cost.num_output, window.limit)
+                count, one = await self._windows.take(window, amount)
+                if one is None:
+                    raise _refusal(count, amount)
+                taken.append(one)
+        except BaseException:
+            self._leave(tenant, cost)
+            for one in taken:
+                await self._windows.correct(one, 0)
+            raise
+        return Reservation(self, tenant, cost, taken)
+
+    def settle(self, tenant: Tenant, cost: Cost, taken: Sequence[Taken], num_tokens: int) -> None:
+        """A request that took this has ended, with so many tokens."""
+        self._leave(tenant, cost)
+        of_tokens = [one for one in taken if one.window.unit == "tokens"]
+        if of_tokens:
+            task = asyncio.get_running_loop().create_task(self._correct(of_tokens, num_tokens))
+            self._corrections.add(task)
+            task.add_done_callback(self._corrections.discard)
+
+    async def headers(self, tenant: Tenant) -> Mapping[str, str]:
+        """How things stand, in the words of OpenAI's API; nothing of what has no limit."""
+        headers: dict[str, str] = {}
+        for window in _windows(tenant):
+            if f"x-ratelimit-limit-{window.unit}" not in headers:  # of a minute, or else of the day
+                headers |= _headers(await self._windows.look(window))
+        return headers
+
+    async def close(self) -> None:
+        """When all that has ended is corrected."""
+        await asyncio.gather(*self._corrections)
+        await self._windows.close()
+
+    async def _correct(self, taken: Sequence[Taken], num_tokens: int) -> None:
+        for one in taken:
+            await self._windows.correct(one, num_tokens)
+
+    def _enter(self, tenant: Tenant, cost: Cost) -> None:
+        running, most = self._num_choices[tenant.name], tenant.limits.max_choices
+        if most is not None and running + cost.num_choices > most:
+            message = f"Rate limit reached for answers at a time: limit {most}, running {running}, "
+            raise RequestLimitError(f"{message}requested {cost.num_choices}.", wait_s=_CHOICE_WAIT_S)
+        self._num_choices[tenant.name] += cost.num_choices
+
+    def _leave(self, tenant: Tenant, cost: Cost) -> None:
+        self._num_choices[tenant.name] -= cost.num_choices
+
+
+def _windows(tenant: Tenant) -> Iterator[Window]:
+    limits, name = tenant.limits, tenant.name
+    if limits.requests_per_minute is not None:
+        yield Window(f"{name}/requests", "requests", limits.requests_per_minute, MINUTE_S, slides=True)
+    if limits.tokens_per_minute is not None:
+        yield Window(f"{name}/tokens", "tokens", limits.tokens_per_minute, MINUTE_S, slides=True)
+    if limits.tokens_per_day is not None:
+        yield _day(name, limits.tokens_per_day)
+
+
+def _day(name: str, limit: int) -> Window:
+    """Days are those of UTC: what is left of one is lost."""
+    return Window(f"{name}/tokens/day", "tokens", limit, DAY_S, slides=False)
+
+
+def _refuse_for_ever(tenant: Tenant, cost: Cost) -> None:
+    """What is too much at any time. Of an answer's tokens as many are reserved as there are at most."""
+    most = tenant.limits.max_choices
+    if most is not None and cost.num_choices > most:
+        message = f"The request asks for {cost.num_choices} answers at a time, and the limit of this key is {most}."
+        raise RequestLimitError(message, wait_s=None)
+    for window in _windows(tenant):
+        if window.unit == "tokens" and cost.num_prompt > window.limit:
+            message = f"Request too large for this key: limit {window.limit} tokens {_per(window)}, "
+            raise TokenLimitError(f"{message}and the prompt has {cost.num_prompt}.", wait_s=None)
+
+
+def _refusal(count: Count, amount: int) -> LimitError:
+    window, wait_s = count.window, count.wait_s(amount)
+    used = f"limit {window.limit}, used {ceil(count.used)}, requested {amount}"
+    if window.seconds == DAY_S:
+        message = f"You exceeded your current quota: {window.unit} {_per(window)}: {used}. It begins anew in"
+        return QuotaError(f"{message} {_duration(wait_s)}.", wait_s=wait_s)
+    kind = RequestLimitError if window.unit == "requests" else TokenLimitError
+    message = f"Rate limit reached for {window.unit} {_per(window)}: {used}. Please try again in"
+    return kind(f"{message} {_duration(wait_s)}.", wait_s=wait_s)
+
+
+def _per(window: Window) -> str:
+    return "per day" if window.seconds == DAY_S else "per minute"
+
+
+def _headers(count: Count) -> Mapping[str, str]:
+    unit: Unit = count.window.unit
+    return {
+        f"x-ratelimit-limit-{unit}": str(count.window.limit),
+        f"x-ratelimit-remaining-{unit}": str(count.remaining),
+        f"x-ratelimit-reset-{unit}": _duration(count.reset_s),
+    }
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI's API writes it: 6m0s, 1.5s, 20ms."""
+    if seconds < 1:
+        return f"{ceil(seconds * 1000)}ms"
+    if seconds < 60:
+        return f"{ceil(seconds * 1000) / 1000:g}s"
+    minutes, rest = divmod(ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"

@@ -1,0 +1,63 @@
+"""Keeps the book of what tenants use: in the metrics at once, and in the storage as fast as that takes it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from server.errors import RETRY_AFTER_S
+from server.storage.storage import NotStoredError, Storage
+from server.storage.usage import UsageKey, Used
+from server.telemetry.metrics import Metrics
+
+_logger = logging.getLogger("samewise.usage")
+
+
+def today() -> str:
+    """The day of UTC, as YYYY-MM-DD."""
+    return datetime.now(UTC).date().isoformat()
+
+
+class UsageBook:
+    """What has ended is written while more ends: one transaction for all that came during the last one."""
+
+    def __init__(self, storage: Storage, metrics: Metrics, model: str, day: Callable[[], str] = today) -> None:
+        self._storage = storage
+        self._metrics = metrics
+        self._model = model
+        self._day = day
+        self._unwritten: dict[UsageKey, Used] = {}
+        self._writing: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def add(self, client: str, used: Used) -> None:
+        """A client's request has ended, and used this."""
+        self._metrics.observe_usage(client, used.prompt_tokens, used.cached_tokens, used.completion_tokens)
+        key = UsageKey(client, self._model, self._day())
+        self._unwritten[key] = self._unwritten.get(key, Used()) + used
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def written(self) -> None:
+        """Returns when all that was added is in the storage, or that takes long."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing], timeout=2 * RETRY_AFTER_S)
+
+    async def close(self) -> None:
+        """Write what is left, if that can be done at once."""
+        self._is_closing = True
+        await self.written()
+
+    async def _write(self) -> None:
+        while self._unwritten:
+            taken, self._unwritten = self._unwritten, {}
+            try:
+                await self._storage.on_usage(lambda table, taken=taken: table.add(taken))  # type: ignore[misc]
+            except NotStoredError as error:
+                for key, used in taken.items():
+                    self._unwritten[key] = self._unwritten.get(key, Used()) + used
+                _logger.error("usage is not written down yet: %s", error.message)
+                if self._is_closing:
+                    break
+                await asyncio.sleep(RETRY_AFTER_S)
+        self._writing = None

@@ -1,0 +1,241 @@
+"""What a key may use: refused with 429 and when to come back, told on every answer, given back when it was not used."""
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import openai
+import pytest
+from fastapi import FastAPI
+from openai import OpenAI
+
+from model_runner.contract import Failure
+from server.engine.client import QueueFullError
+from server.errors import QuotaError, TokenLimitError
+from server.tenants.rate_limits import Cost, RateLimits
+from server.tenants.tenant import Tenant, TenantLimits
+from server.tenants.windows import Windows
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, error_of, serving
+from tests.server.tenants.keys import Clock, of_tenant
+from tests.waiting import until
+
+REQUESTS = {"requests_per_minute": 2}
+TOKENS = {"tokens_per_minute": 40}
+
+
+def remaining(response) -> int:
+    return int(response.headers["x-ratelimit-remaining-tokens"])
+
+
+async def settled(app: FastAPI) -> None:
+    await asyncio.gather(*app.state.services.accounts.limits._corrections)
+
+
+async def test_requests_a_minute(make_with_keys, clock: Clock) -> None:
+    async with of_tenant(make_with_keys({"ann": REQUESTS}), "ann") as client:
+        for left in (1, 0):
+            response = await client.post(CHAT, json=chat())
+            assert response.status_code == 200
+            assert response.headers["x-ratelimit-limit-requests"] == "2"
+            assert response.headers["x-ratelimit-remaining-requests"] == str(left)
+        response = await client.post(CHAT, json=chat())
+        error = error_of(response, 429, "requests")
+        assert error["code"] == "rate_limit_exceeded"
+        assert error["message"] == (
+            "Rate limit reached for requests per minute: limit 2, used 2, requested 1. Please try again in 1m0s."
+        )
+        assert response.headers["retry-after"] == "60"
+        assert response.headers["x-should-retry"] == "true"
+        assert response.headers["x-ratelimit-reset-requests"] == "1m30s"
+        clock.now += 60
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+
+
+async def test_tokens_a_minute_are_reserved_and_what_was_not_used_is_given_back(
+    make_with_keys, engine: FakeEngine, clock: Clock
+) -> None:
+    app = make_with_keys({"ann": TOKENS})
+    engine.step_delay_s = 0.01
+    async with of_tenant(app, "ann") as client:
+        body = completion(prompt="x" * 10, max_tokens=20)
+        num_prompt = (await client.post("/tokenize", json={"model": "tiny", "prompt": "x" * 10})).json()["count"]
+        first = asyncio.create_task(client.post(COMPLETIONS, json=body))
+        await until(lambda: engine.requests)
+        response = await client.post(COMPLETIONS, json=body)
+        error = error_of(response, 429, "tokens")
+        assert error["code"] == "rate_limit_exceeded"
+        assert f"limit 40, used {num_prompt + 20}, requested {num_prompt + 20}" in error["message"]
+        assert (await first).json()["usage"]["total_tokens"] == num_prompt + 20
+        await settled(app)
+        assert remaining(await client.get("/v1/models")) == 40 - num_prompt - 20
+        clock.now += 120
+        engine.script = lambda request, choice: [ord("a"), 257]  # an end after one token
+        response = await client.post(COMPLETIONS, json={**body, "stop": "a"})
+        used = response.json()["usage"]["total_tokens"]
+        assert used < num_prompt + 20
+        await settled(app)
+        assert remaining(await client.get("/v1/models")) == 40 - used
+
+
+@pytest.mark.parametrize("how", ["fails", "is refused", "is left", "is streamed and left"])
+async def test_tokens_come_back_when_a_request(make_with_keys, engine: FakeEngine, clock: Clock, how: str) -> None:
+    app = make_with_keys({"ann": TOKENS})
+    body = completion(prompt="x" * 4, max_tokens=30)
+    async with of_tenant(app, "ann") as client:
+        num_prompt = (await client.post("/tokenize", json={"model": "tiny", "prompt": "x" * 4})).json()["count"]
+        if how == "fails":
+            engine.fail_after, engine.error_output = 3, Failure("no")
+            assert (await client.post(COMPLETIONS, json=body)).status_code == 500
+            used = num_prompt + 3
+        elif how == "is refused":
+            engine.refuse = QueueFullError("full")
+            assert (await client.post(COMPLETIONS, json=body)).status_code == 429
+            used = 0
+        else:
+            engine.step_delay_s = 0.005
+            run = client.post(COMPLETIONS, json={**body, "stream": how != "is left"})
+            task = asyncio.create_task(run)
+            await until(lambda: engine.requests)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: not engine.num_live)
+            used = None
+        await settled(app)
+        left = remaining(await client.get("/v1/models"))
+    assert left >= 40 - num_prompt - 3 if used is None else left == 40 - used
+
+
+async def test_a_prompt_that_never_fits_is_not_tried_again(make_with_keys, clock: Clock) -> None:
+    async with of_tenant(make_with_keys({"ann": TOKENS | {"max_choices": 2}}), "ann") as client:
+        response = await client.post(COMPLETIONS, json=completion(prompt="x" * 100))
+        assert (
+            "Request too large for this key: limit 40 tokens per minute" in error_of(response, 429, "tokens")["message"]
+        )
+        assert response.headers["x-should-retry"] == "false"
+        assert "retry-after" not in response.headers
+        response = await client.post(COMPLETIONS, json=completion(n=3))
+        assert "asks for 3 answers at a time" in error_of(response, 429, "requests")["message"]
+        assert response.headers["x-should-retry"] == "false"
+        response = await client.post(CHAT, json={"model": "tiny", "messages": chat()["messages"]})
+        assert response.status_code == 200, "an answer that may be as long as it can takes what there is"
+
+
+async def test_choices_at_a_time(make_with_keys, engine: FakeEngine) -> None:
+    app = make_with_keys({"ann": {"max_choices": 2}, "bob": {}})
+    engine.step_delay_s = 0.005
+    async with of_tenant(app, "ann") as ann, of_tenant(app, "bob") as bob:
+        first = asyncio.create_task(ann.post(COMPLETIONS, json=completion(n=2, max_tokens=50)))
+        await until(lambda: engine.requests)
+        response = await ann.post(COMPLETIONS, json=completion())
+        assert "limit 2, running 2, requested 1" in error_of(response, 429, "requests")["message"]
+        assert (await bob.post(COMPLETIONS, json=completion())).status_code == 200
+        assert (await first).status_code == 200
+        assert (await ann.post(COMPLETIONS, json=completion(n=2))).status_code == 200
+
+
+async def test_a_day_s_tokens_are_a_quota_which_outlives_the_server(make_with_keys, clock: Clock, tmp_path) -> None:
+    keys = {"ann": {"tokens_per_day": 20}}
+    app = make_with_keys(keys, data_dir=tmp_path / "data")
+    async with of_tenant(app, "ann") as client:
+        used = (await client.post(COMPLETIONS, json=completion(max_tokens=15))).json()["usage"]["total_tokens"]
+        await settled(app)
+        response = await client.post(COMPLETIONS, json=completion(max_tokens=15))
+        error = error_of(response, 429, "insufficient_quota")
+        assert error["code"] == "insufficient_quota"
+        assert error["message"].endswith("It begins anew in 11h59m30s.")
+        assert response.headers["x-should-retry"] == "false"
+        assert remaining(response) == 20 - used
+    await app.state.services.accounts.close()
+    app.state.services.storage.close()
+    again = make_with_keys(keys, data_dir=tmp_path / "data")
+    async with again.router.lifespan_context(again), of_tenant(again, "ann") as client:
+        assert remaining(await client.get("/v1/models")) == 20 - used
+        assert (await client.post(COMPLETIONS, json=completion(max_tokens=15))).status_code == 429
+
+
+async def test_the_api_of_messages_says_it_in_its_own_words(make_with_keys, clock: Clock) -> None:
+    async with of_tenant(make_with_keys({"ann": {"requests_per_minute": 1}}), "ann") as client:
+        body = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
+        assert (await client.post("/v1/messages", json=body)).status_code == 200
+        response = await client.post("/v1/messages", json=body)
+        assert response.status_code == 429
+        assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+async def test_every_answer_tells_how_limits_stand_errors_too_and_without_limits_none(make_with_keys) -> None:
+    app = make_with_keys({"ann": REQUESTS | TOKENS, "bob": {}})
+    async with of_tenant(app, "ann") as ann, of_tenant(app, "bob") as bob:
+        for response in (
+            await ann.get("/nowhere"),
+            await ann.post(CHAT, json=chat(wrong=1)),
+            await ann.get("/v1/models"),
+        ):
+            told = [name for name in response.headers if name.startswith("x-ratelimit-")]
+            assert len(told) == 6
+            assert response.headers["x-ratelimit-reset-tokens"] == "0ms"
+        response = await bob.post(CHAT, json=chat(stream=True))
+        assert not [name for name in response.headers if name.startswith("x-ratelimit-")]
+        stream = await ann.post(CHAT, json=chat(stream=True))
+        assert stream.headers["x-ratelimit-remaining-requests"] == "1"
+
+
+@pytest.fixture
+def patient_client(make_with_keys, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAI]:
+    """The official one, which waits by having the clock go on."""
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(openai._base_client, "time", SimpleNamespace(sleep=sleep, time=lambda: clock.now))
+    app = make_with_keys({"ann": {"requests_per_minute": 60, "tokens_per_minute": 60}})
+    with serving(app) as address, OpenAI(base_url=f"{address}/v1", api_key="ann-key", max_retries=2) as client:
+        yield client
+
+
+def test_the_official_client_waits_as_long_as_it_is_told(patient_client: OpenAI, clock: Clock) -> None:
+    began = clock.now
+    for _ in range(2):
+        answer = patient_client.completions.create(model="tiny", prompt="x" * 10, max_tokens=30)
+        assert answer.usage is not None
+    assert clock.now - began > 10, "the second had to wait"
+    raw = patient_client.completions.with_raw_response.create(model="tiny", prompt="x", max_tokens=1)
+    assert raw.headers["x-ratelimit-limit-tokens"] == "60"
+    with pytest.raises(openai.RateLimitError) as caught:
+        patient_client.completions.create(model="tiny", prompt="x" * 200, max_tokens=1)
+    assert caught.value.code == "rate_limit_exceeded"
+
+
+async def test_what_is_taken_for_a_refused_request_is_given_back_in_all_windows(clock: Clock) -> None:
+    limits = RateLimits(Windows())
+    tenant = Tenant("ann", limits=TenantLimits(requests_per_minute=5, tokens_per_minute=100, tokens_per_day=50))
+    await limits.reserve(tenant, Cost(10, 30, 1))
+    with pytest.raises(QuotaError, match="You exceeded your current quota"):
+        await limits.reserve(tenant, Cost(10, 30, 1))
+    headers = await limits.headers(tenant)
+    assert headers["x-ratelimit-remaining-requests"] == "4"
+    assert headers["x-ratelimit-remaining-tokens"] == "60"
+    await limits.close()
+
+
+async def test_settling_twice_counts_once(clock: Clock) -> None:
+    limits = RateLimits(Windows())
+    tenant = Tenant("ann", limits=TenantLimits(tokens_per_minute=100, max_choices=1))
+    reservation = await limits.reserve(tenant, Cost(10, 30, 1))
+    reservation.settle(15)
+    reservation.settle(40)
+    await limits.close()
+    assert (await limits.headers(tenant))["x-ratelimit-remaining-tokens"] == "85"
+    await limits.reserve(tenant, Cost(1, 1, 1))
+
+
+async def test_more_than_was_reserved_counts_too(clock: Clock) -> None:
+    """Where an answer may be longer than all that may be used."""
+    limits = RateLimits(Windows())
+    tenant = Tenant("ann", limits=TenantLimits(tokens_per_minute=100))
+    (await limits.reserve(tenant, Cost(10, 3000, 1))).settle(250)
+    await limits.close()
+    assert (await limits.headers(tenant))["x-ratelimit-remaining-tokens"] == "0"
+    clock.now += 60
+    with pytest.raises(TokenLimitError, match="Rate limit reached"):
+        await limits.reserve(tenant, Cost(10, 10, 1))
