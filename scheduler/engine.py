@@ -1,5 +1,7 @@
 """The loop's body: schedule, execute, update."""
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from model_runner.contract import StepPlan
@@ -12,13 +14,15 @@ from scheduler.scheduler import Scheduler
 class Engine:
     """Takes requests, runs them step by step and hands out what each step brought. Used from one thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` times steps, in seconds."""
         if scheduler.num_blocks != runner.num_blocks:
             raise ValueError(f"the scheduler has {scheduler.num_blocks} KV blocks, the runner {runner.num_blocks}")
         self.scheduler = scheduler
         self.runner = runner
         self._ahead: tuple[StepPlan, LaunchedStep] | None = None
         self._preparing = Preparing()
+        self._clock = clock
 
     @property
     def has_work(self) -> bool:
@@ -50,6 +54,7 @@ class Engine:
         Where this batch cannot matter to the next one, that is launched before this one's result is taken: so the
         device computes while the host does all the rest.
         """
+        start = self._clock()
         outputs = self._line_up_prepared() if len(self._preparing) else []
         step, self._ahead = self._ahead or self._launch(), None
         if step is None:
@@ -57,7 +62,9 @@ class Engine:
         plan, launched = step
         if launched.can_follow and (ahead := self.scheduler.schedule_ahead(plan)) is not None:
             self._ahead = ahead, self.runner.launch(ahead, is_ahead=True)
-        return outputs + self.scheduler.update(plan, launched.result())
+        result = launched.result()
+        self.scheduler.note_seconds(self._clock() - start)
+        return outputs + self.scheduler.update(plan, result)
 
     def _line_up_prepared(self) -> list[RequestOutput]:
         """Returns the end of those that cannot run."""

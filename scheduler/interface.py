@@ -8,6 +8,9 @@ from typing import Literal, Protocol
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
 from model_runner.info import LearningStats, SpeculationStats
 
+BACKGROUND = 1 << 20
+"""The first tier of those that get only the room that others leave."""
+
 
 class FinishReason(StrEnum):
     """Why a choice ended."""
@@ -103,7 +106,7 @@ class EngineRequest:
     weight: float = 1.0
     """Share of the client beside those of others, above 0."""
     tier: int = 0
-    """Of waiting: lower ones first, whatever the policy."""
+    """Of waiting: lower ones first, whatever the policy. From BACKGROUND on, it also runs only beside others."""
     learn: bool = True
     """Whether heads may be trained on it."""
 

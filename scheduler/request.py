@@ -6,7 +6,7 @@ from typing import Protocol
 
 from model_runner.contract import SamplingParams, ScheduledRequest, Speculation, TokenLogprobs
 from model_runner.shared_list import SharedList
-from scheduler.interface import ChoiceState, EngineRequest
+from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest
 from scheduler.prefix_cache import BlockChain
 
 
@@ -81,6 +81,11 @@ class Request:
     def members(self) -> Sequence["Request"]:
         """Those of its group, or only itself."""
         return (self,) if self.group is None else self.group.members
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it gets only the room that others leave."""
+        return self.tier >= BACKGROUND
 
     @property
     def remaining(self) -> int:

@@ -25,6 +25,8 @@ The beams of a search are a group, and so are a choice and its guide: admitted w
 preempted together, and in lockstep, which means that the last known tokens of all are computed in the same step.
 """
 
+from collections.abc import Sequence
+
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.info import LearningStats, SpeculationStats
 from scheduler.ahead import goes_on_alone, plan_ahead
@@ -34,6 +36,7 @@ from scheduler.choices import Choices
 from scheduler.config import SchedulerConfig
 from scheduler.counters import Counters
 from scheduler.groups import BeamMembers, Guided, lockstep, search_from_start
+from scheduler.idle_room import IdleRoom, OthersLoad
 from scheduler.integrity import check_books
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
@@ -69,6 +72,11 @@ class Scheduler:
         self._watch_text = watch_text
         self._num_arrived = 0
         self._counters = Counters()
+        self._room = IdleRoom(config.max_num_batched_tokens)
+        self._others: OthersLoad | None = None
+        """Of the last step, if there was background work that might have been added to it, ..."""
+        self._num_added = 0
+        """... and how much was."""
 
     @property
     def num_blocks(self) -> int:
@@ -113,20 +121,25 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
         step = Step(self._limit.budget(self._running, self._waiting))
-        for request in list(self._running.values()):
-            leads = request.group is None or request is request.members[0]
-            if leads and request.key in self._running:  # not preempted for one before it
-                self._continue(request, step)
-        for request in self._running.values():
-            if request.num_draft:
-                self._grant_drafts(request, step)
-        self._admit_waiting(step)
+        background = [request for request in self._running.values() if request.is_background]
+        self._fill(step, [request for request in self._running.values() if not request.is_background])
+        self._others = None
+        if background or (self._waiting and self._waiting.peek().is_background):
+            self._others = step.load()
+            step.budget = min(step.budget, self._room.num_tokens(self._others))
+            self._fill(step, background, is_background=True)
         if not step.shares:
             return StepPlan((), (), (), ())
         scheduled = tuple(step.shares[key] for key in self._running if key in step.shares)
+        self._num_added = 0 if self._others is None else step.load().num_rows - self._others.num_rows
         self._counters.steps += 1
         self._counters.scheduled_tokens += sum(share.num_tokens for share in scheduled)
         return StepPlan(self._roster.take_released(), tuple(step.copies), tuple(step.admitted), scheduled)
+
+    def note_seconds(self, seconds: float) -> None:
+        """The last step has taken so long, which decides how much background work is added to later ones."""
+        if self._others is not None:
+            self._room.observe(self._others, self._num_added, seconds)
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after one whose results are still to come, if these cannot matter to it; see ahead.py.
@@ -195,6 +208,17 @@ class Scheduler:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
+    def _fill(self, step: Step, running: Sequence[Request], *, is_background: bool = False) -> None:
+        """Schedule running choices, then their drafts, then those that wait."""
+        for request in running:
+            leads = request.group is None or request is request.members[0]
+            if leads and request.key in self._running:  # not preempted for one before it
+                self._continue(request, step)
+        for request in running:
+            if request.num_draft and request.key in self._running:
+                self._grant_drafts(request, step)
+        self._admit_waiting(step, is_background=is_background)
+
     def _continue(self, request: Request, step: Step) -> None:
         """Schedule a running choice and the others of its group, or preempt them where blocks run out and it is the
         policy's choice that they go.
@@ -254,30 +278,54 @@ class Scheduler:
             member.blocks += new_blocks
             step.give_drafts(member, num_draft, tuple(new_blocks))
 
-    def _admit_waiting(self, step: Step) -> None:
-        """Admit from the head of the queue for as long as it fits."""
+    def _admit_waiting(self, step: Step, *, is_background: bool) -> None:
+        """Admit from the head of the queue for as long as it fits; background work makes way for others."""
         while self._waiting and step.budget >= len(self._waiting.peek().members):
             head = self._waiting.peek()
-            members = head.members
-            if self._roster.num_free_slots < (1 if head.group is None else head.group.width):
+            if head.is_background != is_background:
                 return
-            found = [self._sharing.find_start(member, self._choices.running_siblings(member)) for member in members]
-            starts = [start for start in found if start is not None]
-            if len(starts) < len(members):
+            starts: Sequence[Start] | None = ()
+            if has_slots := self._roster.num_free_slots >= (1 if head.group is None else head.group.width):
+                starts = self._starts_of(head)
+            if starts is None:
+                return  # others are computing what it will share
+            if has_slots and self._has_blocks_for(head, starts):
+                self._admit(head, starts, step)
+            elif is_background or not self._make_way():
                 return
-            num_new = [self._num_to_begin(member, start) for member, start in zip(members, starts, strict=True)]
-            # Whatever is shared: to find out how many of those blocks nobody else holds takes a look at each.
-            if not self._pool.can_allocate(sum(num_new)):
-                return
-            shared = [block for start in starts for block in start.shared]
-            if not self._pool.can_allocate(sum(num_new), sharing=set(shared)):
-                return
-            self._waiting.pop()
-            self._pool.share(shared)
-            for member, start, count in zip(members, starts, num_new, strict=True):
-                self._place(member, start, self._pool.allocate(count), step)
-            for member, start, num_tokens in zip(members, starts, lockstep(members, step.budget), strict=True):
-                step.admit(member, num_tokens, start.forked_from)
+
+    def _starts_of(self, head: Request) -> Sequence[Start] | None:
+        """From where each member of a group begins; None as long as that is not known."""
+        found = [self._sharing.find_start(member, self._choices.running_siblings(member)) for member in head.members]
+        starts = [start for start in found if start is not None]
+        return starts if len(starts) == len(found) else None
+
+    def _has_blocks_for(self, head: Request, starts: Sequence[Start]) -> bool:
+        num_new = sum(map(self._num_to_begin, head.members, starts))
+        # Whatever is shared: to find out how many of those blocks nobody else holds takes a look at each.
+        if not self._pool.can_allocate(num_new):
+            return False
+        return self._pool.can_allocate(num_new, sharing={block for start in starts for block in start.shared})
+
+    def _make_way(self) -> bool:
+        """Have the background choice that matters least wait; False if none runs."""
+        background = [request for request in self._running.values() if request.is_background]
+        if not background:
+            return False
+        self._roster.preempt(max(background, key=self._waiting.rank))
+        self._counters.preemptions += 1
+        return True
+
+    def _admit(self, head: Request, starts: Sequence[Start], step: Step) -> None:
+        """Let the head of the queue run, for which there is room."""
+        members = head.members
+        num_new = [self._num_to_begin(member, start) for member, start in zip(members, starts, strict=True)]
+        self._waiting.pop()
+        self._pool.share([block for start in starts for block in start.shared])
+        for member, start, count in zip(members, starts, num_new, strict=True):
+            self._place(member, start, self._pool.allocate(count), step)
+        for member, start, num_tokens in zip(members, starts, lockstep(members, step.budget), strict=True):
+            step.admit(member, num_tokens, start.forked_from)
 
     def _num_to_grow(self, request: Request, num_tokens: int) -> int:
         """The blocks that a running request lacks to compute so many tokens."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from model_runner.contract import AdmittedRequest, ScheduledRequest
 from model_runner.shared_list import SharedList
+from scheduler.idle_room import OthersLoad
 from scheduler.request import Request
 
 
@@ -63,6 +64,12 @@ class Step:
         )
         if num_tokens:
             self.give(request, num_tokens)
+
+    def load(self) -> OthersLoad:
+        """What it computes so far."""
+        shares = self.shares.values()
+        only_decodes = not self.admitted and all(share.num_tokens == 1 for share in shares)
+        return OthersLoad(sum(share.num_rows for share in shares), only_decodes)
 
     def take_back(self, requests: Sequence[Request]) -> set[str]:
         """Leave preempted requests out, before their blocks are given back.

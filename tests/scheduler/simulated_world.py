@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from model_runner.contract import SamplingParams
-from scheduler.interface import ChoiceState, EngineRequest, FinishReason
+from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
 from tests.scheduler.simulated_runner import POISON, SimulatedRunner, extend_hash, next_token, token_logprobs
 
@@ -62,16 +62,21 @@ class Watched:
         return len(self.request.prompt) + self.request.max_tokens + (2 if self.request.sampling.num_candidates else 1)
 
 
+def rank(watched):
+    return watched.request.tier, watched.request.priority
+
+
 class World:
     """Adds, aborts, restarts and steps at random. Every broken promise is an AssertionError or KVMismatchError."""
 
-    def __init__(self, seed, config, num_blocks, num_draft=0, most_candidates=0, runs_ahead=False):
+    def __init__(self, seed, config, num_blocks, num_draft=0, most_candidates=0, runs_ahead=False, in_background=0.0):
         self.random = random.Random(seed)
         self.config = config
         self.num_blocks = num_blocks
         self.num_draft = num_draft
         self.most_candidates = most_candidates
         self.runs_ahead = runs_ahead
+        self.in_background = in_background
         self.live = {}  # key -> Watched, in the order of arrival
         self.num_steps = 0
         self.num_added = 0
@@ -128,6 +133,7 @@ class World:
             choices=tuple(ChoiceState(index) for index in range(pick.choice([1, 1, 1, 2, 5]))),
             priority=pick.randrange(3),
             cache_salt=salt,
+            tier=BACKGROUND if self.in_background and pick.random() < self.in_background else 0,
         )
         self._submit(request, {})
 
@@ -176,6 +182,7 @@ class World:
         self._check_plan(plan)
         self._check_order(plan)
         while plan is not None:
+            self.scheduler.note_seconds(1 + sum(share.num_rows for share in plan.scheduled) / 10)
             if self.random.random() < 0.02:
                 self._abort()
             ahead = None if result.out_of_memory or not self.runs_ahead else self.scheduler.schedule_ahead(plan)
@@ -213,6 +220,9 @@ class World:
         spare = self.config.max_num_batched_tokens - sum(share.num_rows for share in plan.scheduled)
         for key in set(running) - set(scheduled):
             live = self.runner.live[key]
+            if self.live[key].request.tier >= BACKGROUND:
+                self.tally["in background"] += 1
+                continue
             assert self.most_candidates, "a running choice was left out"
             assert spare < 1 + live.num_candidates, "it had room"
             self.tally["left out"] += 1
@@ -222,8 +232,8 @@ class World:
         if self.config.policy == "priority":
             waiting = [watched for key, watched in self.live.items() if key not in self.runner.live]
             for admitted in plan.admitted:
-                best = min((watched.request.priority for watched in waiting), default=9)
-                assert self.live[admitted.key].request.priority <= best
+                best = min((rank(watched) for watched in waiting), default=(BACKGROUND, 9))
+                assert rank(self.live[admitted.key]) <= best
 
     def _receive(self, output):
         watched = self.live[f"{output.request_id}/{output.choice}"]

@@ -50,6 +50,14 @@ def test_drafts_change_nothing(config, num_blocks):
     assert all(world.tally[reason] > 0 for reason in FinishReason)
 
 
+@pytest.mark.parametrize(("seed", "config", "num_blocks"), [(0, *WORLDS[5]), (1, *WORLDS[6]), (2, *WORLDS[4])])
+def test_background_work_changes_nothing(seed, config, num_blocks):
+    world = World(seed, config, num_blocks, num_draft=2, runs_ahead=seed == 1, in_background=0.5).run(num_steps=2000)
+    assert world.preemptions > 10
+    assert world.tally["in background"] > 50
+    assert all(world.tally[reason] > 0 for reason in FinishReason)
+
+
 @pytest.mark.parametrize("num_draft", [0, 1])
 @pytest.mark.parametrize(("seed", "config", "num_blocks"), [(i, *world) for i, world in enumerate(WORLDS)])
 def test_steps_that_are_planned_ahead_change_nothing(seed, config, num_blocks, num_draft):

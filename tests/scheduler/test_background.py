@@ -1,0 +1,142 @@
+"""Work that gets only the room that others leave: it never delays them, and gets what there is."""
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.idle_room import IdleRoom, OthersLoad
+from scheduler.interface import BACKGROUND
+from tests.scheduler.driving import make_engine, make_request, run, shares, tokens_of
+
+
+def background(name, *arguments, **fields):
+    return replace(make_request(name, *arguments, **fields), tier=BACKGROUND)
+
+
+def admissions(engine):
+    return [[entry.key.strip(":") for entry in plan.admitted] for plan in engine.runner.plans]
+
+
+# -- how much is added to a step ---------------------------------------------------------------------------------------
+
+
+class Device:
+    """Steps take so long for rows: flat at first, as memory is read once, then more with each."""
+
+    def __init__(self, flat, each):
+        self.flat = flat
+        self.each = each
+
+    def seconds(self, rows):
+        return 1.0 + max(0, rows - self.flat) * self.each
+
+
+def drive(room, device, num_steps, rows_of=lambda step: 1, *, only_decodes=True):
+    """What steps took more than without background work, in all; and the tokens that were added."""
+    took = alone = added = 0.0
+    for step in range(num_steps):
+        others = OthersLoad(rows_of(step), only_decodes)
+        tokens = room.num_tokens(others)
+        seconds = device.seconds(others.num_rows + tokens)
+        room.observe(others, tokens, seconds)
+        took, alone, added = took + seconds, alone + device.seconds(others.num_rows), added + tokens
+    return took / alone, added / num_steps
+
+
+@pytest.mark.parametrize("device", [Device(1, 0.03), Device(1, 0.3), Device(8, 0.1), Device(0, 5.0)])
+@pytest.mark.parametrize("rows_of", [lambda step: 1, lambda step: 8, lambda step: 1 + step % 7, lambda step: 40])
+def test_others_lose_less_than_a_tenth_of_their_time(device, rows_of):
+    slower, added = drive(IdleRoom(512), device, 3000, rows_of)
+    assert slower < 1.1
+    assert added > 0, "and something is done"
+
+
+def test_where_rows_cost_nothing_all_of_it_is_in_nearly_every_step():
+    slower, added = drive(IdleRoom(512), Device(1000, 1.0), 1000)
+    assert slower == 1
+    assert added > 0.8 * 512
+
+
+def test_what_is_added_follows_what_it_costs():
+    room = IdleRoom(512)
+    _, much = drive(room, Device(1, 0.001), 1000)
+    _, little = drive(room, Device(1, 0.3), 1000)
+    assert much > 10 * little > 0
+
+
+def test_nothing_is_added_beside_prompts_or_before_steps_without_it_were_seen():
+    room = IdleRoom(512)
+    assert drive(room, Device(1, 0.0), 100, only_decodes=False)[1] == 0
+    assert room.num_tokens(OthersLoad(3, only_decodes=True)) == 0
+    assert room.num_tokens(OthersLoad(0, only_decodes=True)) == 128, "alone it has a part of a step, soon over"
+
+
+# -- in the scheduler --------------------------------------------------------------------------------------------------
+
+
+def test_alone_it_runs_as_anything_does():
+    outputs = run(make_engine(), background("b", 6, 4, n=2))
+    assert tokens_of(outputs[":b", 1]) == tokens_of(run(make_engine(), make_request("b", 6, 4, n=2))[":b", 1])
+
+
+@pytest.mark.parametrize("settings", [{"max_num_seqs": 2}, {"num_blocks": 6}], ids=["for a place", "for memory"])
+def test_whoever_comes_does_not_wait_for_it(settings):
+    engine = make_engine(prefix_caching=False, **settings)
+    for name in "pqr":
+        engine.add(background(name, 8, 8))
+    outputs = {}
+    for _ in range(3):
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    engine.add(make_request("a", 8, 4))
+    before = len(engine.runner.plans)
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        engine.check_integrity()
+    assert admissions(engine)[before][0] == "a/0", "in the next step"
+    assert engine.stats().preemptions > 0
+    for name in "pqr":
+        alone = run(make_engine(), background(name, 8, 8))
+        assert tokens_of(outputs[f":{name}"]) == tokens_of(alone[f":{name}", 0])
+
+
+def test_what_others_compute_is_the_same_beside_it():
+    """Step by step: it takes none of their tokens, of prompts and of answers."""
+    plans = {}
+    for is_beside in (False, True):
+        engine = make_engine(max_num_batched_tokens=8, num_blocks=40, prefix_caching=False)
+        if is_beside:
+            for index in range(8):
+                engine.add(background(f"b{index}", 12, 30))
+            for _ in range(4):
+                engine.step()
+        before = len(engine.runner.plans)
+        for name in "xyz":
+            engine.add(make_request(name, 14, 6))
+        while not {":x", ":y", ":z"}.isdisjoint(engine.scheduler._choices._live):
+            engine.step()
+        mine = [{key: count for key, count in shares(plan).items() if key[0] in "xyz"}
+                for plan in engine.runner.plans[before:]]  # fmt: skip
+        plans[is_beside] = mine
+    assert plans[True] == plans[False]
+
+
+def test_beside_others_it_goes_on_when_steps_allow():
+    engine = make_engine(num_blocks=40)
+    engine.add(background("b", 4, 20))
+    engine.step()
+    engine.add(make_request("a", 4, 40))
+    run(engine)
+    mixed = [plan for plan in engine.runner.plans if {"a/0", "b/0"} <= shares(plan).keys()]
+    alone = [plan for plan in engine.runner.plans if "a/0" in shares(plan) and "b/0" not in shares(plan)]
+    assert mixed
+    assert alone
+
+
+def test_it_is_not_admitted_before_those_who_wait():
+    engine = make_engine(max_num_seqs=1)
+    for request in (background("b"), make_request("a"), background("c"), make_request("d")):
+        engine.add(request)
+    run(engine)
+    assert [keys for keys in admissions(engine) if keys] == [["a/0"], ["d/0"], ["b/0"], ["c/0"]]
