@@ -45,7 +45,8 @@ OpenAPI's form.
 {endpoints}
 Wherever it is, another path gets 404, another method 405, and a fault of the server 500.
 
-A body is one JSON object, declared as `application/json`, nested at most {depth} levels deep and without a key twice.
+A body is one JSON object, declared as `application/json`, nested at most {depth} levels deep and without a key twice;
+only a [file](batches.md#files) comes as a form.
 A field is **honoured** exactly, or has **no effect** on the output and is only validated, or is **refused** with an
 error that names it. A **hint** (effort, caching, storage, presentation) is honoured where it means something here, and
 else left out and reported. A field that is not listed is refused as unknown; inside messages, which clients echo as

@@ -30,6 +30,7 @@ from server.http.cors import allow_origins
 from server.http.head import HeadMiddleware
 from server.http.middleware import RequestMiddleware, report
 from server.http.responses import error_response
+from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
 from server.tenants.accounts import Accounts
@@ -82,8 +83,9 @@ def create_app(
     keys, limits = KeyRing(settings), RateLimits(Windows(redis_url))
     storage = Storage(settings.data_dir, int(settings.max_stored_mib * (1 << 20)))
     accounts = Accounts(keys, limits, UsageBook(storage, metrics, model.name))
+    files = _file_store(settings, storage)
     app.state.services = Services(
-        engine, tokenizer, model, settings, metrics, fingerprint, intake, storage, Jobs(), accounts
+        engine, tokenizer, model, settings, metrics, fingerprint, intake, storage, Jobs(), accounts, files
     )
     app.state.dialects = dialects
     app.add_middleware(AuthMiddleware, accounts=accounts)
@@ -98,6 +100,12 @@ def create_app(
     # The engine lets running streams finish on SIGTERM; the SSE library would cut them off.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     return app
+
+
+def _file_store(settings: Settings, storage: Storage) -> FileStore | None:
+    if settings.data_dir is None:
+        return None
+    return FileStore(settings.data_dir, storage, int(settings.max_files_mib * (1 << 20)))
 
 
 @asynccontextmanager

@@ -166,9 +166,13 @@ class Settings(BaseSettings):
         None, description="Redis in which several servers count what keys use; by default each counts by itself."
     )
     data_dir: Path | None = Field(
-        None, description="Folder for what clients have the server keep; by default it is kept in memory."
+        None,
+        description="Folder for what clients have the server keep; by default it is kept in memory, and there are no "
+        "files.",
     )
     max_stored_mib: float = Field(256.0, gt=0, description="So much is kept; beyond that, the oldest is dropped.")
+    max_file_mib: float = Field(200.0, gt=0, description="Largest file that may be uploaded.")
+    max_files_mib: float = Field(4096.0, gt=0, description="All files together; beyond that, none is taken any more.")
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")
     cors_origins: Origins = Field(
         (),

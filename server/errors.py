@@ -3,7 +3,7 @@
 ApiError
 ├── InvalidRequestError          400  malformed, out of range, unsupported
 │   ├── ContextLengthError       400  more tokens than there is room for
-│   ├── NotFoundError            404  unknown model or path
+│   ├── NotFoundError            404  unknown model, path or stored object
 │   ├── MethodNotAllowedError    405
 │   ├── BodyTooLargeError        413
 │   ├── MediaTypeError           415
@@ -69,7 +69,7 @@ class ContextLengthError(InvalidRequestError):
 
 
 class NotFoundError(InvalidRequestError):
-    """There is no such path or model."""
+    """There is no such path, model, or stored object."""
 
     status = 404
 
@@ -95,7 +95,7 @@ class BodyTooLargeError(InvalidRequestError):
 
 
 class MediaTypeError(InvalidRequestError):
-    """The body is not declared to be JSON."""
+    """The body is not declared to be JSON, or a form where one is expected."""
 
     status = 415
 

@@ -7,6 +7,7 @@ from server.api.chat import routes as chat
 from server.api.completions import routes as completions
 from server.api.dialect import Dialect
 from server.api.embeddings import routes as embeddings
+from server.api.files import routes as files
 from server.api.messages import routes as messages
 from server.api.openai.errors import error_response
 from server.api.rerank import routes as rerank
@@ -28,6 +29,7 @@ DIALECTS: Sequence[Dialect] = (
     rerank.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
+    files.DIALECT,
     usage.DIALECT,
     capabilities.DIALECT,
     probes.DIALECT,

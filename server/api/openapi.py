@@ -17,10 +17,10 @@ ERRORS = {
     "unknown, out of range or not supported; or its settings ruled out every token, which shows only while the answer "
     "is made (`no_token_left`).",
     401: "No API key, or a wrong one, where keys are configured.",
-    404: "There is no such model or path.",
+    404: "There is no such model, path, or stored object.",
     405: "The path takes other methods.",
-    413: "The body is larger than `max_body_mib`.",
-    415: "The body is not declared as `application/json`.",
+    413: "The body is larger than `max_body_mib`, or an uploaded file than `max_file_mib`.",
+    415: "The body is not declared as `application/json`, or an upload not as `multipart/form-data`.",
     426: "The path takes POST over plain HTTP, and no websockets.",
     429: "The server has as many requests as it can hold, or the owner of the key has used what it may use.",
     529: "The server has as many requests as it can hold, in Anthropic's API.",
@@ -47,6 +47,14 @@ def takes(body: type[BaseModel]) -> dict[str, Any]:
     """For a route's `openapi_extra`: its body, which it reads by itself."""
     content = {"application/json": {"schema": {"$ref": _REFERENCES.format(model=body.__name__)}}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def takes_form(body: type[BaseModel]) -> dict[str, Any]:
+    """The same of a form; its fields `a[b]` are an object `a` in the schema."""
+    form: dict[str, Any] = {"schema": {"$ref": _REFERENCES.format(model=body.__name__)}}
+    objects = [name for name, field in body.model_json_schema()["properties"].items() if "$ref" in str(field)]
+    form["encoding"] = {name: {"style": "deepObject", "explode": True} for name in objects}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": form}}}
 
 
 def documented_errors(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:

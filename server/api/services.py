@@ -10,10 +10,11 @@ from server.api.intake import Intake
 from server.api.jobs import Jobs
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
-from server.errors import UnavailableError
+from server.errors import InvalidRequestError, UnavailableError
 from server.generation.fingerprint import Fingerprint
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
+from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
 from server.tenants.accounts import Accounts
@@ -36,6 +37,8 @@ class Services:
     storage: Storage
     jobs: Jobs
     accounts: Accounts
+    files: FileStore | None
+    """None where no folder is set for what is kept."""
 
     def info(self) -> RunnerInfo:
         """What the engine knows about the model. Raises UnavailableError while it takes no work."""
@@ -71,3 +74,14 @@ async def _services(request: Request) -> Services:
 
 
 ServicesDep = Annotated[Services, Depends(_services)]
+
+
+async def _files(services: ServicesDep) -> FileStore:
+    """Raises InvalidRequestError where there is no folder for them."""
+    if services.files is None:
+        message = "This server keeps no files: it was started without a folder for them (its setting --data-dir)."
+        raise InvalidRequestError(message, code="unsupported_value")
+    return services.files
+
+
+FilesDep = Annotated[FileStore, Depends(_files)]

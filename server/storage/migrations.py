@@ -41,7 +41,21 @@ CREATE TABLE usage (
 ) WITHOUT ROWID;
 CREATE INDEX usage_by_day ON usage (day);
 """
-_STEPS: Sequence[str] = (_ROWS, _USAGE)
+_FILES = """
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    client TEXT NOT NULL,
+    id TEXT NOT NULL UNIQUE,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER
+);
+CREATE INDEX files_by_client ON files (client, number);
+CREATE INDEX files_by_end ON files (expires_at) WHERE expires_at IS NOT NULL;
+"""
+_STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES)
 
 
 class StorageError(ValueError):

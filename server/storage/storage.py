@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from server.errors import ApiError, BodyTooLargeError
+from server.storage.files_table import FilesTable
 from server.storage.migrations import StorageError, migrate
 from server.storage.rows import Rows
 from server.storage.usage import UsageTable
@@ -58,6 +59,10 @@ class Storage:
     async def on_usage(self, work: Callable[[UsageTable], _T]) -> _T:
         """The same with the table of what was used, which the bound on bytes does not count."""
         return await self._transaction(lambda connection: work(UsageTable(connection)))
+
+    async def on_files(self, work: Callable[[FilesTable], _T]) -> _T:
+        """The same with the table of files, whose content is elsewhere and has a bound of its own."""
+        return await self._transaction(lambda connection: work(FilesTable(connection)))
 
     def close(self) -> None:
         """When what has begun is done. May be called again."""

@@ -54,10 +54,15 @@ def page(items: Sequence[Fields], asked: ListQuery) -> Fields:
     if asked.after is not None:
         place = next((index for index, item in enumerate(ordered) if item["id"] == asked.after), None)
         if place is None:
-            message = f"Invalid 'after': there is no item '{shorten(asked.after)}' in the list."
-            raise InvalidRequestError(message, param="after", code="invalid_value")
+            raise no_such_item(asked)
         ordered = ordered[place + 1 :]
     return list_of(ordered[: asked.limit], has_more=len(ordered) > asked.limit)
+
+
+def no_such_item(asked: ListQuery) -> InvalidRequestError:
+    """The error for a page behind what is not in the list."""
+    message = f"Invalid 'after': there is no item '{shorten(asked.after or '')}' in the list."
+    return InvalidRequestError(message, param="after", code="invalid_value")
 
 
 def list_of(items: Sequence[Fields], *, has_more: bool = False) -> Fields:

@@ -1,0 +1,124 @@
+"""The paths of files."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import BinaryIO
+from urllib.parse import quote
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from server.api.dialect import Dialect
+from server.api.files.objects import FileDeleted, FileList, FileObject, FilesQuery, object_of
+from server.api.files.upload import UploadFile, take_in
+from server.api.openai.pages import list_of, no_such_item, query_of
+from server.api.openapi import documented_errors, takes_form
+from server.api.services import FilesDep, Services, ServicesDep
+from server.errors import NotFoundError, shorten
+from server.http.middleware import record_of
+from server.http.responses import json_response
+from server.storage.files_table import Selection
+from server.storage.storage import NotStoredError
+
+SWEEP_S = 600.0
+"""Between two times that expired files are deleted; they are not found before that, either."""
+_PIECE_BYTES = 1 << 18
+_ALL = "/v1/files"
+_ONE = "/v1/files/{file_id}"
+_BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+_ERRORS = documented_errors(400, 401, 404, 500)
+_logger = logging.getLogger("samewise.files")
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post(
+    _ALL,
+    response_model=FileObject,
+    responses=documented_errors(400, 401, 413, 415, 500),
+    openapi_extra=takes_form(UploadFile),
+)
+async def upload(request: Request, services: ServicesDep, files: FilesDep) -> Response:
+    """Upload a file, as a form (`multipart/form-data`)."""
+    record = await take_in(request, files, int(services.settings.max_file_mib * (1 << 20)))
+    return _json(object_of(record))
+
+
+@router.get(_ALL, response_model=FileList, responses=documented_errors(400, 401, 500))
+async def list_files(request: Request, files: FilesDep) -> Response:
+    """The key's files, a page at a time."""
+    asked = query_of(FilesQuery, request)
+    selection = Selection(asked.purpose, asked.after, asked.order == "desc", asked.limit + 1)
+    found = await files.list(record_of(request).client, selection)
+    if found is None:
+        raise no_such_item(asked)
+    return _json(list_of([object_of(one) for one in found[: asked.limit]], has_more=len(found) > asked.limit))
+
+
+@router.get(_ONE, response_model=FileObject, responses=_ERRORS)
+async def retrieve(file_id: str, request: Request, files: FilesDep) -> Response:
+    """A file, without its content."""
+    record = await files.find(record_of(request).client, file_id)
+    if record is None:
+        raise _not_found(file_id)
+    return _json(object_of(record))
+
+
+@router.get(f"{_ONE}/content", response_class=StreamingResponse, responses={**_ERRORS, 200: _BYTES})
+async def content(file_id: str, request: Request, files: FilesDep) -> Response:
+    """The content of a file."""
+    record = await files.find(record_of(request).client, file_id)
+    file = None if record is None else await files.open(record)
+    if record is None or file is None:
+        raise _not_found(file_id)
+    headers = {
+        "content-length": str(record.num_bytes),
+        "content-disposition": f"attachment; {_name_for_header(record.filename)}",
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(_pieces(file), media_type="application/octet-stream", headers=headers)
+
+
+@router.delete(_ONE, response_model=FileDeleted, responses=_ERRORS)
+async def delete(file_id: str, request: Request, files: FilesDep) -> Response:
+    """Delete a file; whoever is reading its content gets all of it."""
+    if not await files.delete(record_of(request).client, file_id):
+        raise _not_found(file_id)
+    return _json({"id": file_id, "object": "file", "deleted": True})
+
+
+async def sweep(services: Services) -> None:
+    """Delete what was left behind at the start, and from time to time what has expired."""
+    if services.files is None:
+        return
+    await services.files.sweep_leftovers()
+    while True:
+        try:
+            await services.files.sweep()
+        except NotStoredError as error:
+            _logger.error("expired files are not deleted yet: %s", error.message)
+        await asyncio.sleep(SWEEP_S)
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield piece
+
+
+def _name_for_header(filename: str) -> str:
+    quoted = quote(filename, safe="")
+    return f'filename="{filename}"' if quoted == filename else f"filename*=utf-8''{quoted}"
+
+
+def _json(value: object) -> Response:
+    return json_response(msgspec.json.encode(value))
+
+
+def _not_found(file_id: str) -> NotFoundError:
+    return NotFoundError(f"No such File object: {shorten(file_id, 128)}", param="id", code="not_found")
+
+
+DIALECT = Dialect(router, requests={_ALL: UploadFile}, resume=sweep)
