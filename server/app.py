@@ -119,6 +119,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await services.jobs.close()
     services.intake.close()
     await services.accounts.close()
+    if services.files is not None:
+        await asyncio.to_thread(services.files.close)
     await asyncio.to_thread(services.storage.close)
 
 

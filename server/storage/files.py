@@ -5,25 +5,18 @@ from the list first. So a crash leaves whole files, and besides at most some con
 deletes it.
 """
 
-import asyncio
-import logging
-import os
 import time
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 from server.errors import InvalidRequestError
+from server.storage.contents import Contents
 from server.storage.files_table import FileRecord, Selection
 from server.storage.storage import NotStoredError, Storage
-
-_PREFIX = "file-"
-_T = TypeVar("_T")
-_logger = logging.getLogger("samewise.files")
 
 
 class FilesFullError(NotStoredError, InvalidRequestError):
@@ -44,10 +37,10 @@ class NewFile:
 class Draft:
     """A file that is being written: nobody finds it before it is kept. Made by `FileStore.draft`."""
 
-    def __init__(self, store: "FileStore", path: Path, file: FileIO) -> None:
+    def __init__(self, store: "FileStore", file_id: str, file: FileIO) -> None:
         self.num_bytes = 0
         self._store = store
-        self._path = path
+        self._id = file_id
         self._file = file
         self._is_kept = False
 
@@ -55,14 +48,14 @@ class Draft:
         """Add this. Raises FilesFullError, and NotStoredError if the disk does not take it."""
         await self._store.take_room(len(piece))
         self.num_bytes += len(piece)
-        await _on_disk(lambda: _write(self._file, piece))
+        await self._store.contents.write(self._file, piece)
 
     async def keep(self, new: NewFile) -> FileRecord:
         """Have it be found from now on; nothing more is written. Raises NotStoredError."""
-        await _on_disk(self._finish)
+        await self._store.contents.finish(self._file, self._id)
         created = int(self._store.now())
         expires = None if new.lives_s is None else created + new.lives_s
-        record = FileRecord(new.client, self._path.name, new.filename, new.purpose, self.num_bytes, created, expires)
+        record = FileRecord(new.client, self._id, new.filename, new.purpose, self.num_bytes, created, expires)
         self._is_kept = True  # also if whoever waits is cancelled meanwhile: it may be listed all the same
         try:
             await self._store.storage.on_files(lambda table: table.add(record))
@@ -73,16 +66,8 @@ class Draft:
 
     async def discard(self) -> None:
         """Leave nothing of it, unless it is kept."""
-        with suppress(OSError):  # where it could not be written, this may fail once more
-            await asyncio.to_thread(self._file.close)
         if not self._is_kept:
-            await self._store.remove({_unfinished(self._path): self.num_bytes, self._path: self.num_bytes})
-
-    def _finish(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
-        _unfinished(self._path).rename(self._path)
-        _sync_folder(self._path.parent)
+            await self._store.contents.discard(self._file, self._id, self.num_bytes)
 
 
 class FileStore:
@@ -91,12 +76,8 @@ class FileStore:
     def __init__(self, data_folder: Path, storage: Storage, max_bytes: int) -> None:
         """All files together may have `max_bytes`. Raises OSError if the folder cannot be used."""
         self.storage = storage
-        self._folder = data_folder / "files"
-        self._folder.mkdir(exist_ok=True)
+        self.contents = Contents(data_folder / "files")
         self._max_bytes = max_bytes
-        self._at_start = {path: path.stat().st_size for path in self._folder.glob(f"{_PREFIX}*")}
-        self._num_bytes = sum(self._at_start.values())
-        """Of all that is in the folder, and of what is about to be."""
 
     def now(self) -> float:
         """Unix time."""
@@ -105,8 +86,8 @@ class FileStore:
     @asynccontextmanager
     async def draft(self) -> AsyncIterator[Draft]:
         """A file to write. Unless it is kept before the end, nothing stays of it. Raises NotStoredError."""
-        path = self._folder / f"{_PREFIX}{uuid.uuid4().hex}"
-        draft = Draft(self, path, await _on_disk(lambda: _unfinished(path).open("xb", buffering=0)))
+        file_id = f"file-{uuid.uuid4().hex}"
+        draft = Draft(self, file_id, await self.contents.create(file_id))
         try:
             yield draft
         finally:
@@ -127,16 +108,13 @@ class FileStore:
         """Some of the client's files; None if it has none of the id that they are to be behind."""
         return await self.storage.on_files(lambda table: table.of_client(client, asked, self.now()))
 
+    async def read(self, record: FileRecord) -> AsyncIterator[bytes] | None:
+        """Its content, a piece at a time, also if it is deleted meanwhile; None if it was deleted before."""
+        return await self.contents.read(record.id)
+
     def path_of(self, record: FileRecord) -> Path:
         """Where its content is, as long as nobody deletes it."""
-        return self._folder / record.id
-
-    async def open(self, record: FileRecord) -> BinaryIO | None:
-        """Its content, which stays there until it is closed; None if it has been deleted."""
-        try:
-            return await asyncio.to_thread(self.path_of(record).open, "rb")
-        except FileNotFoundError:
-            return None
+        return self.contents.path_of(record.id)
 
     async def delete(self, client: str, file_id: str) -> bool:
         """Delete the client's file; returns whether it was there."""
@@ -151,71 +129,24 @@ class FileStore:
 
     async def sweep_leftovers(self) -> None:
         """Delete what an earlier process has written and never listed."""
-        listed = await self.storage.on_files(lambda table: table.ids())
-        leftovers = {path: size for path, size in self._at_start.items() if path.name not in listed}
-        self._at_start.clear()
-        await self.remove(leftovers)
+        await self.contents.remove_leftovers(await self.storage.on_files(lambda table: table.ids()))
 
     async def take_room(self, num_bytes: int) -> None:
         """Count so many more. Raises FilesFullError, with nothing counted."""
-        if self._num_bytes + num_bytes > self._max_bytes:
+        if self.contents.num_bytes + num_bytes > self._max_bytes:
             await self.sweep()
-        if self._num_bytes + num_bytes > self._max_bytes:
+        if self.contents.num_bytes + num_bytes > self._max_bytes:
             message = (
                 f"There is no room for this file: all files together may have {self._max_bytes} bytes on this server. "
                 "Delete some that are not needed any more (DELETE /v1/files/{file_id}), or raise its setting "
                 "max_files_mib."
             )
             raise FilesFullError(message, param="file", code="files_limit_exceeded")
-        self._num_bytes += num_bytes
+        self.contents.num_bytes += num_bytes
 
-    async def remove(self, content: dict[Path, int]) -> None:
-        """Delete what is on the disk of these, and count so many bytes less for it."""
-        gone = await asyncio.to_thread(_unlink, content)
-        self._num_bytes -= sum(content[path] for path in gone)
+    def close(self) -> None:
+        """When what has begun on the disk is done."""
+        self.contents.close()
 
     async def _remove_content(self, records: Iterable[FileRecord]) -> None:
-        await self.remove({self.path_of(record): record.num_bytes for record in records})
-
-
-def _unfinished(path: Path) -> Path:
-    """Where the content is before it is whole."""
-    return path.with_suffix(".part")
-
-
-def _write(file: FileIO, piece: bytes) -> None:
-    left = memoryview(piece)
-    while left:
-        left = left[file.write(left) :]
-
-
-def _unlink(paths: Iterable[Path]) -> Sequence[Path]:
-    """Returns those that were there and are gone."""
-    gone = []
-    for path in paths:
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            _logger.error("a file cannot be deleted before the next start: %s", error)
-        else:
-            gone.append(path)
-    return gone
-
-
-async def _on_disk(work: Callable[[], _T]) -> _T:
-    """The work, done in a thread. Raises NotStoredError where the disk fails or is full."""
-    try:
-        return await asyncio.to_thread(work)
-    except OSError as error:
-        raise NotStoredError(f"The file could not be written: {error.strerror}.") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in it durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        await self.contents.remove({record.id: record.num_bytes for record in records})

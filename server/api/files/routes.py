@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from typing import BinaryIO
 from urllib.parse import quote
 
 import msgspec
@@ -24,7 +22,6 @@ from server.storage.storage import NotStoredError
 
 SWEEP_S = 600.0
 """Between two times that expired files are deleted; they are not found before that, either."""
-_PIECE_BYTES = 1 << 18
 _ALL = "/v1/files"
 _ONE = "/v1/files/{file_id}"
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
@@ -70,15 +67,15 @@ async def retrieve(file_id: str, request: Request, files: FilesDep) -> Response:
 async def content(file_id: str, request: Request, files: FilesDep) -> Response:
     """The content of a file."""
     record = await files.find(record_of(request).client, file_id)
-    file = None if record is None else await files.open(record)
-    if record is None or file is None:
+    pieces = None if record is None else await files.read(record)
+    if record is None or pieces is None:
         raise _not_found(file_id)
     headers = {
         "content-length": str(record.num_bytes),
         "content-disposition": f"attachment; {_name_for_header(record.filename)}",
         "x-content-type-options": "nosniff",
     }
-    return StreamingResponse(_pieces(file), media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
 
 @router.delete(_ONE, response_model=FileDeleted, responses=_ERRORS)
@@ -100,12 +97,6 @@ async def sweep(services: Services) -> None:
         except NotStoredError as error:
             _logger.error("expired files are not deleted yet: %s", error.message)
         await asyncio.sleep(SWEEP_S)
-
-
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    with file:
-        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
-            yield piece
 
 
 def _name_for_header(filename: str) -> str:

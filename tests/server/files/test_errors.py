@@ -145,13 +145,15 @@ async def test_a_file_may_be_so_large_and_no_larger(client: httpx.AsyncClient, t
     assert on_disk(tmp_path) == before
 
 
-@pytest.mark.parametrize("declares", [True, False])
-async def test_what_is_far_too_large_is_not_read(client: httpx.AsyncClient, tmp_path: Path, declares: bool) -> None:
+@pytest.mark.parametrize(("field", "declares"), [("file", True), ("file", False), ("purpose", False)])
+async def test_what_is_far_too_large_is_not_read(
+    client: httpx.AsyncClient, tmp_path: Path, field: str, declares: bool
+) -> None:
     num_read = 0
 
     async def pieces() -> AsyncIterator[bytes]:
         nonlocal num_read
-        yield part("file", "", "x").removesuffix(b"\r\n")
+        yield part(field, "", "x").removesuffix(b"\r\n")
         for num_read in range(1, 100):  # noqa: B007
             yield b"x" * (1 << 18)
 

@@ -16,13 +16,13 @@ import pytest
 from fastapi import FastAPI
 
 from server.api.files import routes
-from server.storage import files as storage_files
+from server.storage import contents
 from server.storage.files import Draft, FilesFullError, FileStore, NewFile
 from server.storage.files_table import FilesTable, Selection
 from server.storage.storage import NotStoredError, Storage
 from tests.server.files.calling import FILES, LINES, listed, on_disk, running, sent, uploaded
 from tests.server.files.conftest import Clock
-from tests.server.helpers import client_of, error_of
+from tests.server.helpers import CHAT, chat, client_of, error_of
 from tests.waiting import until
 
 OUTPUT = NewFile("", "out.jsonl", "batch_output")
@@ -93,11 +93,11 @@ def crash(*_: Any, **__: Any) -> None:
 
 
 CRASHES = {
-    "while it is written": (storage_files, "_write", 1),
+    "while it is written": (contents, "_write", 1),
     "before its name": (os, "fsync", 1),
-    "before its name is durable": (storage_files, "_sync_folder", 1),
+    "before its name is durable": (contents, "_sync_folder", 1),
     "before it is listed": (FilesTable, "add", 1),
-    "while it is deleted": (storage_files, "_unlink", 0),
+    "while it is deleted": (contents, "_unlink", 0),
 }
 
 
@@ -130,7 +130,7 @@ async def test_it_is_durable_before_it_is_named_and_named_before_it_is_listed(
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args: (steps.append(step), real(*args))[1])
 
-    noted(storage_files, "_write", "write")
+    noted(contents, "_write", "write")
     noted(os, "fsync", "sync")
     noted(Path, "rename", "name")
     noted(FilesTable, "add", "list")
@@ -161,7 +161,7 @@ async def test_whoever_is_cancelled_while_it_is_listed_leaves_a_whole_file(
 
 def refusing(number: int, *, after: int = 0) -> Callable[..., None]:
     """A disk that has no room after so many calls."""
-    real, calls = storage_files._write, iter(range(1000))
+    real, calls = contents._write, iter(range(1000))
 
     def write(*args: Any) -> None:
         if next(calls) >= after:
@@ -185,7 +185,7 @@ async def test_a_full_disk_is_told_and_the_server_goes_on(
             yield b"x" * 1000
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage_files, "_write", refusing(errno.ENOSPC, after=after))
+        patch.setattr(contents, "_write", refusing(errno.ENOSPC, after=after))
         answer = await client.post(FILES, content=form(), headers={"content-type": "multipart/form-data; boundary=b"})
     error = error_of(answer, 500, "server_error")
     assert "No space left on device" in error["message"]
@@ -367,19 +367,19 @@ async def test_a_disk_that_is_slow_keeps_nobody_else_waiting(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     made = await uploaded(client)
-    real, begins, goes_on = getattr(storage_files, name), threading.Event(), threading.Event()
+    real, begins, goes_on = getattr(contents, name), threading.Event(), threading.Event()
 
     def slowly(*args: Any) -> Any:
         begins.set()
         assert goes_on.wait(20), "nobody else was answered"
         return real(*args)
 
-    monkeypatch.setattr(storage_files, name, slowly)
-    waiting = client.delete(f"{FILES}/{made['id']}") if name == "_unlink" else sent(client)
-    task = asyncio.ensure_future(waiting)
+    monkeypatch.setattr(contents, name, slowly)
+    waiting = [client.delete(f"{FILES}/{made['id']}")] if name == "_unlink" else [sent(client) for _ in range(40)]
+    task = asyncio.gather(*waiting)
     await until(begins.is_set)
-    assert (await client.get("/health")).status_code == 200
+    assert (await client.post(CHAT, json=chat())).status_code == 200
     assert len(await listed(client)) == (0 if name == "_unlink" else 1)
     assert not task.done()
     goes_on.set()
-    assert (await task).status_code == 200
+    assert {answer.status_code for answer in await task} == {200}
