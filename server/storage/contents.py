@@ -11,7 +11,8 @@ from typing import BinaryIO, TypeVar
 
 from server.storage.storage import NotStoredError
 
-_PREFIX = "file-"
+PREFIX = "file-"
+"""Of all ids: nothing else in the folder is touched."""
 _NUM_THREADS = 4
 _PIECE_BYTES = 1 << 18
 _T = TypeVar("_T")
@@ -26,7 +27,7 @@ class Contents:
         folder.mkdir(exist_ok=True)
         self._folder = folder
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="samewise-files")
-        self._at_start = {path: path.stat().st_size for path in folder.glob(f"{_PREFIX}*")}
+        self._at_start = {path: path.stat().st_size for path in folder.glob(f"{PREFIX}*")}
         self.num_bytes = sum(self._at_start.values())
         """Of all that is in the folder, and of what is about to be: whoever writes counts it before."""
 

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from server.errors import InvalidRequestError
-from server.storage.contents import Contents
+from server.storage.contents import PREFIX, Contents
 from server.storage.files_table import FileRecord, Selection
 from server.storage.storage import NotStoredError, Storage
 
@@ -86,7 +86,7 @@ class FileStore:
     @asynccontextmanager
     async def draft(self) -> AsyncIterator[Draft]:
         """A file to write. Unless it is kept before the end, nothing stays of it. Raises NotStoredError."""
-        file_id = f"file-{uuid.uuid4().hex}"
+        file_id = f"{PREFIX}{uuid.uuid4().hex}"
         draft = Draft(self, file_id, await self.contents.create(file_id))
         try:
             yield draft
