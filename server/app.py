@@ -28,6 +28,7 @@ from server.generation.settings import DRY_BREAKERS
 from server.http.auth import AuthMiddleware
 from server.http.cors import allow_origins
 from server.http.head import HeadMiddleware
+from server.http.loopback import Loopback
 from server.http.middleware import RequestMiddleware, report
 from server.http.responses import error_response
 from server.storage.files import FileStore
@@ -61,7 +62,6 @@ def create_app(
     Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read, or if a setting
     names what there is not.
     """
-    fingerprint = Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings)
     names = settings.served_model_name or (folder.name,)
     formats = ModelFormats.of(tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
     aux_name = None if aux is None else aux.name
@@ -70,7 +70,6 @@ def create_app(
     )
     tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
     metrics = Metrics(engine, model.name)
-    intake = Intake(tokenizer, folder.path, model, settings)
     app = FastAPI(
         title="Samewise",
         version=__version__,
@@ -79,13 +78,21 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
-    keys, limits = KeyRing(settings), RateLimits(Windows(redis_url))
     storage = Storage(settings.data_dir, int(settings.max_stored_mib * (1 << 20)))
-    accounts = Accounts(keys, limits, UsageBook(storage, metrics, model.name))
-    files = _file_store(settings, storage)
+    accounts = _accounts(settings, UsageBook(storage, metrics, model.name))
     app.state.services = Services(
-        engine, tokenizer, model, settings, metrics, fingerprint, intake, storage, Jobs(), accounts, files
+        engine=engine,
+        tokenizer=tokenizer,
+        model=model,
+        settings=settings,
+        metrics=metrics,
+        fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
+        intake=Intake(tokenizer, folder.path, model, settings),
+        storage=storage,
+        jobs=Jobs(),
+        accounts=accounts,
+        loopback=Loopback(app),
+        files=_file_store(settings, storage),
     )
     app.state.dialects = dialects
     app.add_middleware(AuthMiddleware, accounts=accounts)
@@ -100,6 +107,12 @@ def create_app(
     # The engine lets running streams finish on SIGTERM; the SSE library would cut them off.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     return app
+
+
+def _accounts(settings: Settings, usage: UsageBook) -> Accounts:
+    """Raises OSError or ValueError if keys or Redis cannot be used."""
+    redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
+    return Accounts(KeyRing(settings), RateLimits(Windows(redis_url)), usage)
 
 
 def _file_store(settings: Settings, storage: Storage) -> FileStore | None:

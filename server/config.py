@@ -171,6 +171,7 @@ class Settings(BaseSettings):
         "files.",
     )
     max_stored_mib: float = Field(256.0, gt=0, description="So much is kept; beyond that, the oldest is dropped.")
+    max_batch_lines: int = Field(50_000, ge=1, description="Requests in a batch.")
     max_file_mib: float = Field(200.0, gt=0, description="Largest file that may be uploaded.")
     max_files_mib: float = Field(4096.0, gt=0, description="All files together; beyond that, none is taken any more.")
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")

@@ -2,29 +2,32 @@
 
 from dataclasses import replace
 
+from scheduler.interface import BACKGROUND
 from server.api.services import Services
 from server.generation.planning.plan import Plan
+from server.telemetry.request_record import RequestRecord
 from server.tenants.accounts import Account
 from server.tenants.rate_limits import Cost
 from server.tenants.tenant import Tenant
 
 
-async def admit(plan: Plan, client: str, services: Services) -> tuple[Plan, Account]:
-    """The plan as this client's, and the account that it is on. Raises LimitError if that is overdrawn."""
-    account = await services.accounts.open(client, cost_of(plan))
-    return of_tenant(plan, account.tenant, isolates=services.settings.isolate_keys), account
+async def admit(plan: Plan, record: RequestRecord, services: Services) -> tuple[Plan, Account]:
+    """The plan as its client's, and the account that it is on. Raises LimitError if that is overdrawn."""
+    account = await services.accounts.open(record.client, cost_of(plan), is_background=record.is_background)
+    tier = BACKGROUND if record.is_background else account.tenant.priority
+    return of_tenant(plan, account.tenant, tier, isolates=services.settings.isolate_keys), account
 
 
-def of_tenant(plan: Plan, tenant: Tenant, *, isolates: bool) -> Plan:
+def of_tenant(plan: Plan, tenant: Tenant, tier: int, *, isolates: bool) -> Plan:
     """The plan with what the engine has to know of the tenant."""
-    if tenant == Tenant():
+    if tenant == Tenant() and not tier:
         return plan
     requests = tuple(
         replace(
             request,
             client=tenant.name,
             weight=tenant.weight,
-            tier=tenant.priority,
+            tier=tier,
             cache_salt=f"{tenant.name}/{request.cache_salt}" if isolates else request.cache_salt,
         )
         for request in plan.requests

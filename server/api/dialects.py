@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from server.api import capabilities, models, probes
+from server.api.batches import routes as batches
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
 from server.api.dialect import Dialect
@@ -30,6 +31,7 @@ DIALECTS: Sequence[Dialect] = (
     models.DIALECT,
     tokens.DIALECT,
     files.DIALECT,
+    batches.DIALECT,
     usage.DIALECT,
     capabilities.DIALECT,
     probes.DIALECT,

@@ -25,6 +25,8 @@ from server.telemetry.request_record import RequestRecord
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
+_BACKGROUND_TIMEOUT_S = 86400.0
+"""Of what waits for room that others leave; whoever asked for it knows earlier that it is too late."""
 
 
 async def respond(api: GenerationApi, request: Request, services: Services) -> Response:
@@ -67,12 +69,13 @@ async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Ru
     the limits of its client's key do not allow it.
     """
     settings = services.settings
-    plan, account = await admit(plan, record.client, services)
+    plan, account = await admit(plan, record, services)
     record.headers |= await services.accounts.limits.headers(account.tenant)
     meter = RequestMeter(services.metrics, record, keeps_text=settings.log_prompts)
     prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer) if settings.log_prompts else None
     meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
-    run = Run(services.engine, services.tokenizer, plan, meter, account.close, timeout_s=settings.request_timeout_s)
+    timeout_s = _BACKGROUND_TIMEOUT_S if record.is_background else settings.request_timeout_s
+    run = Run(services.engine, services.tokenizer, plan, meter, account.close, timeout_s=timeout_s)
     await run.submit()
     return run
 

@@ -14,6 +14,7 @@ from server.errors import InvalidRequestError, UnavailableError
 from server.generation.fingerprint import Fingerprint
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
+from server.http.loopback import Loopback
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
@@ -37,6 +38,7 @@ class Services:
     storage: Storage
     jobs: Jobs
     accounts: Accounts
+    loopback: Loopback
     files: FileStore | None
     """None where no folder is set for what is kept."""
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
+from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, RequestOutput
 from server.engine.recovery import Crash, CrashPolicy
 
 
@@ -32,6 +32,16 @@ class LiveRequest:
     def num_unfinished(self) -> int:
         """Choices that still run."""
         return len(self._tokens)
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it gets only the room that others leave."""
+        return self._request.tier >= BACKGROUND
+
+    @property
+    def num_counted(self) -> int:
+        """Choices that still run and take a place from others."""
+        return 0 if self.is_background else self.num_unfinished
 
     def resumed(self) -> EngineRequest:
         """The request as to submit now: only its unfinished choices, with their outputs so far."""
@@ -79,7 +89,7 @@ class LiveRequests:
         self._empty = asyncio.Event()
         self._empty.set()
         self.num_choices = 0
-        """Unfinished choices of all requests."""
+        """Unfinished choices of all requests that are not in the background."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -101,7 +111,7 @@ class LiveRequests:
             raise ValueError(f"request id {request.request_id!r} is in use")
         live = self._live[request.request_id] = LiveRequest(request, wake)
         self._policy.add(request.request_id)
-        self.num_choices += live.num_unfinished
+        self.num_choices += live.num_counted
         self._empty.clear()
         return live
 
@@ -119,7 +129,7 @@ class LiveRequests:
             live.apply(output)
             if output.finish_reason is None:
                 continue
-            self.num_choices -= 1
+            self.num_choices -= not live.is_background
             if not live.num_unfinished:
                 self._forget(output.request_id)
                 finished = True
@@ -130,7 +140,7 @@ class LiveRequests:
         live = self._live.get(request_id)
         if live is None or not live.abort(choice):
             return False
-        self.num_choices -= 1
+        self.num_choices -= not live.is_background
         submitted = self._policy.is_inside(request_id)
         if not live.num_unfinished:
             self._forget(request_id)
@@ -143,6 +153,10 @@ class LiveRequests:
         submitted = self._policy.is_inside(live.request_id)
         self._forget(live.request_id)
         return submitted
+
+    def in_background(self) -> list[LiveRequest]:
+        """Those that get only the room that others leave."""
+        return [live for live in self._live.values() if live.is_background]
 
     def fail(self, request_id: str, error: Exception) -> None:
         """End a request with an error; unknown ones have ended and are left alone."""
@@ -171,7 +185,7 @@ class LiveRequests:
 
     def _take_out(self, request_id: str) -> LiveRequest:
         live = self._live.pop(request_id)
-        self.num_choices -= live.num_unfinished
+        self.num_choices -= live.num_counted
         if not self._live:
             self._empty.set()
         return live

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from model_runner.info import RunnerInfo
-from scheduler.interface import EngineRequest, EngineStats
+from scheduler.interface import BACKGROUND, EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
 from server.engine.live_requests import LiveRequest, LiveRequests
 from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, StepDone, Submit, ToEngine
@@ -130,6 +130,7 @@ class EngineSupervisor(ABC):
 
     async def drain(self, grace_s: float) -> None:
         self._draining = True
+        self._end_background()
         logger.info("Draining: %d requests are running and have %g s to finish.", len(self._requests), grace_s)
         try:
             async with asyncio.timeout(grace_s):
@@ -148,8 +149,17 @@ class EngineSupervisor(ABC):
             await asyncio.wait([self._task])
         self._settled.set()
 
+    def _end_background(self) -> None:
+        """Nobody waits for it, and whoever has sent it sends it again to the next server."""
+        error = EngineUnavailableError("The server is shutting down.")
+        for live in self._requests.in_background():
+            self._abort(live)
+            live.fail(error)
+
     def _admit(self, request: EngineRequest) -> None:
         self._refuse_unless_open()
+        if request.tier >= BACKGROUND:
+            return  # whoever sends it limits it
         limit = self.info.max_num_seqs + self._limits.max_waiting
         num_choices = self._requests.num_choices
         if num_choices + len(request.choices) > limit:

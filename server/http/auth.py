@@ -26,6 +26,9 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._accounts.keys and scope["path"] not in OPEN_PATHS:
             record = record_in(scope)
+            if record.is_background:  # its client was asked for the key when it left the work here
+                await self._app(scope, receive, send)
+                return
             try:
                 tenant = self._tenant(_key_in(Headers(scope=scope)))
             except AuthenticationError as error:

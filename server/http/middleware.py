@@ -21,7 +21,7 @@ from server.telemetry.request_record import RequestRecord
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 _PROBES = frozenset({"/health", "/ready", "/metrics"})
-"""Asked every few seconds by machines: logged at the debug level."""
+"""Asked every few seconds by machines: logged at the debug level, as are requests in the background."""
 _access = logging.getLogger("samewise.access")
 _errors = logging.getLogger("samewise.http")
 
@@ -73,8 +73,9 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(scope))
-        scope.setdefault("state", {}).update(record=record, error_writer=self._error_writers(scope["path"]))
+        state = scope.setdefault("state", {})
+        record = state.setdefault("record", None) or RequestRecord(_request_id(scope))
+        state.update(record=record, error_writer=self._error_writers(scope["path"]))
         response_started = False
 
         async def send_with_id(message: Message) -> None:
@@ -103,7 +104,7 @@ class RequestMiddleware:
         route = matched.path if isinstance(matched, Route) else "unmatched"
         self._metrics.observe_http(scope["method"], route, record.status)
         _access.log(
-            logging.DEBUG if route in _PROBES else logging.INFO,
+            logging.DEBUG if route in _PROBES or record.is_background else logging.INFO,
             "%s %s %d",
             scope["method"],
             scope["path"],

@@ -41,6 +41,24 @@ CREATE TABLE usage (
 ) WITHOUT ROWID;
 CREATE INDEX usage_by_day ON usage (day);
 """
+_BATCHES = """
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    client TEXT NOT NULL,
+    is_open INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX batches_by_client ON batches (client, number);
+CREATE TABLE batch_results (
+    batch TEXT NOT NULL,
+    line INTEGER NOT NULL,
+    is_error INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (batch, line)
+) WITHOUT ROWID;
+"""
 _FILES = """
 CREATE TABLE files (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,7 +73,7 @@ CREATE TABLE files (
 CREATE INDEX files_by_client ON files (client, number);
 CREATE INDEX files_by_end ON files (expires_at) WHERE expires_at IS NOT NULL;
 """
-_STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES)
+_STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES, _BATCHES)
 
 
 class StorageError(ValueError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from server.errors import ApiError, BodyTooLargeError
+from server.storage.batches import BatchTable
 from server.storage.files_table import FilesTable
 from server.storage.migrations import StorageError, migrate
 from server.storage.rows import Rows
@@ -69,6 +70,10 @@ class Storage:
         self._thread.shutdown(wait=True)
         if self._connection is not None:
             self._connection.close()
+
+    async def on_batches(self, work: Callable[[BatchTable], _T]) -> _T:
+        """The same with the tables of batches."""
+        return await self._transaction(lambda connection: work(BatchTable(connection)))
 
     async def _transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)

@@ -36,8 +36,9 @@ class RequestMeter:
             return
         if self._record.ttft_s is None:
             self._record.ttft_s = now - self._record.started
-            self._metrics.observe_first_token(self._record.ttft_s)
-        last = self._last.get(choice)
+            if not self._record.is_background:
+                self._metrics.observe_first_token(self._record.ttft_s)
+        last = None if self._record.is_background else self._last.get(choice)  # nobody waits for what runs there
         self._last[choice] = now
         self._metrics.generated.observe(count, None if last is None else now - last)
         self._record.tokens_out = (self._record.tokens_out or 0) + count
@@ -58,4 +59,5 @@ class RequestMeter:
 
     def prompt_end(self, num_tokens: int) -> None:
         """All choices of a prompt have ended, with so many tokens in all."""
-        self._metrics.observe_end(time.perf_counter() - self._record.started, num_tokens)
+        if not self._record.is_background:
+            self._metrics.observe_end(time.perf_counter() - self._record.started, num_tokens)

@@ -16,6 +16,8 @@ class RequestRecord:
     """The answer's own; the ids of its requests in the engine's log begin with it."""
     client: str = ""
     """Who asks, as the keys tell: a name that is no secret, empty where there are no keys."""
+    is_background: bool = False
+    """Whether the server has sent it to itself, for a client that waits for no single answer."""
     headers: dict[str, str] = field(default_factory=dict)
     """Of the answer, whatever it is."""
     started: float = field(default_factory=time.perf_counter)

@@ -1,6 +1,6 @@
 """Who may use the server, how much, and what was used."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.storage.usage import Used
 from server.tenants.key_ring import KeyRing
@@ -35,10 +35,11 @@ class Accounts:
     limits: RateLimits
     usage: UsageBook
 
-    async def open(self, name: str, cost: Cost) -> Account:
+    async def open(self, name: str, cost: Cost, *, is_background: bool = False) -> Account:
         """For a request of the tenant of this name. Raises LimitError."""
         tenant = self.keys.named(name)
-        return Account(tenant, await self.limits.reserve(tenant, cost), self.usage)
+        limited = replace(tenant, limits=tenant.limits.in_background()) if is_background else tenant
+        return Account(tenant, await self.limits.reserve(limited, cost), self.usage)
 
     async def close(self) -> None:
         """When all that has ended is counted."""

@@ -49,7 +49,7 @@ class RateLimits:
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
         self._num_choices: Counter[str] = Counter()
-        """That are made now, by tenant."""
+        """That are made now, by tenant, of those that are limited."""
         self._corrections: set[asyncio.Task[None]] = set()
 
     async def remember(self, tokens_of_today: Mapping[str, int]) -> None:
@@ -104,13 +104,16 @@ class RateLimits:
 
     def _enter(self, tenant: Tenant, cost: Cost) -> None:
         running, most = self._num_choices[tenant.name], tenant.limits.max_choices
-        if most is not None and running + cost.num_choices > most:
+        if most is None:
+            return
+        if running + cost.num_choices > most:
             message = f"Rate limit reached for answers at a time: limit {most}, running {running}, "
             raise RequestLimitError(f"{message}requested {cost.num_choices}.", wait_s=_CHOICE_WAIT_S)
         self._num_choices[tenant.name] += cost.num_choices
 
     def _leave(self, tenant: Tenant, cost: Cost) -> None:
-        self._num_choices[tenant.name] -= cost.num_choices
+        if tenant.limits.max_choices is not None:
+            self._num_choices[tenant.name] -= cost.num_choices
 
 
 def _windows(tenant: Tenant) -> Iterator[Window]:

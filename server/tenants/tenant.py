@@ -15,6 +15,10 @@ class TenantLimits:
     max_choices: int | None = None
     """Answers that are made at the same time."""
 
+    def in_background(self) -> "TenantLimits":
+        """Those that count for work that only gets the room that others leave."""
+        return TenantLimits(tokens_per_day=self.tokens_per_day)
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:

@@ -91,6 +91,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "score_tokens": ("no,yes", ("no", "yes")),
     "data_dir": ("data", Path("data")),
     "max_stored_mib": ("0.5", 0.5),
+    "max_batch_lines": ("7", 7),
     "max_file_mib": ("1.5", 1.5),
     "max_files_mib": ("2.5", 2.5),
     "strict": ("true", True),

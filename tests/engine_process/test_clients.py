@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from model_runner.contract import SamplingParams
-from scheduler.interface import ChoiceState, FinishReason
+from scheduler.interface import BACKGROUND, ChoiceState, FinishReason
 from server.engine.client import (
     EngineClient,
     EngineState,
@@ -400,3 +400,19 @@ async def test_an_idle_client_is_not_taken_for_silent(running):
             assert client.state is EngineState.READY
             await asyncio.sleep(0.02)
         assert client.num_restarts == 0
+
+
+async def test_background_work_takes_no_place_in_the_queue_and_is_not_waited_for(running):
+    wanted = request("a", max_tokens=60)
+    async with running() as client:
+        behind = [
+            asyncio.create_task(collect(client, replace(request(f"b{index}", max_tokens=LONG), tier=BACKGROUND)))
+            for index in range(MAX_NUM_SEQS + MAX_WAITING + 1)
+        ]
+        await until(lambda: client.stats.num_running > 0)
+        consumer = asyncio.create_task(collect(client, wanted))
+        await until(lambda: client.stats.num_running + client.stats.num_waiting > len(behind))
+        await client.drain(30.0)
+        assert await consumer == {0: expected(wanted)}
+        for one in await asyncio.gather(*behind, return_exceptions=True):
+            assert isinstance(one, EngineUnavailableError)

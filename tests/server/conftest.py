@@ -18,6 +18,7 @@ from server.engine.client import EngineState
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of, serving
+from tests.server.tenants.keys import write_keys
 from tests.server.tiny_model import write_folder
 
 
@@ -54,6 +55,16 @@ def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Iterator
     yield make
     for app in made:
         app.state.services.storage.close()
+
+
+@pytest.fixture
+def make_with_keys(make_app: Callable[..., FastAPI], tmp_path: Path) -> Callable[..., FastAPI]:
+    """An application with keys of these names."""
+
+    def make(tenants: dict[str, dict[str, Any]], **settings: Any) -> FastAPI:
+        return make_app(api_keys_file=write_keys(tmp_path / "keys.yaml", **tenants), **settings)
+
+    return make
 
 
 @pytest.fixture

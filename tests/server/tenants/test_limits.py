@@ -11,7 +11,8 @@ from openai import OpenAI
 
 from model_runner.contract import Failure
 from server.engine.client import QueueFullError
-from server.errors import QuotaError, TokenLimitError
+from server.errors import QuotaError, RequestLimitError, TokenLimitError
+from server.storage.usage import Used
 from server.tenants.rate_limits import Cost, RateLimits
 from server.tenants.tenant import Tenant, TenantLimits
 from server.tenants.windows import Windows
@@ -216,6 +217,18 @@ async def test_what_is_taken_for_a_refused_request_is_given_back_in_all_windows(
     assert headers["x-ratelimit-remaining-requests"] == "4"
     assert headers["x-ratelimit-remaining-tokens"] == "60"
     await limits.close()
+
+
+async def test_work_in_the_background_takes_no_place_from_its_own_key(make_with_keys) -> None:
+    accounts = make_with_keys({"ann": {"max_choices": 1}}).state.services.accounts
+    background = [await accounts.open("ann", Cost(1, 1, 1), is_background=True) for _ in range(3)]
+    waited_for = await accounts.open("ann", Cost(1, 1, 1))
+    for account in background:
+        account.close(Used())
+    with pytest.raises(RequestLimitError):
+        await accounts.open("ann", Cost(1, 1, 1))
+    waited_for.close(Used())
+    await accounts.open("ann", Cost(1, 1, 1))
 
 
 async def test_settling_twice_counts_once(clock: Clock) -> None:

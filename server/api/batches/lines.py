@@ -1,0 +1,148 @@
+"""The lines of a batch: what clients write, and what they get for each."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from server.errors import shorten
+from server.http.loopback import LoopbackAnswer
+from server.storage.batches import LineResult
+
+_MAX_ERRORS = 20
+"""Wrong lines of which a client is told at once."""
+Fields = Mapping[str, Any]
+
+
+class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    custom_id: str
+    method: Literal["POST"]
+    url: str
+    body: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of a batch."""
+
+    number: int
+    """From 0; empty lines do not count."""
+    custom_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known of a file before its first line is run."""
+
+    num_lines: int
+    errors: Sequence[Fields]
+    """As a batch's object has them; empty if all can be run."""
+
+
+class _LineError(Exception):
+    """Why a line is none."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+def check_lines(path: Path, endpoint: str, most: int) -> Checked:
+    """Whether each line is a request to this endpoint, with an id of its own. Raises OSError."""
+    errors: list[Fields] = []
+    seen: Counter[str] = Counter()
+    number = 0
+    for place, text in _texts(path):
+        try:
+            written = _parsed(text)
+            _check(written, endpoint, seen)
+            seen[written.custom_id] += 1
+        except _LineError as wrong:
+            errors.append({"code": wrong.code, "line": place, "message": str(wrong), "param": wrong.param})
+        number += 1
+        if len(errors) == _MAX_ERRORS:
+            break
+    if not number:
+        errors.append({"code": "empty_file", "line": None, "message": "The file has no lines.", "param": None})
+    if number > most:
+        message = f"The file has {number} lines, and this server takes at most {most} in a batch."
+        errors.append({"code": "too_many_lines", "line": most + 1, "message": message, "param": None})
+    return Checked(number, errors)
+
+
+def read_lines(path: Path, but: Collection[int] = ()) -> Iterator[Line]:
+    """The requests of a file that was checked, but those of these numbers. Raises OSError."""
+    for number, (_, text) in enumerate(_texts(path)):
+        if number not in but:
+            written = _parsed(text)
+            yield Line(number, written.custom_id, bytes(written.body))
+
+
+def result_of(batch_id: str, line: Line, answer: LoopbackAnswer) -> LineResult:
+    """What came of a line that was answered."""
+    response = {
+        "status_code": answer.status,
+        "request_id": answer.request_id,
+        "body": msgspec.Raw(answer.body),
+    }
+    return _result(batch_id, line, response, None, is_error=answer.status >= 400)
+
+
+def unanswered(batch_id: str, line: Line, code: str, message: str) -> LineResult:
+    """What becomes of a line that was never answered."""
+    return _result(batch_id, line, None, {"code": code, "message": message}, is_error=True)
+
+
+def refusal(line: Line) -> str:
+    """Why a line is not run whose answer would not come as a whole; empty if it would."""
+    try:
+        body = msgspec.json.decode(line.body)
+    except msgspec.DecodeError:
+        return ""  # whoever reads it says what is wrong
+    asked = [name for name in ("stream", "background") if isinstance(body, dict) and body.get(name)]
+    if not asked:
+        return ""
+    return f"Unsupported value: '{asked[0]}' does not support true in a batch. Only false is supported."
+
+
+def _result(batch_id: str, line: Line, response: Fields | None, error: Fields | None, *, is_error: bool) -> LineResult:
+    made = {
+        "id": f"batch_req_{batch_id.removeprefix('batch_')}_{line.number}",
+        "custom_id": line.custom_id,
+        "response": response,
+        "error": error,
+    }
+    return LineResult(line.number, is_error, msgspec.json.encode(made))
+
+
+def _texts(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not empty, with their places, from 1."""
+    with path.open("rb") as file:
+        for place, text in enumerate(file, start=1):
+            if text.strip():
+                yield place, text
+
+
+def _parsed(text: bytes) -> _Written:
+    try:
+        return msgspec.json.decode(text, type=_Written)
+    except msgspec.ValidationError as error:
+        raise _LineError("invalid_line", f"This line is no request of a batch: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _LineError("invalid_json_line", f"This line is not parseable as valid JSON: {error}.") from None
+
+
+def _check(written: _Written, endpoint: str, seen: Mapping[str, int]) -> None:
+    if not written.custom_id:
+        raise _LineError("missing_required_parameter", "A line's 'custom_id' is not empty.", "custom_id")
+    if written.custom_id in seen:
+        message = f"The custom_id '{shorten(written.custom_id)}' of this line was used by a line before it."
+        raise _LineError("duplicate_custom_id", message, "custom_id")
+    if written.url != endpoint:
+        message = f"The url of this line is '{shorten(written.url)}', and the batch is for '{endpoint}'."
+        raise _LineError("mismatched_endpoint", message, "url")

@@ -1,0 +1,157 @@
+"""The paths of batches."""
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.api.batches.job import BatchJob
+from server.api.batches.objects import OPEN, BatchList, BatchObject, CreateBatch
+from server.api.dialect import Dialect
+from server.api.openai.pages import ListQuery, page, query_of
+from server.api.openapi import documented_errors, takes
+from server.api.services import FilesDep, Services, ServicesDep
+from server.errors import InvalidRequestError, NotFoundError, shorten
+from server.http.body import read_body
+from server.http.json_body import validated
+from server.http.middleware import record_of
+from server.http.responses import json_response
+from server.storage.batches import Batch, BatchTable
+
+_ALL = "/v1/batches"
+_ONE = "/v1/batches/{batch_id}"
+_DAY_S = 86400
+_KEPT_S = 30 * _DAY_S
+"""Of batches that have ended."""
+_ERRORS = documented_errors(400, 401, 404, 500)
+_NOT_YET = (
+    "errors", "output_file_id", "error_file_id", "in_progress_at", "finalizing_at", "completed_at", "failed_at",
+    "expired_at", "cancelling_at", "cancelled_at",
+)  # fmt: skip
+Fields = Mapping[str, Any]
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post(
+    _ALL,
+    response_model=BatchObject,
+    responses=documented_errors(400, 401, 404, 413, 415, 500),
+    openapi_extra=takes(CreateBatch),
+)
+async def create_batch(request: Request, services: ServicesDep, files: FilesDep) -> Response:
+    """Have all requests in a file answered, within a day, in the room that others leave."""
+    asked = validated(CreateBatch, await read_body(request, services.settings.max_body_mib))
+    client = record_of(request).client
+    found = await files.find(client, asked.input_file_id)
+    if found is None or found.purpose != "batch":
+        message = f"Invalid 'input_file_id': there is no file '{shorten(asked.input_file_id)}' of purpose 'batch'."
+        raise InvalidRequestError(message, param="input_file_id", code="invalid_value")
+    now = int(time.time())
+    after = asked.output_expires_after
+    fields: Fields = {
+        "id": f"batch_{uuid.uuid4().hex}",
+        "object": "batch",
+        "endpoint": asked.endpoint,
+        "input_file_id": asked.input_file_id,
+        "completion_window": asked.completion_window,
+        "status": "validating",
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "metadata": asked.metadata,
+        "created_at": now,
+        "expires_at": now + _DAY_S,
+        **dict.fromkeys(_NOT_YET),
+        "output_expires_after": None if after is None else after.model_dump(),
+    }
+    batch = Batch(client, fields, is_open=True)
+    await services.storage.on_batches(lambda table: table.put(batch))
+    services.jobs.start(batch.id, BatchJob(batch, services, files))
+    return _json(_object(batch))
+
+
+@router.get(_ALL, response_model=BatchList, responses=_ERRORS)
+async def list_batches(request: Request, services: ServicesDep, _: FilesDep) -> Response:
+    """All batches, a page at a time."""
+    asked, client = query_of(ListQuery, request), record_of(request).client
+    batches = await services.storage.on_batches(lambda table: table.of_client(client))
+    listed = page([_object(batch) for batch in batches], asked)
+    by_id = {batch.id: batch for batch in batches}
+    return _json({**listed, "data": [await _now(by_id[one["id"]], services) for one in listed["data"]]})
+
+
+@router.get(_ONE, response_model=BatchObject, responses=_ERRORS)
+async def retrieve_batch(batch_id: str, request: Request, services: ServicesDep, _: FilesDep) -> Response:
+    """A batch as it is now."""
+    client = record_of(request).client
+    batch = await services.storage.on_batches(lambda table: _find(table, batch_id, client))
+    return _json(await _now(batch, services))
+
+
+@router.post(f"{_ONE}/cancel", response_model=BatchObject, responses=_ERRORS)
+async def cancel_batch(batch_id: str, request: Request, services: ServicesDep, _: FilesDep) -> Response:
+    """Answer no more of a batch. What was answered until then is in its file."""
+    client = record_of(request).client
+    batch = await services.storage.on_batches(lambda table: _cancel(table, batch_id, client))
+    job = services.jobs.get(batch_id, client)
+    if isinstance(job, BatchJob):
+        job.cancel()
+    return _json(await _now(batch, services))
+
+
+def _cancel(table: BatchTable, batch_id: str, client: str) -> Batch:
+    batch = _find(table, batch_id, client)
+    status = batch.fields["status"]
+    if status == "cancelling":
+        return batch
+    if status not in ("validating", "in_progress"):
+        message = f"Cannot cancel a batch with status '{status}'."
+        raise InvalidRequestError(message, param="batch_id", code="invalid_value")
+    stopping = Batch(client, {**batch.fields, "status": "cancelling", "cancelling_at": int(time.time())}, is_open=True)
+    table.put(stopping)
+    return stopping
+
+
+def _find(table: BatchTable, batch_id: str, client: str) -> Batch:
+    batch = table.get(batch_id, client)
+    if batch is None:
+        raise NotFoundError(f"No batch found with id '{shorten(batch_id, 128)}'.", param="batch_id", code="not_found")
+    return batch
+
+
+async def _now(batch: Batch, services: Services) -> Fields:
+    """The object, with what is counted, and with what holds it up."""
+    made = _object(batch)
+    if batch.fields["status"] not in OPEN:
+        return made
+    answered, failed = await services.storage.on_batches(lambda table: table.counts(batch.id))
+    made["request_counts"] = {**made["request_counts"], "completed": answered, "failed": failed}
+    job = services.jobs.get(batch.id, batch.client)
+    if isinstance(job, BatchJob) and job.trouble:
+        trouble = {"code": "not_stored", "line": None, "message": job.trouble, "param": None}
+        made["errors"] = {"object": "list", "data": [trouble]}
+    return made
+
+
+def _object(batch: Batch) -> dict[str, Any]:
+    """What a client sees of it."""
+    return {name: batch.fields[name] for name in BatchObject.model_fields}
+
+
+def _json(value: Fields) -> Response:
+    return json_response(msgspec.json.encode(value))
+
+
+async def resume(services: Services) -> None:
+    """Go on with the batches that were not finished before the server was started."""
+    if services.files is None:
+        return
+    before = int(time.time()) - _KEPT_S
+    await services.storage.on_batches(lambda table: table.drop_ended(before))
+    for batch in await services.storage.on_batches(BatchTable.open):
+        services.jobs.start(batch.id, BatchJob(batch, services, services.files))
+
+
+DIALECT = Dialect(router, requests={_ALL: CreateBatch}, resume=resume)
