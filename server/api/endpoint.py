@@ -20,8 +20,10 @@ from server.http.disconnect import wait_unless_gone
 from server.http.event_stream import EventStream, StreamLimits
 from server.http.middleware import record_of
 from server.http.responses import json_response
+from server.storage.usage import Used
 from server.telemetry.request_meter import RequestMeter
 from server.telemetry.request_record import RequestRecord
+from server.tenants.accounts import Account
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
@@ -68,8 +70,16 @@ async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Ru
     """The plan, submitted, with its meter running. Raises ApiError if the engine does not take it, and LimitError if
     the limits of its client's key do not allow it.
     """
-    settings = services.settings
     plan, account = await admit(plan, record, services)
+    try:
+        return await _run(plan, account, record, services)
+    except BaseException:
+        account.close(Used())  # unless it has begun, and counts itself
+        raise
+
+
+async def _run(plan: Plan, account: Account, record: RequestRecord, services: Services) -> Run:
+    settings = services.settings
     record.headers |= await services.accounts.limits.headers(account.tenant)
     meter = RequestMeter(services.metrics, record, keeps_text=settings.log_prompts)
     prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer) if settings.log_prompts else None

@@ -231,6 +231,21 @@ async def test_work_in_the_background_takes_no_place_from_its_own_key(make_with_
     await accounts.open("ann", Cost(1, 1, 1))
 
 
+async def test_what_fails_before_it_has_begun_gives_back_all(make_with_keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_with_keys({"ann": {"max_choices": 1, **TOKENS}})
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with of_tenant(app, "ann") as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("server.api.endpoint.RequestMeter", fail)
+            assert (await client.post(COMPLETIONS, json=completion())).status_code == 500
+        await settled(app)
+        assert remaining(await client.get("/v1/models")) == 40
+        assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
+
+
 async def test_settling_twice_counts_once(clock: Clock) -> None:
     limits = RateLimits(Windows())
     tenant = Tenant("ann", limits=TenantLimits(tokens_per_minute=100, max_choices=1))
