@@ -35,7 +35,7 @@ from scheduler.checks import check_request
 from scheduler.choices import Choices
 from scheduler.config import SchedulerConfig
 from scheduler.counters import Counters
-from scheduler.groups import BeamMembers, Guided, lockstep, search_from_start
+from scheduler.groups import BeamMembers, Guided, least_share, lockstep, search_from_start
 from scheduler.idle_room import IdleRoom, OthersLoad
 from scheduler.integrity import check_books
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
@@ -126,7 +126,7 @@ class Scheduler:
         self._others = None
         if background or (self._waiting and self._waiting.peek().is_background):
             self._others = step.load()
-            step.budget = min(step.budget, self._room.num_tokens(self._others))
+            step.budget = min(step.budget, self._room.num_tokens(self._others, self._least_background(background)))
             self._fill(step, background, is_background=True)
         if not step.shares:
             return StepPlan((), (), (), ())
@@ -148,6 +148,8 @@ class Scheduler:
         """
         if self._waiting and self._roster.num_free_slots > 0:
             return None
+        if self._others is not None:
+            return None  # how much background work a step has, and who takes its place, is decided step by step
         going = goes_on_alone(plan, self._running.values())
         if not going or len(going) > self._limit.budget(self._running, self._waiting):
             return None
@@ -277,6 +279,13 @@ class Scheduler:
             new_blocks = self._pool.allocate(count)
             member.blocks += new_blocks
             step.give_drafts(member, num_draft, tuple(new_blocks))
+
+    def _least_background(self, running: Sequence[Request]) -> int:
+        """The fewest tokens that bring on the background choice that is served first."""
+        first = next((request for request in running if request is request.members[0]), None)
+        if first is None:
+            return len(self._waiting.peek().members) if self._waiting else 1
+        return least_share(first.members)
 
     def _admit_waiting(self, step: Step, *, is_background: bool) -> None:
         """Admit from the head of the queue for as long as it fits; background work makes way for others."""

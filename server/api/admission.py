@@ -42,4 +42,5 @@ def cost_of(plan: Plan) -> Cost:
         num_prompt=sum(len(request.prompt) for request in plan.requests),
         num_output=plan.n * sum(request.max_tokens for request in plan.requests),
         num_choices=num_choices if plan.at_a_time is None else min(num_choices, plan.at_a_time),
+        is_bounded=plan.is_bounded,
     )

@@ -39,8 +39,12 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     plan = taken.plan
     fingerprint = await services.fingerprint.of(services.info())
     run = await start_run(plan, record, services)
-    answering = Answering(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
-    answer = api.answer(answering, taken.options)
+    try:
+        answering = Answering(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
+        answer = api.answer(answering, taken.options)
+    except BaseException:
+        run.close()
+        raise
     if plan.stream:
         limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
         return EventStream(run, answer, limits, headers=as_headers(plan.notices))

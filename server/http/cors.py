@@ -9,6 +9,7 @@ METHODS = ("GET", "POST", "HEAD", "DELETE", "OPTIONS")
 EXPOSED_HEADERS = (
     *("x-request-id", "request-id", "x-samewise-ignored"),
     *("retry-after", "retry-after-ms", "x-should-retry"),
+    *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
 )
 """Those of answers that a page's scripts may read; clients look for them."""
 

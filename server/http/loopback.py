@@ -9,6 +9,9 @@ from starlette.types import ASGIApp, Message
 from server.http.request_id import new_request_id
 from server.telemetry.request_record import RequestRecord
 
+_AT_A_TIME = 256
+"""Requests, whoever has left them here."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoopbackAnswer:
@@ -26,6 +29,7 @@ class Loopback:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._places = asyncio.Semaphore(_AT_A_TIME)
 
     async def post(self, path: str, body: bytes, client: str) -> LoopbackAnswer:
         """The whole answer to a JSON body from this client."""
@@ -60,7 +64,8 @@ class Loopback:
             else:
                 parts.append(message.get("body", b""))
 
-        await self._app(scope, receive, send)
+        async with self._places:
+            await self._app(scope, receive, send)
         retry_after = Headers(raw=start["headers"]).get("retry-after")
         wait_s = None if retry_after is None else float(retry_after)
         return LoopbackAnswer(record.request_id, start["status"], b"".join(parts), wait_s)

@@ -40,7 +40,9 @@ def record_in(scope: Scope) -> RequestRecord:
 
 def report(error: Exception, scope: Scope) -> ApiError:
     """See `report_of`."""
-    return report_of(error, record_in(scope), logging.DEBUG if scope["path"] in _PROBES else logging.WARNING)
+    record = record_in(scope)
+    is_quiet = record.is_background or scope["path"] in _PROBES
+    return report_of(error, record, logging.DEBUG if is_quiet else logging.WARNING)
 
 
 def report_of(error: Exception, record: RequestRecord, level: int = logging.WARNING) -> ApiError:

@@ -38,7 +38,10 @@ class Accounts:
     async def open(self, name: str, cost: Cost, *, is_background: bool = False) -> Account:
         """For a request of the tenant of this name. Raises LimitError."""
         tenant = self.keys.named(name)
-        limited = replace(tenant, limits=tenant.limits.in_background()) if is_background else tenant
+        limited = tenant
+        if is_background:  # it may wait for hours, in which its key is used for other things
+            limited = replace(tenant, limits=tenant.limits.in_background())
+            cost = replace(cost, num_output=0)
         return Account(tenant, await self.limits.reserve(limited, cost), self.usage)
 
     async def close(self) -> None:

@@ -102,13 +102,15 @@ def _from_lines(path: Path, text: str) -> Tenants:
 def _from_yaml(path: Path, text: str) -> Tenants:
     try:
         entries = _KeysFile.model_validate(yaml.safe_load(text)).keys
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f", line {mark.line + 1}"
-        raise KeysError(f"{path}{place}: {getattr(error, 'problem', None) or 'this is no YAML'}.") from None
+        raise KeysError(f"{path}{place}: this is no YAML.") from None  # what is wrong may be part of a key
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise KeysError(f"{path}: {_path_of(first)}: {first['msg']}.") from None
+    except ValueError:
+        raise KeysError(f"{path}: a value looks like a date and is none: write it in quotes.") from None
     tenants: dict[bytes, Tenant] = {}
     names: set[str] = set()
     for entry in entries:

@@ -24,6 +24,18 @@ class Cost:
     """Tokens of all its answers, at most."""
     num_choices: int
     """Answers that are made at the same time, at most."""
+    is_bounded: bool = True
+    """Whether somebody has said how long answers may be: else there may be less room than they could take."""
+
+    @property
+    def num_tokens(self) -> int:
+        """In all, at most."""
+        return self.num_prompt + self.num_output
+
+    @property
+    def least(self) -> int:
+        """Of the tokens, what there must be for it to begin."""
+        return self.num_tokens if self.is_bounded else self.num_prompt + min(self.num_output, 1)
 
 
 class Reservation:
@@ -64,10 +76,11 @@ class RateLimits:
         taken: list[Taken] = []
         try:
             for window in _windows(tenant):
-                amount = 1 if window.unit == "requests" else min(cost.num_prompt + cost.num_output, window.limit)
-                count, one = await self._windows.take(window, amount)
+                amount, least = (1, 1) if window.unit == "requests" else (cost.num_tokens, cost.least)
+                least = min(least, window.limit)
+                count, one = await self._windows.take(window, min(amount, window.limit), least)
                 if one is None:
-                    raise _refusal(count, amount)
+                    raise _refusal(count, least)
                 taken.append(one)
         except BaseException:
             self._leave(tenant, cost)

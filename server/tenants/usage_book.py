@@ -49,6 +49,12 @@ class UsageBook:
         await self.written()
 
     async def _write(self) -> None:
+        try:
+            await self._write_all()
+        finally:
+            self._writing = None
+
+    async def _write_all(self) -> None:
         while self._unwritten:
             taken, self._unwritten = self._unwritten, {}
             try:
@@ -60,4 +66,3 @@ class UsageBook:
                 if self._is_closing:
                     break
                 await asyncio.sleep(RETRY_AFTER_S)
-        self._writing = None

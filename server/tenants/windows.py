@@ -15,6 +15,7 @@ _GIVE_UP_S = 2.0
 _TRY_AGAIN_S = 5.0
 """After one that did not come."""
 _logger = logging.getLogger("samewise.limits")
+_REDIS_FORM = "It is written as redis://[:password@]host:port[/number], and needs `pip install 'samewise[redis]'`."
 Unit = Literal["requests", "tokens"]
 
 
@@ -101,11 +102,17 @@ class Windows:
         """Unix time in seconds."""
         return time.time()
 
-    async def take(self, window: Window, cost: int) -> tuple[Count, Taken | None]:
-        """Use so much of a window, unless that would be too much: then there is no Taken.
+    async def take(self, window: Window, cost: int, least: int | None = None) -> tuple[Count, Taken | None]:
+        """Use so much of a window, or as much as there is if that is not less than `least`; else there is no Taken.
 
         Of several that ask at the same time none gets what is not there.
         """
+        count, taken = await self._take_from_either(window, cost)
+        if taken is None and least is not None and least <= count.remaining < cost:
+            return await self._take_from_either(window, count.remaining)
+        return count, taken
+
+    async def _take_from_either(self, window: Window, cost: int) -> tuple[Count, Taken | None]:
         storage = self._storage()
         try:
             taken = await self._take(storage, window, cost)
@@ -175,6 +182,6 @@ def _redis(url: str) -> RedisStorage:
     try:
         storage = storage_from_string(f"async+{url}", wrap_exceptions=True, implementation="redispy", **timeouts)
     except Exception as error:  # noqa: BLE001  (the library's own, and what its parsers let through)
-        raise ValueError(f"redis_url cannot be used: {error}") from None
+        raise ValueError(f"redis_url cannot be used: {type(error).__name__}. {_REDIS_FORM}") from None
     assert isinstance(storage, RedisStorage)
     return storage

@@ -1,11 +1,12 @@
 """Work that gets only the room that others leave: it never delays them, and gets what there is."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from scheduler.idle_room import IdleRoom, OthersLoad
-from scheduler.interface import BACKGROUND
+from scheduler.interface import BACKGROUND, BeamSearch
 from tests.scheduler.driving import make_engine, make_request, run, shares, tokens_of
 
 
@@ -36,7 +37,7 @@ def drive(room, device, num_steps, rows_of=lambda step: 1, *, only_decodes=True)
     took = alone = added = 0.0
     for step in range(num_steps):
         others = OthersLoad(rows_of(step), only_decodes)
-        tokens = room.num_tokens(others)
+        tokens = room.num_tokens(others, 1)
         seconds = device.seconds(others.num_rows + tokens)
         room.observe(others, tokens, seconds)
         took, alone, added = took + seconds, alone + device.seconds(others.num_rows), added + tokens
@@ -67,8 +68,8 @@ def test_what_is_added_follows_what_it_costs():
 def test_nothing_is_added_beside_prompts_or_before_steps_without_it_were_seen():
     room = IdleRoom(512)
     assert drive(room, Device(1, 0.0), 100, only_decodes=False)[1] == 0
-    assert room.num_tokens(OthersLoad(3, only_decodes=True)) == 0
-    assert room.num_tokens(OthersLoad(0, only_decodes=True)) == 128, "alone it has a part of a step, soon over"
+    assert room.num_tokens(OthersLoad(3, only_decodes=True), 1) == 0
+    assert room.num_tokens(OthersLoad(0, only_decodes=True), 1) == 128, "alone it has a part of a step, soon over"
 
 
 # -- in the scheduler --------------------------------------------------------------------------------------------------
@@ -140,3 +141,45 @@ def test_it_is_not_admitted_before_those_who_wait():
         engine.add(request)
     run(engine)
     assert [keys for keys in admissions(engine) if keys] == [["a/0"], ["d/0"], ["b/0"], ["c/0"]]
+
+
+def test_groups_go_on_too_alone_and_beside_others():
+    """Whose members must be computed together, however little room there is."""
+    for beside in (False, True):
+        engine = make_engine(max_num_batched_tokens=16, num_blocks=64, max_num_seqs=12)
+        engine._clock = count().__next__  # every step takes the same time
+        search = replace(background("s", 4, 6, beam_candidates=16), beam_search=BeamSearch(8))
+        engine.add(search)
+        if beside:
+            engine.add(make_request("a", 4, 40))
+        steps = 0
+        while ":s" in engine.scheduler._searches:
+            engine.step()
+            steps += 1
+            assert steps < 400
+            if beside and ":a" not in engine.scheduler._choices:
+                engine.add(make_request("a", 4, 40))
+
+
+def test_steps_ahead_do_not_keep_others_waiting():
+    engine = make_engine(max_num_seqs=1, num_blocks=40)
+    engine.add(background("b", 4, 40))
+    plan = engine.scheduler.schedule()
+    result = engine.runner.execute(plan)
+    engine.add(make_request("a", 4, 4))
+    assert engine.scheduler.schedule_ahead(plan) is None
+    engine.scheduler.update(plan, result)
+    assert [entry.key for entry in engine.scheduler.schedule().admitted] == [":a/0"]
+
+
+def test_one_slow_step_is_soon_forgotten():
+    room = IdleRoom(512)
+    others = OthersLoad(1, only_decodes=True)
+    room.observe(others, 0, 100.0)
+    slow = 0
+    for _ in range(300):
+        tokens = room.num_tokens(others, 1)
+        seconds = 1.0 + 0.1 * tokens
+        slow += seconds > 10
+        room.observe(others, tokens, seconds)
+    assert slow <= 3

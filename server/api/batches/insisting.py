@@ -9,6 +9,8 @@ from server.errors import RETRY_AFTER_S
 from server.storage.storage import NotStoredError
 
 _T = TypeVar("_T")
+_LONGEST_WAIT_S = 60.0
+"""Between two tries."""
 _logger = logging.getLogger("samewise.batches")
 
 
@@ -22,6 +24,7 @@ class Insisting:
 
     async def do(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """The result of the work, once it succeeds."""
+        wait_s = RETRY_AFTER_S
         while True:
             try:
                 result = await work()
@@ -29,7 +32,8 @@ class Insisting:
                 if not self.trouble:
                     _logger.error("batch %s does not go on: %s", self._batch_id, error.message)
                 self.trouble = error.message
-                await asyncio.sleep(RETRY_AFTER_S)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             else:
                 self.trouble = ""
                 return result

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,18 +58,20 @@ class BatchJob:
         """See Job."""
         try:
             await self._services.engine.wait_ready()
-            path = await self._input()
             if self._batch.fields["in_progress_at"] is None:
-                await self._check(path)
+                await self._check(await self._input())
             if self._status in ("in_progress", "cancelling"):
-                await self._run_lines(path)
+                await self._run_lines(await self._input())
             if self._status == "finalizing":
-                await self._end(path)
+                await self._end()
         except* EngineUnavailableError:
             _logger.info("batch %s is left for the next start", self._batch.id)
         except* FileNotFoundError:
             message = f"The input file '{self._batch.fields['input_file_id']}' is gone."
-            await self._fail_for([{"code": "input_file_not_found", "line": None, "message": message, "param": None}])
+            await self._give_up("input_file_not_found", message)
+        except* Exception:
+            _logger.exception("batch %s cannot go on", self._batch.id)
+            await self._give_up("server_error", "The server had an error; its log has more.")
         finally:
             self.close()
 
@@ -106,10 +109,13 @@ class BatchJob:
         outcome: Status = "completed" if is_done else "cancelled" if self._is_unwanted.is_set() else "expired"
         await self._become("finalizing", outcome=outcome)
 
-    async def _end(self, path: Path) -> None:
+    async def _end(self) -> None:
         """Write the files, then that they are there."""
         outcome: Status = self._batch.fields["outcome"]
-        await self._insisting.do(lambda: give_up_lines(self._batch, path, self._services.storage))
+        if outcome in ("cancelled", "expired"):
+            with suppress(FileNotFoundError):  # then nobody can tell which lines were not run
+                path = await self._input()
+                await self._insisting.do(lambda: give_up_lines(self._batch, path, self._services.storage))
         files = await self._insisting.do(lambda: write_outputs(self._batch, self._files, self._services.storage))
         answered, failed = await self._insisting.do(
             lambda: self._services.storage.on_batches(lambda table: table.counts(self._batch.id))
@@ -117,6 +123,16 @@ class BatchJob:
         counts = {**self._batch.fields["request_counts"], "completed": answered, "failed": failed}
         await self._become(outcome, request_counts=counts, **files)
         _logger.info("batch %s is %s: %d answers, %d errors", self._batch.id, outcome, answered, failed)
+
+    async def _give_up(self, code: str, message: str) -> None:
+        """End it for this reason, with what was answered."""
+        errors = [{"code": code, "line": None, "message": message, "param": None}]
+        if self._batch.fields["in_progress_at"] is None:
+            await self._fail_for(errors)
+        else:
+            listed = {"object": "list", "data": errors}
+            await self._become("finalizing", outcome="failed", errors=listed)
+            await self._end()
 
     async def _fail_for(self, errors: Sequence[Fields]) -> None:
         await self._become("failed", errors={"object": "list", "data": list(errors)})

@@ -1,6 +1,5 @@
 """The lines of a batch: what clients write, and what they get for each."""
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +54,13 @@ class _LineError(Exception):
 def check_lines(path: Path, endpoint: str, most: int) -> Checked:
     """Whether each line is a request to this endpoint, with an id of its own. Raises OSError."""
     errors: list[Fields] = []
-    seen: Counter[str] = Counter()
+    seen: set[str] = set()
     number = 0
     for place, text in _texts(path):
         try:
             written = _parsed(text)
             _check(written, endpoint, seen)
-            seen[written.custom_id] += 1
+            seen.add(written.custom_id)
         except _LineError as wrong:
             errors.append({"code": wrong.code, "line": place, "message": str(wrong), "param": wrong.param})
         number += 1
@@ -102,7 +101,7 @@ def refusal(line: Line) -> str:
     """Why a line is not run whose answer would not come as a whole; empty if it would."""
     try:
         body = msgspec.json.decode(line.body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return ""  # whoever reads it says what is wrong
     asked = [name for name in ("stream", "background") if isinstance(body, dict) and body.get(name)]
     if not asked:
@@ -133,11 +132,11 @@ def _parsed(text: bytes) -> _Written:
         return msgspec.json.decode(text, type=_Written)
     except msgspec.ValidationError as error:
         raise _LineError("invalid_line", f"This line is no request of a batch: {error}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _LineError("invalid_json_line", f"This line is not parseable as valid JSON: {error}.") from None
 
 
-def _check(written: _Written, endpoint: str, seen: Mapping[str, int]) -> None:
+def _check(written: _Written, endpoint: str, seen: Collection[str]) -> None:
     if not written.custom_id:
         raise _LineError("missing_required_parameter", "A line's 'custom_id' is not empty.", "custom_id")
     if written.custom_id in seen:

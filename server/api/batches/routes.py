@@ -23,6 +23,8 @@ from server.storage.batches import Batch, BatchTable
 
 _ALL = "/v1/batches"
 _ONE = "/v1/batches/{batch_id}"
+MAX_OPEN = 100
+"""Batches of a key that have not ended."""
 _DAY_S = 86400
 _KEPT_S = 30 * _DAY_S
 """Of batches that have ended."""
@@ -67,7 +69,7 @@ async def create_batch(request: Request, services: ServicesDep, files: FilesDep)
         "output_expires_after": None if after is None else after.model_dump(),
     }
     batch = Batch(client, fields, is_open=True)
-    await services.storage.on_batches(lambda table: table.put(batch))
+    await services.storage.on_batches(lambda table: _add(table, batch))
     services.jobs.start(batch.id, BatchJob(batch, services, files))
     return _json(_object(batch))
 
@@ -99,6 +101,15 @@ async def cancel_batch(batch_id: str, request: Request, services: ServicesDep, _
     if isinstance(job, BatchJob):
         job.cancel()
     return _json(await _now(batch, services))
+
+
+def _add(table: BatchTable, batch: Batch) -> None:
+    if sum(other.is_open for other in table.of_client(batch.client)) >= MAX_OPEN:
+        message = (
+            f"A key may have {MAX_OPEN} batches at a time that have not ended. Wait for one of them, or cancel it."
+        )
+        raise InvalidRequestError(message, code="too_many_batches")
+    table.put(batch)
 
 
 def _cancel(table: BatchTable, batch_id: str, client: str) -> Batch:

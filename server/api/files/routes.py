@@ -90,9 +90,12 @@ async def sweep(services: Services) -> None:
     """Delete what was left behind at the start, and from time to time what has expired."""
     if services.files is None:
         return
-    await services.files.sweep_leftovers()
+    has_swept_leftovers = False
     while True:
         try:
+            if not has_swept_leftovers:
+                await services.files.sweep_leftovers()
+                has_swept_leftovers = True
             await services.files.sweep()
         except NotStoredError as error:
             _logger.error("expired files are not deleted yet: %s", error.message)

@@ -60,6 +60,8 @@ class Plan:
     stream: bool = False
     at_a_time: int | None = None
     """The most requests of it that the engine has at a time; None: all, or none if there is no room for all."""
+    is_bounded: bool = True
+    """Whether somebody has said how long answers may be; else it is as long as the context is."""
     notices: Sequence[Notice] = ()
     """What was left out or changed."""
 

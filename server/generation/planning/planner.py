@@ -98,6 +98,7 @@ class Planner:
             seed_drawn=seed_drawn,
             stream=request.stream,
             at_a_time=None if request.pooling is None else self._info.max_num_seqs,
+            is_bounded=request.max_tokens is not None or self._default_max_tokens(request) is not None,
             notices=to_report(notices, strict=self._settings.strict),
         )
 

@@ -277,11 +277,8 @@ async def test_a_restart_goes_on_and_each_line_is_answered_once(
 async def test_an_end_that_was_cut_short_is_done_again(
     make_batches: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    class CutError(Exception):
-        pass
-
     async def cut(*_: Any) -> Any:
-        raise CutError
+        raise asyncio.CancelledError  # as when the process ends
 
     first = make_batches()
     with monkeypatch.context() as patch:
@@ -401,3 +398,66 @@ async def test_pages(make_batches: Callable[..., FastAPI]) -> None:
         assert first["has_more"]
         rest = (await client.get("/v1/batches", params={"after": first["last_id"]})).json()
         assert ([one["id"] for one in rest["data"]], rest["has_more"]) == ([made[0]], False)
+
+
+async def test_what_was_answered_is_kept_when_the_input_is_gone(
+    make_batches: Callable[..., FastAPI], engine: FakeEngine
+) -> None:
+    engine.step_delay_s = 0.001
+    first = make_batches()
+    async with client_of(first) as client:
+        batches = Batches(client)
+        made = await batches.create(written([completion(max_tokens=1 + 60 * (n > 4)) for n in range(20)]))
+        await batches.when(made["id"], lambda batch: batch["request_counts"]["completed"] >= 5)
+        await first.state.services.jobs.close()
+        await client.delete(f"/v1/files/{made['input_file_id']}")
+    first.state.services.storage.close()
+    again = make_batches()
+    async with again.router.lifespan_context(again), client_of(again) as client:
+        batches = Batches(client)
+        batch = await batches.ended(made["id"])
+        assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "input_file_not_found")
+        assert len(await batches.content(batch["output_file_id"])) >= 5
+
+
+async def test_a_bug_ends_a_batch_and_says_so(
+    make_batches: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_batches()
+    post = app.state.services.loopback.post
+
+    async def fail(path: str, body: bytes, client: str) -> Any:
+        if b'"seed": 3' in body:
+            raise RuntimeError("a bug")
+        return await post(path, body, client)
+
+    monkeypatch.setattr(type(app.state.services.loopback), "post", lambda self, *arguments: fail(*arguments))
+    async with client_of(app) as client:
+        batches = Batches(client)
+        batch = await batches.ended((await batches.create(written([completion(seed=n) for n in range(8)])))["id"])
+    assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "server_error")
+    assert "RuntimeError: a bug" in caplog.text
+
+
+async def test_a_line_that_is_nested_too_deeply_is_named(make_batches: Callable[..., FastAPI]) -> None:
+    deep = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":' + b"[" * 3000 + b"]" * 3000 + b"}"
+    async with client_of(make_batches()) as client:
+        batches = Batches(client)
+        batch = await batches.ended((await batches.create(written([completion()]) + deep))["id"])
+    assert (batch["status"], batch["errors"]["data"][0]["line"]) == ("failed", 2)
+
+
+async def test_a_key_has_a_bounded_number_of_open_batches(
+    make_batches: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.api.batches.routes.MAX_OPEN", 2)
+    engine.first_delay_s = 60
+    async with client_of(make_batches()) as client:
+        batches = Batches(client)
+        open_ones = [(await batches.create(written([completion()])))["id"] for _ in range(2)]
+        body = {"endpoint": COMPLETIONS, "completion_window": "24h"}
+        body["input_file_id"] = await batches.upload(written([completion()]))
+        assert error_of(await client.post("/v1/batches", json=body))["code"] == "too_many_batches"
+        await client.post(f"/v1/batches/{open_ones[0]}/cancel")
+        await batches.ended(open_ones[0])
+        assert (await client.post("/v1/batches", json=body)).status_code == 200

@@ -64,6 +64,9 @@ WRONG = {
     "a limit of nothing": ([ENTRY | {"max_choices": 0}], "max_choices: Input should be greater"),
     "a plain list with spaces": ("first\nsecond third\n", "line 2: a key has no spaces. A file that says more begins"),
     "another top": ("users:\n  - name: a\n", "line 2: a key has no spaces"),
+    "an alias for a key": ("keys:\n  - {name: a, key: *secret-key}", "line 2: this is no YAML"),
+    "a tag for a key": ("keys:\n  - {name: a, key: !secret-key}", "line 2: this is no YAML"),
+    "a date that is none": ("keys:\n  - {name: a, key: 2026-13-45}", "write it in quotes"),
     "no text": (b"\xff\xfe", "is no text"),
 }
 

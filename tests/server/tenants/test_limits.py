@@ -246,6 +246,27 @@ async def test_what_fails_before_it_has_begun_gives_back_all(make_with_keys, mon
         assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
 
 
+async def test_an_answer_of_which_nobody_says_how_long_it_may_be_takes_what_there_is(clock: Clock) -> None:
+    limits = RateLimits(Windows())
+    tenant = Tenant("ann", limits=TenantLimits(tokens_per_minute=5000, tokens_per_day=5000))
+    (await limits.reserve(tenant, Cost(10, 8000, 1, is_bounded=False))).settle(50)
+    await asyncio.gather(*limits._corrections)
+    second = await limits.reserve(tenant, Cost(10, 8000, 1, is_bounded=False))
+    assert (await limits.headers(tenant))["x-ratelimit-remaining-tokens"] == "0"
+    second.settle(4950)
+    await asyncio.gather(*limits._corrections)
+    with pytest.raises(TokenLimitError):
+        await limits.reserve(tenant, Cost(10, 8000, 1, is_bounded=False))
+    await limits.close()
+
+
+async def test_a_batch_that_waits_holds_no_more_of_the_day_than_its_prompts(make_with_keys, clock: Clock) -> None:
+    accounts = make_with_keys({"ann": {"tokens_per_day": 1000}}).state.services.accounts
+    for _ in range(20):
+        await accounts.open("ann", Cost(10, 500, 1), is_background=True)
+    (await accounts.open("ann", Cost(10, 500, 1))).close(Used())
+
+
 async def test_settling_twice_counts_once(clock: Clock) -> None:
     limits = RateLimits(Windows())
     tenant = Tenant("ann", limits=TenantLimits(tokens_per_minute=100, max_choices=1))

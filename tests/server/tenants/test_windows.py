@@ -138,7 +138,8 @@ async def test_while_redis_is_away_each_server_counts_for_itself(
     await away.close()
 
 
-@pytest.mark.parametrize("url", ["memory", "http://there", "redis://host:port"])
+@pytest.mark.parametrize("url", ["memory", "http://me:secret@there", "redis://:secret@host:port"])
 def test_what_is_no_redis_is_refused_at_the_start(url: str) -> None:
-    with pytest.raises(ValueError, match="redis_url cannot be used"):
+    with pytest.raises(ValueError, match="redis_url cannot be used") as caught:
         Windows(url)
+    assert "secret" not in str(caught.value)
