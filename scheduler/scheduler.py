@@ -38,7 +38,7 @@ from scheduler.counters import Counters
 from scheduler.groups import BeamMembers, Guided, least_share, lockstep, search_from_start
 from scheduler.idle_room import IdleRoom, OthersLoad
 from scheduler.integrity import check_books
-from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
+from scheduler.interface import BACKGROUND, EngineRequest, EngineStats, RequestOutput, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
 from scheduler.prefix_cache import PrefixCache
 from scheduler.queues.policy import make_queue
@@ -64,6 +64,7 @@ class Scheduler:
         self._pool = BlockPool(num_blocks, cache)
         self._sharing = KVSharing(cache, config.block_size, config.prefix_caching)
         self._waiting = make_queue(config.policy)
+        self._counts_service = config.policy == "fair"  # others are not told for each token
         self._roster = Roster(self._waiting, self._pool, config.max_num_seqs)
         self._running = self._roster.running
         self._limit = StepLimit(config.max_num_batched_tokens, self._waiting.rank)
@@ -121,8 +122,11 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
         step = Step(self._limit.budget(self._running, self._waiting))
-        background = [request for request in self._running.values() if request.is_background]
-        self._fill(step, [request for request in self._running.values() if not request.is_background])
+        others = list(self._running.values())
+        background = [request for request in others if request.tier >= BACKGROUND]
+        if background:
+            others = [request for request in others if not request.is_background]
+        self._fill(step, others)
         self._others = None
         if background or (self._waiting and self._waiting.peek().is_background):
             self._others = step.load()
@@ -173,7 +177,7 @@ class Scheduler:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
                 request.prompt_logprobs += choice.prompt_logprobs
-                if num_output := len(choice.tokens) or bool(choice.beam_candidates):
+                if self._counts_service and (num_output := len(choice.tokens) or bool(choice.beam_candidates)):
                     self._waiting.note_service(request, num_output=num_output)
         return self._choices.advance(plan.scheduled, results) + self._searches.advance(results)
 

@@ -17,6 +17,9 @@ class TieredQueue:
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    def __bool__(self) -> bool:
+        return any(self._lines.values())
+
     def push(self, request: Request) -> None:
         self._line(request).push(request)
 
