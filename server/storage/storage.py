@@ -65,15 +65,15 @@ class Storage:
         """The same with the table of files, whose content is elsewhere and has a bound of its own."""
         return await self._transaction(lambda connection: work(FilesTable(connection)))
 
+    async def on_batches(self, work: Callable[[BatchTable], _T]) -> _T:
+        """The same with the tables of batches."""
+        return await self._transaction(lambda connection: work(BatchTable(connection)))
+
     def close(self) -> None:
         """When what has begun is done. May be called again."""
         self._thread.shutdown(wait=True)
         if self._connection is not None:
             self._connection.close()
-
-    async def on_batches(self, work: Callable[[BatchTable], _T]) -> _T:
-        """The same with the tables of batches."""
-        return await self._transaction(lambda connection: work(BatchTable(connection)))
 
     async def _transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)

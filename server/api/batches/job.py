@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from server.api.batches.insisting import Insisting
-from server.api.batches.lines import Fields, check_lines
+from server.api.batches.lines import Fields, batch_error, check_lines, error_list
 from server.api.batches.lines_run import LinesRun
 from server.api.batches.objects import OPEN, Status
 from server.api.batches.output import give_up_lines, write_outputs
@@ -20,6 +20,7 @@ from server.engine.client import EngineUnavailableError
 from server.storage.batches import Batch, BatchTable
 from server.storage.files import FileStore
 
+_T = TypeVar("_T")
 _logger = logging.getLogger("samewise.batches")
 
 
@@ -91,9 +92,7 @@ class BatchJob:
 
     async def _run_lines(self, path: Path) -> None:
         """Until all have results, or the batch is not wanted any more, or its time is over."""
-        done = await self._insisting.do(
-            lambda: self._services.storage.on_batches(lambda table: table.done(self._batch.id))
-        )
+        done = await self._stored(lambda table: table.done(self._batch.id))
         run = LinesRun(self._batch, path, done, self._services.loopback)
         lines = asyncio.create_task(run.run(self._writer, self._services.engine.info.max_num_seqs))
         unwanted = asyncio.create_task(self._is_unwanted.wait())
@@ -117,25 +116,22 @@ class BatchJob:
                 path = await self._input()
                 await self._insisting.do(lambda: give_up_lines(self._batch, path, self._services.storage))
         files = await self._insisting.do(lambda: write_outputs(self._batch, self._files, self._services.storage))
-        answered, failed = await self._insisting.do(
-            lambda: self._services.storage.on_batches(lambda table: table.counts(self._batch.id))
-        )
+        answered, failed = await self._stored(lambda table: table.counts(self._batch.id))
         counts = {**self._batch.fields["request_counts"], "completed": answered, "failed": failed}
         await self._become(outcome, request_counts=counts, **files)
         _logger.info("batch %s is %s: %d answers, %d errors", self._batch.id, outcome, answered, failed)
 
     async def _give_up(self, code: str, message: str) -> None:
         """End it for this reason, with what was answered."""
-        errors = [{"code": code, "line": None, "message": message, "param": None}]
+        errors = [batch_error(code, message)]
         if self._batch.fields["in_progress_at"] is None:
             await self._fail_for(errors)
         else:
-            listed = {"object": "list", "data": errors}
-            await self._become("finalizing", outcome="failed", errors=listed)
+            await self._become("finalizing", outcome="failed", errors=error_list(errors))
             await self._end()
 
     async def _fail_for(self, errors: Sequence[Fields]) -> None:
-        await self._become("failed", errors={"object": "list", "data": list(errors)})
+        await self._become("failed", errors=error_list(errors))
         _logger.info("batch %s cannot be run: %s", self._batch.id, errors[0]["message"])
 
     async def _become(self, status: Status, **fields: Any) -> None:
@@ -151,7 +147,10 @@ class BatchJob:
             table.put(batch)
             return batch
 
-        self._batch = await self._insisting.do(lambda: self._services.storage.on_batches(put))
+        self._batch = await self._stored(put)
+
+    async def _stored(self, work: Callable[[BatchTable], _T]) -> _T:
+        return await self._insisting.do(lambda: self._services.storage.on_batches(work))
 
     async def _input(self) -> Path:
         """Where the input is. Raises FileNotFoundError."""

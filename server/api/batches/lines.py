@@ -51,6 +51,16 @@ class _LineError(Exception):
         self.param = param
 
 
+def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> Fields:
+    """As it stands in `errors` of a batch's object."""
+    return {"code": code, "line": line, "message": message, "param": param}
+
+
+def error_list(errors: Sequence[Fields]) -> Fields:
+    """`errors` of a batch's object."""
+    return {"object": "list", "data": list(errors)}
+
+
 def check_lines(path: Path, endpoint: str, most: int) -> Checked:
     """Whether each line is a request to this endpoint, with an id of its own. Raises OSError."""
     errors: list[Fields] = []
@@ -62,15 +72,15 @@ def check_lines(path: Path, endpoint: str, most: int) -> Checked:
             _check(written, endpoint, seen)
             seen.add(written.custom_id)
         except _LineError as wrong:
-            errors.append({"code": wrong.code, "line": place, "message": str(wrong), "param": wrong.param})
+            errors.append(batch_error(wrong.code, str(wrong), place, wrong.param))
         number += 1
         if len(errors) == _MAX_ERRORS:
             break
     if not number:
-        errors.append({"code": "empty_file", "line": None, "message": "The file has no lines.", "param": None})
+        errors.append(batch_error("empty_file", "The file has no lines."))
     if number > most:
         message = f"The file has {number} lines, and this server takes at most {most} in a batch."
-        errors.append({"code": "too_many_lines", "line": most + 1, "message": message, "param": None})
+        errors.append(batch_error("too_many_lines", message, most + 1))
     return Checked(number, errors)
 
 

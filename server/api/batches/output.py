@@ -6,13 +6,13 @@ from itertools import islice
 from pathlib import Path
 
 from server.api.batches.lines import read_lines, unanswered
+from server.api.files.upload import LIVES_S
 from server.storage.batches import Batch, LineResult
 from server.storage.files import FileStore, NewFile
 from server.storage.files_table import Selection
 from server.storage.storage import Storage
 
 _AT_A_TIME = 1000
-_KEPT_S = 30 * 86400
 BATCH_OUTPUT = "batch_output"
 """Purpose of the files."""
 _WHY = {
@@ -56,7 +56,7 @@ async def _write(batch: Batch, files: FileStore, pieces: AsyncIterator[bytes], n
             yield piece
 
     after = batch.fields["output_expires_after"]
-    new = NewFile(batch.client, filename, BATCH_OUTPUT, _KEPT_S if after is None else after["seconds"])
+    new = NewFile(batch.client, filename, BATCH_OUTPUT, LIVES_S if after is None else after["seconds"])
     return (await files.store(new, all_pieces())).id
 
 

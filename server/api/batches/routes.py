@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.batches.job import BatchJob
+from server.api.batches.lines import batch_error, error_list
 from server.api.batches.objects import OPEN, BatchList, BatchObject, CreateBatch
 from server.api.dialect import Dialect
 from server.api.openai.pages import ListQuery, page, query_of
@@ -141,8 +142,7 @@ async def _now(batch: Batch, services: Services) -> Fields:
     made["request_counts"] = {**made["request_counts"], "completed": answered, "failed": failed}
     job = services.jobs.get(batch.id, batch.client)
     if isinstance(job, BatchJob) and job.trouble:
-        trouble = {"code": "not_stored", "line": None, "message": job.trouble, "param": None}
-        made["errors"] = {"object": "list", "data": [trouble]}
+        made["errors"] = error_list([batch_error("not_stored", job.trouble)])
     return made
 
 
