@@ -62,14 +62,6 @@ def create_app(
     Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read, or if a setting
     names what there is not.
     """
-    names = settings.served_model_name or (folder.name,)
-    formats = ModelFormats.of(tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
-    aux_name = None if aux is None else aux.name
-    model = ServedModel.from_folder(
-        folder.path, tokenizer, *names, formats=formats, aux_model=aux_name, score_tokens=settings.score_tokens
-    )
-    tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
-    metrics = Metrics(engine, model.name)
     app = FastAPI(
         title="Samewise",
         version=__version__,
@@ -78,9 +70,42 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan,
     )
+    services = app.state.services = _services(app, engine, tokenizer, settings, folder, aux)
+    app.state.dialects = dialects
+    app.add_middleware(AuthMiddleware, accounts=services.accounts)
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(RequestMiddleware, metrics=services.metrics, error_writers=error_writers(dialects))
+    allow_origins(app, settings.cors_origins)  # added last: outermost
+    for dialect in dialects:
+        app.include_router(dialect.router)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    install_openapi(app, dialects)
+    # The engine lets running streams finish on SIGTERM; the SSE library would cut them off.
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+    return app
+
+
+def _services(
+    app: FastAPI,
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    folder: ModelFolder,
+    aux: ModelFolder | None,
+) -> Services:
+    """The parts of the application. Raises what `create_app` does."""
+    names = settings.served_model_name or (folder.name,)
+    formats = ModelFormats.of(tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
+    aux_name = None if aux is None else aux.name
+    model = ServedModel.from_folder(
+        folder.path, tokenizer, *names, formats=formats, aux_model=aux_name, score_tokens=settings.score_tokens
+    )
+    tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
+    metrics = Metrics(engine, model.name)
     storage = Storage(settings.data_dir, int(settings.max_stored_mib * (1 << 20)))
     accounts = _accounts(settings, UsageBook(storage, metrics, model.name))
-    app.state.services = Services(
+    return Services(
         engine=engine,
         tokenizer=tokenizer,
         model=model,
@@ -94,19 +119,6 @@ def create_app(
         loopback=Loopback(app),
         files=_file_store(settings, storage),
     )
-    app.state.dialects = dialects
-    app.add_middleware(AuthMiddleware, accounts=accounts)
-    app.add_middleware(HeadMiddleware)
-    app.add_middleware(RequestMiddleware, metrics=metrics, error_writers=error_writers(dialects))
-    allow_origins(app, settings.cors_origins)  # added last: outermost
-    for dialect in dialects:
-        app.include_router(dialect.router)
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    install_openapi(app, dialects)
-    # The engine lets running streams finish on SIGTERM; the SSE library would cut them off.
-    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
-    return app
 
 
 def _accounts(settings: Settings, usage: UsageBook) -> Accounts:
