@@ -152,8 +152,8 @@ class Scheduler:
         """
         if self._waiting and self._roster.num_free_slots > 0:
             return None
-        if self._others is not None:
-            return None  # how much background work a step has, and who takes its place, is decided step by step
+        if self._others is not None and (self._others.num_rows or self._others_wait):
+            return None  # how much background work there is beside others, and who takes its place, is decided by step
         going = goes_on_alone(plan, self._running.values())
         if not going or len(going) > self._limit.budget(self._running, self._waiting):
             return None
@@ -162,6 +162,11 @@ class Scheduler:
             self._counters.steps += 1
             self._counters.scheduled_tokens += len(going)
         return ahead
+
+    @property
+    def _others_wait(self) -> bool:
+        """Whether the first in the queue is no background work."""
+        return bool(self._waiting) and not self._waiting.peek().is_background
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the plan brought; results of choices that were aborted meanwhile are dropped."""

@@ -26,17 +26,23 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._accounts.keys and scope["path"] not in OPEN_PATHS:
             record = record_in(scope)
-            if record.is_background:  # its client was asked for the key when it left the work here
-                await self._app(scope, receive, send)
-                return
             try:
-                tenant = self._tenant(_key_in(Headers(scope=scope)))
+                if record.is_background:
+                    self._check_background(record.client)
+                else:
+                    tenant = self._tenant(_key_in(Headers(scope=scope)))
+                    record.client = tenant.name
+                    record.headers |= await self._accounts.limits.headers(tenant)
             except AuthenticationError as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
-            record.client = tenant.name
-            record.headers |= await self._accounts.limits.headers(tenant)
         await self._app(scope, receive, send)
+
+    def _check_background(self, client: str) -> None:
+        """Whoever left the work here was asked for the key then. Raises AuthenticationError if it has gone since."""
+        if not self._accounts.keys.knows(client):
+            message = "The API key of whoever asked for this is not accepted any more."
+            raise AuthenticationError(message, code="invalid_api_key")
 
     def _tenant(self, key: str) -> Tenant:
         """Who has the key. Raises AuthenticationError."""

@@ -44,6 +44,11 @@ class KeyRing:
         self._look()
         return self._tenants.get(digest_of(key))
 
+    def knows(self, name: str) -> bool:
+        """Whether somebody of this name may use the server, with a key or because none is needed."""
+        self._look()
+        return not self._tenants or name in self._by_name
+
     def named(self, name: str) -> Tenant:
         """The tenant of this name, as it is configured now; one that has gone is not limited any more."""
         return self._by_name.get(name) or Tenant(name)

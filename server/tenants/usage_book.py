@@ -1,4 +1,4 @@
-"""Keeps the book of what tenants use: in the metrics at once, and in the storage as fast as that takes it."""
+"""Keeps the book of what tenants use: in the metrics at once, in the storage a moment later."""
 
 import asyncio
 import logging
@@ -10,6 +10,8 @@ from server.storage.storage import NotStoredError, Storage
 from server.storage.usage import UsageKey, Used
 from server.telemetry.metrics import Metrics
 
+_PAUSE_S = 0.5
+"""Before each transaction, so that what ends meanwhile goes with it. So much of it a crash may cost."""
 _logger = logging.getLogger("samewise.usage")
 
 
@@ -19,7 +21,7 @@ def today() -> str:
 
 
 class UsageBook:
-    """What has ended is written while more ends: one transaction for all that came during the last one."""
+    """What has ended is written with what ends in the next moment: a transaction takes longer than all else."""
 
     def __init__(self, storage: Storage, metrics: Metrics, model: str, day: Callable[[], str] = today) -> None:
         self._storage = storage
@@ -28,6 +30,7 @@ class UsageBook:
         self._day = day
         self._unwritten: dict[UsageKey, Used] = {}
         self._writing: asyncio.Task[None] | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self._is_closing = False
 
     def add(self, client: str, used: Used) -> None:
@@ -35,11 +38,13 @@ class UsageBook:
         self._metrics.observe_usage(client, used.prompt_tokens, used.cached_tokens, used.completion_tokens)
         key = UsageKey(client, self._model, self._day())
         self._unwritten[key] = self._unwritten.get(key, Used()) + used
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write())
+        if self._writing is None and self._pause is None:
+            self._pause = asyncio.get_running_loop().call_later(_PAUSE_S, self._begin)
 
     async def written(self) -> None:
         """Returns when all that was added is in the storage, or that takes long."""
+        if self._pause is not None:
+            self._begin()
         if self._writing is not None:
             await asyncio.wait([self._writing], timeout=2 * RETRY_AFTER_S)
 
@@ -47,6 +52,12 @@ class UsageBook:
         """Write what is left, if that can be done at once."""
         self._is_closing = True
         await self.written()
+
+    def _begin(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def _write(self) -> None:
         try:

@@ -2,8 +2,10 @@
 
 import logging
 import time
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from limits.aio.storage import MemoryStorage, RedisStorage, Storage
 from limits.errors import StorageError
@@ -16,6 +18,7 @@ _TRY_AGAIN_S = 5.0
 """After one that did not come."""
 _logger = logging.getLogger("samewise.limits")
 _REDIS_FORM = "It is written as redis://[:password@]host:port[/number], and needs `pip install 'samewise[redis]'`."
+_T = TypeVar("_T")
 Unit = Literal["requests", "tokens"]
 
 
@@ -85,6 +88,18 @@ class Taken:
     storage: Storage
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where it is counted now."""
+
+    key: str
+    """Of the counter of this window, ..."""
+    key_before: str
+    """... and of the one before."""
+    elapsed: float
+    """Seconds of this one that have passed."""
+
+
 class Windows:
     """The counters. While a shared one does not answer, those of this server alone count, and the log says so."""
 
@@ -97,6 +112,8 @@ class Windows:
         self._shared = None if url is None else _redis(url)
         self._lost_until = 0.0
         """When the shared one is asked again; 0 while it answers."""
+        self._owed: Counter[tuple[str, int]] = Counter()
+        """Corrections, by key and expiry, of which it must still be told."""
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -107,74 +124,84 @@ class Windows:
 
         Of several that ask at the same time none gets what is not there.
         """
-        count, taken = await self._take_from_either(window, cost)
+        count, taken = await self._ask(lambda storage: self._take(storage, window, cost))
         if taken is None and least is not None and least <= count.remaining < cost:
-            return await self._take_from_either(window, count.remaining)
+            return await self._ask(lambda storage: self._take(storage, window, count.remaining))
         return count, taken
-
-    async def _take_from_either(self, window: Window, cost: int) -> tuple[Count, Taken | None]:
-        storage = self._storage()
-        try:
-            taken = await self._take(storage, window, cost)
-        except StorageError as error:
-            self._lose(error)
-            return await self._take(self._own, window, cost)
-        if storage is self._shared:
-            self._answered()
-        return taken
 
     async def look(self, window: Window) -> Count:
         """How things stand with a window."""
-        count, _ = await self.take(window, 0)
-        return count
+        return await self._ask(lambda storage: _count(storage, window, self._place(window)))
 
     async def correct(self, taken: Taken, cost: int) -> None:
         """It was so much in truth."""
-        if cost == taken.cost:
+        change, expiry = cost - taken.cost, 2 * taken.window.seconds
+        if not change:
             return
-        try:
-            await taken.storage.incr(taken.key, 2 * taken.window.seconds, amount=cost - taken.cost)
-        except StorageError as error:
-            self._lose(error)
+        if taken.storage is self._shared:
+            self._owed[taken.key, expiry] += change
+            await self._pay()
+        else:
+            await taken.storage.incr(taken.key, expiry, amount=change)
 
     async def remember(self, window: Window, used: int) -> None:
         """So much was used before, which only a shared counter knows of itself."""
-        key, _, _ = self._place(window)
-        await self._own.incr(key, 2 * window.seconds, amount=used)
+        await self._own.incr(self._place(window).key, 2 * window.seconds, amount=used)
 
     async def close(self) -> None:
         """Take no more."""
         if self._shared is not None:
             await self._shared.bridge.get_connection().aclose()  # type: ignore[attr-defined]
 
+    async def _ask(self, work: Callable[[Storage], Awaitable[_T]]) -> _T:
+        """What the work brings on the shared counters, or while these do not answer on those of this server."""
+        if self._shared is None or self.now() < self._lost_until:
+            return await work(self._own)
+        try:
+            result = await work(self._shared)
+        except StorageError as error:
+            self._lose(error)
+            return await work(self._own)
+        if self._lost_until:
+            self._lost_until = 0.0
+            _logger.info("Redis answers again: limits count for all servers that share it.")
+            await self._pay()
+        return result
+
+    async def _pay(self) -> None:
+        """Tell the shared counters of all corrections that are left, if they answer."""
+        while self._owed and self._shared is not None and not self._lost_until:
+            (key, expiry), change = self._owed.popitem()
+            try:
+                await self._shared.incr(key, expiry, amount=change)
+            except StorageError as error:
+                self._owed[key, expiry] += change
+                self._lose(error)
+
     async def _take(self, storage: Storage, window: Window, cost: int) -> tuple[Count, Taken | None]:
-        key, key_before, elapsed = self._place(window)
-        before = await storage.get(key_before) if window.slides else 0
-        if not cost:
-            return Count(window, before, await storage.get(key), elapsed), None
-        now = await storage.incr(key, 2 * window.seconds, amount=cost)
-        if Count(window, before, now, elapsed).used <= window.limit:
-            return Count(window, before, now, elapsed), Taken(window, cost, key, storage)
-        await storage.incr(key, 2 * window.seconds, amount=-cost)
-        return Count(window, before, now - cost, elapsed), None
+        place = self._place(window)
+        count = await _count(storage, window, place)
+        if count.used + cost > window.limit:
+            return count, None
+        count = replace(count, now=await storage.incr(place.key, 2 * window.seconds, amount=cost))
+        if count.used <= window.limit:
+            return count, Taken(window, cost, place.key, storage)
+        await storage.incr(place.key, 2 * window.seconds, amount=-cost)  # others were there between the two
+        return replace(count, now=count.now - cost), None
 
-    def _place(self, window: Window) -> tuple[str, str, float]:
-        """The counters' keys in this window and the one before, and the seconds that have passed of this one."""
+    def _place(self, window: Window) -> "_Place":
         number, elapsed = divmod(self.now(), window.seconds)
-        return f"samewise/{window.name}/{int(number)}", f"samewise/{window.name}/{int(number) - 1}", elapsed
-
-    def _storage(self) -> Storage:
-        return self._own if self._shared is None or self.now() < self._lost_until else self._shared
+        return _Place(f"samewise/{window.name}/{int(number)}", f"samewise/{window.name}/{int(number) - 1}", elapsed)
 
     def _lose(self, error: StorageError) -> None:
         if not self._lost_until:
             _logger.error("Redis does not answer, so limits count for this server alone: %s", error.storage_error)
         self._lost_until = self.now() + _TRY_AGAIN_S
 
-    def _answered(self) -> None:
-        if self._lost_until:
-            self._lost_until = 0.0
-            _logger.info("Redis answers again: limits count for all servers that share it.")
+
+async def _count(storage: Storage, window: Window, place: _Place) -> Count:
+    before = await storage.get(place.key_before) if window.slides else 0
+    return Count(window, before, await storage.get(place.key), place.elapsed)
 
 
 def _redis(url: str) -> RedisStorage:

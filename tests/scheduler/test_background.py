@@ -172,6 +172,23 @@ def test_steps_ahead_do_not_keep_others_waiting():
     assert [entry.key for entry in engine.scheduler.schedule().admitted] == [":a/0"]
 
 
+def test_steps_ahead_are_planned_where_all_is_background_work():
+    engine = make_engine(max_num_seqs=2, num_blocks=40)
+    engine.add(background("b", 4, 40))
+    for _ in range(2):
+        plan = engine.scheduler.schedule()
+        engine.scheduler.update(plan, engine.runner.execute(plan))
+    plan = engine.scheduler.schedule()
+    assert engine.scheduler.schedule_ahead(plan) is not None
+    beside = make_engine(max_num_seqs=2, num_blocks=40)
+    beside.add(make_request("a", 4, 40))
+    beside.add(background("b", 4, 40))
+    for _ in range(2):
+        plan = beside.scheduler.schedule()
+        beside.scheduler.update(plan, beside.runner.execute(plan))
+    assert beside.scheduler.schedule_ahead(beside.scheduler.schedule()) is None
+
+
 def test_one_slow_step_is_soon_forgotten():
     room = IdleRoom(512)
     others = OthersLoad(1, only_decodes=True)

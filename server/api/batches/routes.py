@@ -1,5 +1,7 @@
 """The paths of batches."""
 
+import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -12,6 +14,7 @@ from server.api.batches.job import BatchJob
 from server.api.batches.lines import batch_error, error_list
 from server.api.batches.objects import OPEN, BatchList, BatchObject, CreateBatch
 from server.api.dialect import Dialect
+from server.api.files.routes import SWEEP_S
 from server.api.openai.pages import ListQuery, page, query_of
 from server.api.openapi import documented_errors, takes
 from server.api.services import FilesDep, Services, ServicesDep
@@ -21,6 +24,7 @@ from server.http.json_body import validated
 from server.http.middleware import record_of
 from server.http.responses import json_response
 from server.storage.batches import Batch, BatchTable
+from server.storage.storage import NotStoredError
 
 _ALL = "/v1/batches"
 _ONE = "/v1/batches/{batch_id}"
@@ -34,6 +38,7 @@ _NOT_YET = (
     "errors", "output_file_id", "error_file_id", "in_progress_at", "finalizing_at", "completed_at", "failed_at",
     "expired_at", "cancelling_at", "cancelled_at",
 )  # fmt: skip
+_logger = logging.getLogger("samewise.batches")
 Fields = Mapping[str, Any]
 
 router = APIRouter(tags=["OpenAI"])
@@ -156,13 +161,18 @@ def _json(value: Fields) -> Response:
 
 
 async def resume(services: Services) -> None:
-    """Go on with the batches that were not finished before the server was started."""
+    """Go on with the batches that were not finished before the server was started; now and then forget old ones."""
     if services.files is None:
         return
-    before = int(time.time()) - _KEPT_S
-    await services.storage.on_batches(lambda table: table.drop_ended(before))
     for batch in await services.storage.on_batches(BatchTable.open):
         services.jobs.start(batch.id, BatchJob(batch, services, services.files))
+    while True:
+        before = int(time.time()) - _KEPT_S
+        try:
+            await services.storage.on_batches(lambda table, before=before: table.drop_ended(before))  # type: ignore[misc]
+        except NotStoredError as error:
+            _logger.error("old batches are not forgotten yet: %s", error.message)
+        await asyncio.sleep(SWEEP_S)
 
 
 DIALECT = Dialect(router, requests={_ALL: CreateBatch}, resume=resume)

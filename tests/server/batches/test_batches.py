@@ -19,7 +19,7 @@ from server.engine.client import QueueFullError
 from server.storage.storage import NotStoredError
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, serving
-from tests.server.tenants.keys import of_tenant
+from tests.server.tenants.keys import of_tenant, write_keys
 from tests.waiting import until
 
 EMBEDDINGS = "/v1/embeddings"
@@ -371,6 +371,30 @@ async def test_no_key_sees_or_ends_another_s_batch_and_usage_is_the_owner_s(make
         assert error_of(await bob.post("/v1/batches", json=body))["param"] == "input_file_id"
         usage = [(await one.get("/v1/usage")).json()["data"] for one in (ann, bob)]
         assert [[day["num_model_requests"] for day in days] for days in usage] == [[8], []]
+
+
+async def test_lines_of_a_key_that_has_gone_end_with_an_error(
+    make_with_keys, tmp_path: Path, engine: FakeEngine
+) -> None:
+    engine.step_delay_s = 0.001
+    app = make_with_keys({"ann": {}, "bob": {}}, data_dir=tmp_path / "data")
+    async with of_tenant(app, "ann") as client:
+        batches = Batches(client)
+        bodies = [completion(max_tokens=1)] * 3 + [completion(max_tokens=100)] * 20
+        made = await batches.create(written(bodies))
+        await batches.when(made["id"], lambda batch: batch["request_counts"]["completed"] >= 3)
+        write_keys(tmp_path / "keys.yaml", bob={})
+        app.state.services.accounts.keys.reload()
+        assert (await client.get(f"/v1/batches/{made['id']}")).status_code == 401
+        await until(lambda: app.state.services.jobs.get(made["id"], "ann") is None)
+        write_keys(tmp_path / "keys.yaml", ann={})
+        app.state.services.accounts.keys.reload()
+        batch = await batches.get(made["id"])
+        answers, errors = [await batches.content(batch[f"{name}_file_id"]) for name in ("output", "error")]
+    assert batch["status"] == "completed"
+    assert 3 <= len(answers) < 23
+    assert len(answers) + len(errors) == 23
+    assert {error["response"]["status_code"] for error in errors} == {401}
 
 
 async def test_progress_is_in_the_log_and_lines_are_not(

@@ -1,5 +1,6 @@
 """What keys have used: by day and model, for themselves alone, kept and counted in the metrics."""
 
+import asyncio
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from server.storage.storage import NotStoredError, Storage
-from server.storage.usage import KEPT_DAYS, UsageKey, Used
+from server.storage.usage import KEPT_DAYS, UsageKey, UsageTable, Used
 from server.tenants.usage_book import today
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, error_of
@@ -113,9 +114,26 @@ async def test_usage_that_cannot_be_written_is_written_later(
     async with of_tenant(app, "ann") as client:
         for _ in range(2):
             assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
-    (day,) = await usage_of(app, "ann")
-    assert day["num_model_requests"] == 2
+    async with asyncio.timeout(20):
+        while not (days := await usage_of(app, "ann")):  # which waits for a while itself
+            pass
+    assert [day["num_model_requests"] for day in days] == [2]
     assert "usage is not written down yet: The disk is full." in caplog.text
+
+
+async def test_what_ends_within_a_moment_is_written_together_and_at_once_when_it_is_asked_for(
+    make_with_keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.tenants.usage_book._PAUSE_S", 3600)
+    app = make_with_keys({"ann": {}})
+    added, add = [], UsageTable.add
+    monkeypatch.setattr(UsageTable, "add", lambda table, used: (added.append(used), add(table, used)))
+    async with of_tenant(app, "ann") as client:
+        for _ in range(5):
+            assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
+    assert added == []
+    (day,) = await usage_of(app, "ann")
+    assert (day["num_model_requests"], len(added)) == (5, 1)
 
 
 async def test_without_keys_usage_is_everyone_s(client, engine: FakeEngine) -> None:

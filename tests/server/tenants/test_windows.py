@@ -138,6 +138,38 @@ async def test_while_redis_is_away_each_server_counts_for_itself(
     await away.close()
 
 
+async def test_what_was_corrected_while_redis_was_away_is_told_when_it_is_back(redis_url: str, clock: Clock) -> None:
+    clock.now += 86400 * random.SystemRandom().randrange(1, 10**6)
+    windows, other = Windows(redis_url), Windows(redis_url)
+    _, one = await windows.take(DAY, 60)
+    assert one is not None
+    windows._lose(StorageError(OSError("gone")))
+    await windows.correct(one, 10)
+    assert (await other.look(DAY)).now == 60
+    clock.now += 10
+    await windows.look(DAY)
+    assert (await other.look(DAY)).now == 10
+    await windows.close()
+    await other.close()
+
+
+async def test_what_is_refused_takes_nothing_from_others_not_even_for_a_moment(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows, amounts = Windows(), []
+    incr = windows._own.incr
+
+    async def noted(key: str, expiry: float, amount: int = 1) -> int:
+        amounts.append(amount)
+        return await incr(key, expiry, amount=amount)
+
+    monkeypatch.setattr(windows._own, "incr", noted)
+    await windows.take(MINUTE, 60)
+    assert (await windows.take(MINUTE, 41))[1] is None
+    assert (await windows.take(MINUTE, 40))[1] is not None
+    assert amounts == [60, 40]
+
+
 @pytest.mark.parametrize("url", ["memory", "http://me:secret@there", "redis://:secret@host:port"])
 def test_what_is_no_redis_is_refused_at_the_start(url: str) -> None:
     with pytest.raises(ValueError, match="redis_url cannot be used") as caught:
