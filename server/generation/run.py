@@ -161,7 +161,7 @@ class Run:
         self._waker = self._loop.call_later(delay_s, self.wake)
 
     def _submit(self, prompt: PromptRun) -> None:
-        prompt.stream = self._engine.submit(prompt.request, self.wake)
+        prompt.stream = self._engine.submit(prompt.request, self.wake, self._meter.follow())
         self._meter.admitted(prompt.request)
         self._num_submitted += 1
 

@@ -5,6 +5,7 @@ import time
 from scheduler.interface import EngineRequest
 from server.telemetry.metrics import EndReason, Metrics
 from server.telemetry.request_record import RequestRecord
+from server.telemetry.timeline import PromptTimeline
 
 
 class RequestMeter:
@@ -17,6 +18,8 @@ class RequestMeter:
         self._last: dict[tuple[int, int], float] = {}
         self._num_running = 0  # choices that the engine has taken and that have not ended
         self.keeps_text = keeps_text
+        self.prompts: list[PromptTimeline] = []
+        """Of what was given to the engine."""
 
     def start(self, answer_id: str, num_prompt_tokens: int, prompt: str | None) -> None:
         """The request is valid. `prompt` is None unless it is to be logged."""
@@ -24,6 +27,11 @@ class RequestMeter:
         self._record.tokens_in = num_prompt_tokens
         self._record.tokens_out = 0
         self._record.prompt = prompt
+
+    def follow(self) -> PromptTimeline:
+        """What is to be told of the prompt that is given to the engine next."""
+        self.prompts.append(PromptTimeline())
+        return self.prompts[-1]
 
     def admitted(self, request: EngineRequest) -> None:
         """The engine has taken one of the prompts."""
