@@ -365,6 +365,8 @@ class ChoiceResult:
     """... those that did not."""
     num_candidates: int = 0
     """How many candidates contrastive search has to compare in the choice's next step."""
+    method: str = ""
+    """Of speculation, that made the drafts; empty without any."""
     error: Failure | None = None
     """Set if this choice cannot go on; the others are not affected."""
     beam_candidates: tuple[Candidate, ...] = ()

@@ -186,6 +186,7 @@ class ModelRunner:
             return self._give_up(work, reason)
         known = verdicts | pooled
         decided = [known.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
+        made_by = self._speculator.made_by(work.slots)
         self._commit(plan, work.choices, decided)
         offers = self._propose(next_load(work.choices, len(verdicts)), plan, work, decided, step)
         num_candidates = self._search.num_candidates()
@@ -201,6 +202,7 @@ class ModelRunner:
                     num_accepted=len(verdict.nodes),
                     num_rejected=len(draft) - len(verdict.nodes),
                     num_candidates=num_candidates.get(slot, 0),
+                    method=made_by[index],
                     error=verdict.error,
                     beam_candidates=verdict.candidates,
                     sampler_state=verdict.sampler_state,

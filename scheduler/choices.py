@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from model_runner.contract import ChoiceResult, Failure, ScheduledRequest
 from scheduler.block_pool import IntegrityError
+from scheduler.history import ChoiceHistory
 from scheduler.interface import RequestOutput
 from scheduler.output import failure_of, output_of
 from scheduler.request import Request
@@ -41,33 +42,41 @@ class Choices:
         """Follow all choices of a request, which were lined up."""
         self._live[choices[0].request_id] = {choice.sampling.choice: choice for choice in choices}
 
-    def abort(self, request_id: str, choice: int | None) -> None:
+    def abort(self, request_id: str, choice: int | None, now: float) -> list[ChoiceHistory]:
         """End one choice, or all; what is unknown or has ended is left alone."""
         siblings = self._live.get(request_id, {})
-        for request in [request for index, request in siblings.items() if choice in (None, index)]:
+        aborted = [request for index, request in siblings.items() if choice in (None, index)]
+        for request in aborted:
             self._end(request)
+        return [request.history(now, has_ended=True) for request in aborted]
+
+    def explain(self, request_id: str, now: float) -> list[ChoiceHistory]:
+        """Of the choices that live."""
+        return [request.history(now) for request in self._live.get(request_id, {}).values()]
 
     def advance(
-        self, scheduled: Sequence[ScheduledRequest], results: Mapping[str, ChoiceResult]
+        self, scheduled: Sequence[ScheduledRequest], results: Mapping[str, ChoiceResult], now: float
     ) -> list[RequestOutput]:
         """Go on with what a step brought those that run, by their keys; what was computed is booked already."""
         outputs = []
         for share in scheduled:
             request = self._roster.running.get(share.key)
             if request is not None and request.request_id in self._live and request.guides is None:
-                outputs += self._advance(request, share, results[share.key])
+                outputs += self._advance(request, share, results[share.key], now)
         return outputs
 
-    def fail(self, request: Request, error: Failure) -> list[RequestOutput]:
+    def fail(self, request: Request, error: Failure, now: float) -> list[RequestOutput]:
         """End a choice whose computation went wrong, and let nobody find its blocks: they may be the cause."""
         self._sharing.withdraw(request.members)
         self._end(request)
-        return [failure_of(request, error)]
+        return [failure_of(request.history(now, has_ended=True), request.request_id, error)]
 
-    def _advance(self, request: Request, share: ScheduledRequest, choice: ChoiceResult) -> list[RequestOutput]:
+    def _advance(
+        self, request: Request, share: ScheduledRequest, choice: ChoiceResult, now: float
+    ) -> list[RequestOutput]:
         """Nothing comes out while a choice's prompt is computed or candidates are looked up."""
         if choice.error is not None:
-            return self.fail(request, choice.error)
+            return self.fail(request, choice.error, now)
         request.num_draft, request.num_candidates = choice.num_draft, choice.num_candidates
         looks_only = request.sampling.num_candidates > 0 and share.num_candidates == 0
         if bool(choice.tokens or choice.pooled) == (request.remaining > 0 or looks_only):
@@ -86,7 +95,9 @@ class Choices:
             self._end(request)
         elif looks_only:
             return []
-        return [output_of(request, choice, verdict)]
+        if request.progress.is_prefilling:
+            request.progress.note_token(now)
+        return [output_of(request, choice, verdict, now)]
 
     def _end(self, request: Request) -> None:
         self._roster.end(request.members)

@@ -1,11 +1,10 @@
 """The loop's body: schedule, execute, update."""
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from model_runner.contract import StepPlan
 from model_runner.runner_interface import LaunchedStep, Runner
+from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from scheduler.preparing import Preparing, failed
 from scheduler.scheduler import Scheduler
@@ -14,15 +13,15 @@ from scheduler.scheduler import Scheduler
 class Engine:
     """Takes requests, runs them step by step and hands out what each step brought. Used from one thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock` times steps, in seconds."""
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        """Steps are timed by the scheduler's clock."""
         if scheduler.num_blocks != runner.num_blocks:
             raise ValueError(f"the scheduler has {scheduler.num_blocks} KV blocks, the runner {runner.num_blocks}")
         self.scheduler = scheduler
         self.runner = runner
         self._ahead: tuple[StepPlan, LaunchedStep] | None = None
         self._preparing = Preparing()
-        self._clock = clock
+        self._clock = scheduler.clock
 
     @property
     def has_work(self) -> bool:
@@ -41,12 +40,19 @@ class Engine:
         if work is None:
             self.scheduler.add(request)
         else:
-            self._preparing.add(request, work)
+            self._preparing.add(request, work, self._clock())
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """End one choice, or all; nothing more comes of them. What is unknown or has ended is left alone."""
-        self._preparing.abort(request_id, choice)
-        self.scheduler.abort(request_id, choice)
+    def abort(self, request_id: str, choice: int | None = None) -> list[ChoiceHistory]:
+        """End one choice, or all; nothing more comes of them. What is unknown or has ended is left alone.
+
+        Returns what became of those that ended with it.
+        """
+        held = self._preparing.abort(request_id, choice, self._clock())
+        return held + self.scheduler.abort(request_id, choice)
+
+    def explain(self, request_id: str) -> list[ChoiceHistory]:
+        """What became so far of a request's choices that have not ended; of none, if it is unknown."""
+        return self._preparing.explain(request_id, self._clock()) + self.scheduler.explain(request_id)
 
     def step(self) -> list[RequestOutput]:
         """Compute one batch. At most one output for each choice, in admission order.
@@ -69,11 +75,11 @@ class Engine:
     def _line_up_prepared(self) -> list[RequestOutput]:
         """Returns the end of those that cannot run."""
         outputs: list[RequestOutput] = []
-        for request, failure in self._preparing.take(is_idle=not self.scheduler.has_work):
-            if failure is None:
-                self.scheduler.add(request)
+        for prepared in self._preparing.take(is_idle=not self.scheduler.has_work):
+            if prepared.failure is None:
+                self.scheduler.add(prepared.request, prepared.arrived_at)
             else:
-                outputs += failed(request, failure)
+                outputs += failed(prepared.request, prepared.failure, prepared.arrived_at, self._clock())
         return outputs
 
     def _launch(self) -> tuple[StepPlan, LaunchedStep] | None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from model_runner.blame import blamed
 from model_runner.contract import Candidate, Failure, SamplingParams, TokenLogprobs
 from scheduler.beam_search import BeamSearcher, Continuation, Finished, Rules
+from scheduler.history import ChoiceHistory
 from scheduler.interface import (
     BeamScore,
     BeamSearch,
@@ -67,6 +68,7 @@ class Guided:
             tokens=[*prompt, *choice.tokens[choice.num_prompt :]],
             num_prompt=len(prompt),
             chain=chain_of(choice.cache_salt, sampling, block_size),
+            progress=choice.progress,
             group=self,
             guides=choice.key,
         )
@@ -107,6 +109,7 @@ class BeamMembers:
         prompt.group = self
         self.width = search.width
         self.members = [prompt]
+        self._progress = prompt.progress
         self.open = [choice.index for choice in request.choices]
         """Choices whose output is still wanted: which of the sequences they are, counted from the best."""
         self.request_id = request.request_id
@@ -120,19 +123,25 @@ class BeamMembers:
         self._num_made = 0
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
-    def advance(self, offers: Sequence[Sequence[Candidate]]) -> Advance:
+    def advance(self, offers: Sequence[Sequence[Candidate]], now: float) -> Advance:
         """Take a step with what each member offers."""
         first = self.members[0]
+        if self._progress.is_prefilling:
+            self._progress.note_token(now)
         self._prompt_logprobs += first.take_prompt_logprobs()
         num_cached = first.num_cached or 0
         continuations = self._searcher.advance(offers)
         dropped = self._go_on(continuations)
-        outputs = self._shared_outputs() if continuations else self._last_outputs()
+        outputs = self._shared_outputs() if continuations else self._last_outputs(now)
         return Advance([replace(output, num_cached_tokens=num_cached) for output in outputs], dropped)
 
-    def fail(self, error: Failure) -> list[RequestOutput]:
+    def fail(self, error: Failure, now: float) -> list[RequestOutput]:
         """The end of all choices."""
-        return [self._output(choice, finish_reason=FinishReason.ERROR, error=error) for choice in self.open]
+        return [self._failure(choice, error, now) for choice in self.open]
+
+    def history(self, choice: int, now: float, *, has_ended: bool = False) -> ChoiceHistory:
+        """What became of the search so far, as one of its choices tells it."""
+        return self._progress.history(choice, self._num_shown, now, has_ended=has_ended)
 
     def _go_on(self, continuations: Sequence[Continuation]) -> list[Request]:
         """Make the continuations the members; returns the old members that none of them extends."""
@@ -162,15 +171,15 @@ class BeamMembers:
             return []
         return [self._output(choice, tokens=tokens[again:], logprobs=reports[again:]) for choice in self.open]
 
-    def _last_outputs(self) -> list[RequestOutput]:
+    def _last_outputs(self, now: float) -> list[RequestOutput]:
         found = self._searcher.finished()
-        shown = max(self._num_shown, self._num_sent)
         return [
-            self._end(choice, found[choice], shown) if choice < len(found) else self._missing(choice, len(found))
+            self._end(choice, found[choice], now) if choice < len(found) else self._missing(choice, len(found), now)
             for choice in self.open
         ]
 
-    def _end(self, choice: int, ended: Finished, shown: int) -> RequestOutput:
+    def _end(self, choice: int, ended: Finished, now: float) -> RequestOutput:
+        shown = max(self._num_shown, self._num_sent)
         return self._output(
             choice,
             tokens=tuple(ended.beam.tokens[shown:]),
@@ -178,11 +187,16 @@ class BeamMembers:
             finish_reason=ended.reason,
             stop_token_id=ended.stop_token_id,
             beam=BeamScore(ended.score, ended.beam.logprob),
+            history=self._progress.history(choice, len(ended.beam.tokens), now, has_ended=True),
         )
 
-    def _missing(self, choice: int, found: int) -> RequestOutput:
+    def _missing(self, choice: int, found: int, now: float) -> RequestOutput:
         message = _TOO_FEW.format(found=found, wanted=max(self.open) + 1) + self._blamed
-        return self._output(choice, finish_reason=FinishReason.ERROR, error=Failure(message, by_request=True))
+        return self._failure(choice, Failure(message, by_request=True), now)
+
+    def _failure(self, choice: int, error: Failure, now: float) -> RequestOutput:
+        history = self.history(choice, now, has_ended=True)
+        return self._output(choice, finish_reason=FinishReason.ERROR, error=error, history=history)
 
     def _output(self, choice: int, tokens: tuple[int, ...] = (), **more: Any) -> RequestOutput:
         """One for this choice. The first one of choice 0 brings the prompt's logprobs."""

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
 from model_runner.info import LearningStats, SpeculationStats
+from scheduler.history import ChoiceHistory
 
 BACKGROUND = 1 << 20
 """The first tier of those that get only the room that others leave."""
@@ -153,6 +154,8 @@ class RequestOutput:
     """What goes with the choice's tokens, these included, when it is resumed."""
     pooled: bytes = b""
     """The numbers that were asked for in place of tokens, with the choice's end: see ChoiceResult."""
+    history: ChoiceHistory | None = None
+    """With the choice's end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from model_runner.contract import SamplingParams, ScheduledRequest, Speculation, TokenLogprobs
 from model_runner.shared_list import SharedList
+from scheduler.history import ChoiceHistory, Progress
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest
 from scheduler.prefix_cache import BlockChain
 
@@ -46,6 +47,8 @@ class Request:
     """Shared once it was forked: beams are, again and again."""
     num_prompt: int
     chain: BlockChain
+    progress: Progress
+    """Of all members together, where it is of a group."""
     speculation: Speculation | None = None
     learn: bool = True
     num_computed: int = 0
@@ -118,6 +121,10 @@ class Request:
             and self.forked_from is None
         )
 
+    def history(self, now: float, *, has_ended: bool = False) -> ChoiceHistory:
+        """What became of it so far."""
+        return self.progress.history(self.sampling.choice, self.num_output, now, has_ended=has_ended)
+
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Deliver the collected prompt logprobs, once: computing the prompt again will not ask for them."""
         if not self.wants_prompt_logprobs:
@@ -163,7 +170,7 @@ class Request:
         )
 
 
-def make_choices(request: EngineRequest, first_arrival: int, block_size: int) -> list[Request]:
+def make_choices(request: EngineRequest, first_arrival: int, arrived_at: float, block_size: int) -> list[Request]:
     """One Request for each choice. Choice 0 alone delivers prompt logprobs, unless its first output is already out."""
     return [
         Request(
@@ -180,6 +187,7 @@ def make_choices(request: EngineRequest, first_arrival: int, block_size: int) ->
             tokens=[*request.prompt, *choice.output],
             num_prompt=len(request.prompt),
             chain=chain_of(request.cache_salt, request.sampling, block_size),
+            progress=Progress(arrived_at, len(request.prompt), len(choice.output)),
             speculation=request.speculation,
             learn=request.learn,
             sampler_state=choice.sampler_state,

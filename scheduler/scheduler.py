@@ -25,7 +25,8 @@ The beams of a search are a group, and so are a choice and its guide: admitted w
 preempted together, and in lockstep, which means that the last known tokens of all are computed in the same step.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.info import LearningStats, SpeculationStats
@@ -36,6 +37,7 @@ from scheduler.choices import Choices
 from scheduler.config import SchedulerConfig
 from scheduler.counters import Counters
 from scheduler.groups import BeamMembers, Guided, least_share, lockstep, search_from_start
+from scheduler.history import ChoiceHistory
 from scheduler.idle_room import IdleRoom, OthersLoad
 from scheduler.integrity import check_books
 from scheduler.interface import BACKGROUND, EngineRequest, EngineStats, RequestOutput, WatchText
@@ -54,11 +56,18 @@ class Scheduler:
     may come at any moment between any two calls.
     """
 
-    def __init__(self, config: SchedulerConfig, num_blocks: int, watch_text: WatchText | None = None) -> None:
-        """Without `watch_text`, beam search with stop strings is refused."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        num_blocks: int,
+        watch_text: WatchText | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Without `watch_text`, beam search with stop strings is refused. `clock` is that of histories, in seconds."""
         limits = (config.block_size, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
         if min(*limits, num_blocks) < 1:
             raise ValueError(f"all limits must be at least 1: {config}, num_blocks={num_blocks}")
+        self.clock = clock
         self._config = config
         cache = PrefixCache()
         self._pool = BlockPool(num_blocks, cache)
@@ -73,6 +82,8 @@ class Scheduler:
         self._watch_text = watch_text
         self._num_arrived = 0
         self._counters = Counters()
+        self._num_taken = 0
+        """Steps whose results were taken in."""
         self._room = IdleRoom(config.max_num_batched_tokens)
         self._others: OthersLoad | None = None
         """Of the last step, if there was background work that might have been added to it, ..."""
@@ -96,17 +107,18 @@ class Scheduler:
         if request.beam_search is not None and request.beam_search.stop and self._watch_text is None:
             raise ValueError(f"request {request.request_id!r} has stop strings, and nobody here reads text")
 
-    def add(self, request: EngineRequest) -> None:
-        """Line up all choices of a request. Raises what `check` does."""
+    def add(self, request: EngineRequest, arrived_at: float | None = None) -> None:
+        """Line up all choices of a request, which has arrived just now or then. Raises what `check` does."""
         self.check(request)
+        arrived_at = self.clock() if arrived_at is None else arrived_at
         if request.beam_search is not None:
-            (beam,) = self._line_up(search_from_start(request))
+            (beam,) = self._line_up(search_from_start(request), arrived_at)
             self._searches.add(BeamMembers(request, request.beam_search, self._watch_text, beam))
         else:
-            self._choices.add(self._line_up(request))
+            self._choices.add(self._line_up(request, arrived_at))
 
-    def _line_up(self, request: EngineRequest) -> list[Request]:
-        choices = make_choices(request, self._num_arrived, self._config.block_size)
+    def _line_up(self, request: EngineRequest, arrived_at: float) -> list[Request]:
+        choices = make_choices(request, self._num_arrived, arrived_at, self._config.block_size)
         self._num_arrived += len(choices)
         for choice in choices:
             if request.guide:
@@ -114,10 +126,18 @@ class Scheduler:
             self._waiting.push(choice)
         return choices
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """End one choice, or all. Their blocks are free at once; what is unknown or has ended is left alone."""
-        self._choices.abort(request_id, choice)
-        self._searches.abort(request_id, choice)
+    def abort(self, request_id: str, choice: int | None = None) -> list[ChoiceHistory]:
+        """End one choice, or all. Their blocks are free at once; what is unknown or has ended is left alone.
+
+        Returns what became of those that ended with it.
+        """
+        now = self.clock()
+        return self._choices.abort(request_id, choice, now) + self._searches.abort(request_id, choice, now)
+
+    def explain(self, request_id: str) -> list[ChoiceHistory]:
+        """What became so far of a request's choices that have not ended; of none, if it is unknown."""
+        now = self.clock()
+        return self._choices.explain(request_id, now) + self._searches.explain(request_id, now)
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
@@ -170,9 +190,11 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the plan brought; results of choices that were aborted meanwhile are dropped."""
+        now = self.clock()
         if result.out_of_memory:
-            return self._retreat(plan, result.out_of_memory)
+            return self._retreat(plan, result.out_of_memory, now)
         self._limit.note_success()
+        self._num_taken += 1
         results: dict[str, ChoiceResult] = {}
         for share, choice in zip(plan.scheduled, result.choices, strict=True):
             if share.key != choice.key:
@@ -181,22 +203,31 @@ class Scheduler:
             if request is not None:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
+                progress = request.progress
+                if progress.last_step != self._num_taken:
+                    progress.last_step = self._num_taken
+                    progress.steps += 1
                 request.prompt_logprobs += choice.prompt_logprobs
                 if self._counts_service and (num_output := len(choice.tokens) or bool(choice.beam_candidates)):
                     self._waiting.note_service(request, num_output=num_output)
-        return self._choices.advance(plan.scheduled, results) + self._searches.advance(results)
+        return self._choices.advance(plan.scheduled, results, now) + self._searches.advance(results, now)
 
-    def _retreat(self, plan: StepPlan, reason: str) -> list[RequestOutput]:
+    def _retreat(self, plan: StepPlan, reason: str, now: float) -> list[RequestOutput]:
         """Go on after a step for which memory ran out: it brought nobody anything."""
         self._counters.out_of_memory += 1
         retreat = self._limit.retreat(plan, self._running, reason)
         if retreat.preempted is not None:
-            self._roster.preempt(retreat.preempted)
-            self._counters.preemptions += 1
+            self._preempt(retreat.preempted)
         if retreat.failed is None:
             return []
         owner = self._searches if retreat.failed.request_id in self._searches else self._choices
-        return owner.fail(retreat.failed, OUT_OF_MEMORY)
+        return owner.fail(retreat.failed, OUT_OF_MEMORY, now)
+
+    def _preempt(self, victim: Request, unheard_of: Collection[str] = ()) -> None:
+        """Have a choice, with its group, wait again; `unheard_of` as for the roster."""
+        self._roster.preempt(victim, unheard_of)
+        self._counters.preemptions += 1
+        victim.progress.note_preemption(self.clock())
 
     def stats(
         self, speculation: tuple[SpeculationStats, ...] = (), learning: LearningStats | None = None
@@ -249,8 +280,7 @@ class Scheduler:
         ]
         while not self._pool.can_allocate(sum(num_new)):
             victim = max(self._running.values(), key=self._waiting.rank)
-            self._roster.preempt(victim, unheard_of=step.take_back(victim.members))
-            self._counters.preemptions += 1
+            self._preempt(victim, unheard_of=step.take_back(victim.members))
             if victim in members:
                 return
         for member, start, count, num_tokens in zip(members, starts, num_new, shares, strict=True):
@@ -330,8 +360,7 @@ class Scheduler:
         background = [request for request in self._running.values() if request.is_background]
         if not background:
             return False
-        self._roster.preempt(max(background, key=self._waiting.rank))
-        self._counters.preemptions += 1
+        self._preempt(max(background, key=self._waiting.rank))
         return True
 
     def _admit(self, head: Request, starts: Sequence[Start], step: Step) -> None:
@@ -344,6 +373,7 @@ class Scheduler:
             self._place(member, start, self._pool.allocate(count), step)
         for member, start, num_tokens in zip(members, starts, lockstep(members, step.budget), strict=True):
             step.admit(member, num_tokens, start.forked_from)
+        head.progress.note_admission(self.clock(), head.num_cached or 0)
 
     def _num_to_grow(self, request: Request, num_tokens: int) -> int:
         """The blocks that a running request lacks to compute so many tokens."""

@@ -34,6 +34,7 @@ from server.http.responses import error_response
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
+from server.telemetry.timelines import Timelines
 from server.tenants.accounts import Accounts
 from server.tenants.key_ring import KeyRing
 from server.tenants.rate_limits import RateLimits
@@ -111,6 +112,7 @@ def _services(
         model=model,
         settings=settings,
         metrics=metrics,
+        timelines=Timelines(engine, model.name),
         fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
         intake=Intake(tokenizer, folder.path, model, settings),
         storage=storage,

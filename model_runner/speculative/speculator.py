@@ -192,6 +192,10 @@ class Speculator:
             for tree, offer, count in zip(trees, offers, counts, strict=False)
         ]
 
+    def made_by(self, slots: Sequence[int]) -> list[str]:
+        """The methods that made the drafts of these slots for this cycle; empty where there are none."""
+        return [self._choices[slot].made_by if slot in self._choices else "" for slot in slots]
+
     # -- after it ------------------------------------------------------------------------------------------------------
 
     def observe(

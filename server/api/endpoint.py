@@ -85,9 +85,11 @@ async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Ru
 async def _run(plan: Plan, account: Account, record: RequestRecord, services: Services) -> Run:
     settings = services.settings
     record.headers |= await services.accounts.limits.headers(account.tenant)
-    meter = RequestMeter(services.metrics, record, keeps_text=settings.log_prompts)
-    prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer) if settings.log_prompts else None
-    meter.start(plan.id, sum(len(one.prompt) for one in plan.requests), prompt)
+    record.answer_id = plan.id
+    record.tokens_in, record.tokens_out = sum(len(one.prompt) for one in plan.requests), 0
+    if settings.log_prompts:
+        record.prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer)
+    meter = RequestMeter(services.metrics, services.timelines.begin(record), keeps_text=settings.log_prompts)
     timeout_s = _BACKGROUND_TIMEOUT_S if record.is_background else settings.request_timeout_s
     run = Run(services.engine, services.tokenizer, plan, meter, account.close, timeout_s=timeout_s)
     await run.submit()

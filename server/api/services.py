@@ -18,6 +18,7 @@ from server.http.loopback import Loopback
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
+from server.telemetry.timelines import Timelines
 from server.tenants.accounts import Accounts
 from server.text.tokenizer import Tokenizer
 
@@ -33,6 +34,7 @@ class Services:
     model: ServedModel
     settings: Settings
     metrics: Metrics
+    timelines: Timelines
     fingerprint: Fingerprint
     intake: Intake
     storage: Storage

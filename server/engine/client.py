@@ -5,7 +5,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from model_runner.info import RunnerInfo
+from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from server.engine.follower import Follower
 
 
 class EngineState(StrEnum):
@@ -79,11 +81,18 @@ class EngineClient(Protocol):
         """Returns when the engine answers; raises EngineUnavailableError when it failed to start."""
         ...
 
-    def submit(self, request: EngineRequest, wake: Callable[[], None]) -> OutputStream:
+    def submit(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> OutputStream:
         """Take a request; `wake` is called whenever its stream has something new.
 
-        Raises QueueFullError or EngineUnavailableError if it is not taken. A restart of the engine is not seen here:
-        outputs go on where they stopped.
+        Raises QueueFullError or EngineUnavailableError if it is not taken. A restart of the engine is not seen in the
+        outputs, which go on where they stopped; only the follower is told.
+        """
+        ...
+
+    async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
+        """What became so far of a request's choices that have not ended. Takes as long as a step does.
+
+        Nothing of a request that is unknown or has ended, or that the engine does not have: it restarts, or dies.
         """
         ...
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, RequestOutput
+from server.engine.follower import Follower, Unheard
 from server.engine.recovery import Crash, CrashPolicy
 
 
@@ -14,8 +15,9 @@ class LiveRequest:
     Bringing never blocks: what a slow consumer leaves lying is bounded by the request's `max_tokens`.
     """
 
-    def __init__(self, request: EngineRequest, wake: Callable[[], None]) -> None:
+    def __init__(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> None:
         """`wake` tells the consumer that there is something new."""
+        self.follower = follower
         self._request = request
         self._tokens = {choice.index: list(choice.output) for choice in request.choices}  # of unfinished choices
         self._states = {choice.index: choice.sampler_state for choice in request.choices}
@@ -49,28 +51,40 @@ class LiveRequest:
         choices = tuple(ChoiceState(index, tuple(tokens), states[index]) for index, tokens in self._tokens.items())
         return replace(self._request, choices=choices)
 
-    def apply(self, output: RequestOutput) -> None:
-        """Take in what a step brought; what comes for a choice that has ended is dropped."""
+    def apply(self, output: RequestOutput) -> bool:
+        """Take in what a step brought. False if the choice has ended: then it is dropped."""
         tokens = self._tokens.get(output.choice)
         if tokens is None:
-            return
+            return False
         tokens.extend(output.tokens)
         self._states[output.choice] = output.sampler_state
         if output.finish_reason is not None:
             del self._tokens[output.choice]
+            self.follower.ended(output.choice, output.history)
         self._outputs.append(output)
         self._wake()
+        return True
 
     def abort(self, choice: int) -> bool:
-        """End one choice; its outputs that were not taken yet are dropped. False if it had finished before."""
+        """End one choice; its outputs that were not taken yet are dropped. False if it had finished before.
+
+        The follower is not told: it is to get what the engine says of the choice.
+        """
         was_running = self._tokens.pop(choice, None) is not None
         self._outputs = [output for output in self._outputs if output.choice != choice]
         self._wake()
         return was_running
 
+    def abort_all(self) -> list[int]:
+        """End all choices, of which the follower is not told. Returns those that had not finished before."""
+        running = list(self._tokens)
+        self._tokens.clear()
+        return running
+
     def fail(self, error: Exception) -> None:
         """End all choices; the consumer gets the outputs that are there, then the error."""
-        self._tokens.clear()
+        for choice in self.abort_all():
+            self.follower.ended(choice, None)
         self.error = error
         self._wake()
 
@@ -90,6 +104,8 @@ class LiveRequests:
         self._empty.set()
         self.num_choices = 0
         """Unfinished choices of all requests that are not in the background."""
+        self.unheard = Unheard()
+        """What the engine has to tell still of aborted choices, and of requests of which it was asked."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -105,11 +121,15 @@ class LiveRequests:
         """Requests that are in the engine."""
         return self._policy.num_inside
 
-    def add(self, request: EngineRequest, wake: Callable[[], None]) -> LiveRequest:
+    def is_inside(self, request_id: str) -> bool:
+        """Whether the engine has it."""
+        return self._policy.is_inside(request_id)
+
+    def add(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> LiveRequest:
         """A new request, not yet submitted. Raises ValueError if one with this id is live."""
         if request.request_id in self._live:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        live = self._live[request.request_id] = LiveRequest(request, wake)
+        live = self._live[request.request_id] = LiveRequest(request, wake, follower)
         self._policy.add(request.request_id)
         self.num_choices += live.num_counted
         self._empty.clear()
@@ -120,13 +140,13 @@ class LiveRequests:
         return [self._live[request_id].resumed() for request_id in self._policy.release()]
 
     def apply(self, outputs: Iterable[RequestOutput]) -> bool:
-        """Hand out what a step brought; True if a request finished with it. Outputs of unknown requests are dropped."""
+        """Hand out what a step brought; True if a request finished with it. What nobody waits for is dropped."""
         finished = False
         for output in outputs:
             live = self._live.get(output.request_id)
-            if live is None:
+            if live is None or not live.apply(output):
+                self.unheard.hear_of(output)
                 continue
-            live.apply(output)
             if output.finish_reason is None:
                 continue
             self.num_choices -= not live.is_background
@@ -142,6 +162,7 @@ class LiveRequests:
             return False
         self.num_choices -= not live.is_background
         submitted = self._policy.is_inside(request_id)
+        self._note_aborted(live, [choice], submitted)
         if not live.num_unfinished:
             self._forget(request_id)
         return submitted
@@ -151,7 +172,8 @@ class LiveRequests:
         if self._live.get(live.request_id) is not live:
             return False
         submitted = self._policy.is_inside(live.request_id)
-        self._forget(live.request_id)
+        self._forget(live.request_id)  # which counts its choices
+        self._note_aborted(live, live.abort_all(), submitted)
         return submitted
 
     def in_background(self) -> list[LiveRequest]:
@@ -171,6 +193,8 @@ class LiveRequests:
     def crashed(self, error: Exception) -> Crash:
         """The engine died: nothing is submitted any more. The culprit, if there is one, ends with the error."""
         crash = self._policy.crashed()
+        for victim in crash.victims:
+            self._live[victim].follower.interrupted()
         if crash.culprit is not None:
             self._take_out(crash.culprit).fail(error)
         return crash
@@ -178,6 +202,14 @@ class LiveRequests:
     async def wait_empty(self) -> None:
         """Returns when no request is live."""
         await self._empty.wait()
+
+    def _note_aborted(self, live: LiveRequest, choices: Iterable[int], submitted: bool) -> None:
+        """The follower is told what the engine says of these choices, if it has them."""
+        if submitted:
+            self.unheard.expect(live.request_id, choices, live.follower)
+        else:
+            for choice in choices:
+                live.follower.ended(choice, None)
 
     def _forget(self, request_id: str) -> LiveRequest:
         self._policy.remove(request_id)

@@ -6,8 +6,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from model_runner.info import LearningStats, RunnerInfo
+from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
-from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, Shutdown, StepDone, Submit, ToEngine
+from server.engine.messages import (
+    Abort,
+    Aborted,
+    Explain,
+    Explained,
+    FromEngine,
+    LoadFailed,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepDone,
+    Submit,
+    ToEngine,
+)
 
 logger = logging.getLogger("samewise.engine")
 
@@ -26,7 +40,13 @@ class Engine(Protocol):
         """Raises ValueError if the request can never run."""
         ...
 
-    def abort(self, request_id: str, choice: int | None = None) -> None: ...
+    def abort(self, request_id: str, choice: int | None = None) -> Sequence[ChoiceHistory]:
+        """Returns what became of the choices that ended with it."""
+        ...
+
+    def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
+        """What became so far of a request's choices that have not ended; of none, if it is unknown."""
+        ...
 
     def step(self) -> Sequence[RequestOutput]: ...
 
@@ -119,7 +139,10 @@ class EngineLoop:
             case Submit(request):
                 self._submit(request)
             case Abort(request_id, choice):
-                self._abort(request_id, choice)
+                histories = self._abort(request_id, choice)
+                self._channel.send(Aborted(request_id, choice, tuple(histories)))
+            case Explain(request_id):
+                self._channel.send(Explained(request_id, tuple(self._engine.explain(request_id))))
             case _:
                 raise TypeError(f"{type(message).__name__} is not for an engine that runs")
 
@@ -131,15 +154,15 @@ class EngineLoop:
         else:
             self._unfinished[request.request_id] = {choice.index for choice in request.choices}
 
-    def _abort(self, request_id: str, choice: int | None) -> None:
+    def _abort(self, request_id: str, choice: int | None) -> Sequence[ChoiceHistory]:
         unfinished = self._unfinished.get(request_id, set())
+        if not unfinished or choice not in {None, *unfinished}:
+            return ()
         if choice is None:
-            if unfinished:
-                self._engine.abort(request_id)
-                del self._unfinished[request_id]
-        elif choice in unfinished:
-            self._engine.abort(request_id, choice)
+            del self._unfinished[request_id]
+        else:
             self._finish(request_id, choice)
+        return self._engine.abort(request_id, choice)
 
     def _step(self) -> None:
         outputs = tuple(self._engine.step())

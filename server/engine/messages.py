@@ -13,6 +13,7 @@ import msgspec
 from model_runner.config import RunnerConfig
 from model_runner.info import RunnerInfo
 from scheduler.config import Policy
+from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 
 
@@ -40,10 +41,19 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Forget one choice of a request, or all of them; unknown ones have finished meanwhile and are no error."""
+    """Forget one choice of a request, or all of them; unknown ones have finished meanwhile and are no error.
+
+    Answered by `Aborted`.
+    """
 
     request_id: str
     choice: int | None = None
+
+
+class Explain(msgspec.Struct, frozen=True, tag=True):
+    """Say what became of a request so far. Answered by `Explained`, between two steps."""
+
+    request_id: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -76,8 +86,26 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ToEngine = Load | Submit | Abort | Shutdown
-FromEngine = Ready | LoadFailed | StepDone | Rejected
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """The choices that an `Abort` named run no longer."""
+
+    request_id: str
+    choice: int | None
+    """As it was asked."""
+    histories: tuple[ChoiceHistory, ...]
+    """Of those that ended with it. All others had ended before, which was said before."""
+
+
+class Explained(msgspec.Struct, frozen=True, tag=True):
+    """What became of a request so far."""
+
+    request_id: str
+    histories: tuple[ChoiceHistory, ...]
+    """Of the choices that have not ended; none if the request is unknown."""
+
+
+ToEngine = Load | Submit | Abort | Explain | Shutdown
+FromEngine = Ready | LoadFailed | StepDone | Rejected | Aborted | Explained
 
 
 def _to_plain(value: object) -> str:

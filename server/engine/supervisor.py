@@ -3,15 +3,29 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from model_runner.info import RunnerInfo
+from scheduler.history import ChoiceHistory
 from scheduler.interface import BACKGROUND, EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
+from server.engine.follower import Follower
 from server.engine.live_requests import LiveRequest, LiveRequests
-from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, StepDone, Submit, ToEngine
+from server.engine.messages import (
+    Abort,
+    Aborted,
+    Explain,
+    Explained,
+    FromEngine,
+    LoadFailed,
+    Ready,
+    Rejected,
+    StepDone,
+    Submit,
+    ToEngine,
+)
 from server.engine.recovery import Backoff
 
 logger = logging.getLogger("samewise.engine")
@@ -111,10 +125,10 @@ class EngineSupervisor(ABC):
             await self._settled.wait()
             self._refuse_unless_open()
 
-    def submit(self, request: EngineRequest, wake: Callable[[], None]) -> "SupervisedStream":
+    def submit(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> "SupervisedStream":
         """See EngineClient. Raises ValueError if a request with this id is live."""
         self._admit(request)
-        live = self._requests.add(request, wake)
+        live = self._requests.add(request, wake, follower)
         self._submit_released()
         return SupervisedStream(live, self._abort)
 
@@ -127,6 +141,13 @@ class EngineSupervisor(ABC):
         if self._requests.abort_choice(request_id, choice):
             self._tell(Abort(request_id, choice))
         self._submit_released()
+
+    async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
+        if self._link is None or not self._requests.is_inside(request_id):
+            return ()
+        answer = self._requests.unheard.ask(request_id)
+        self._link.send(Explain(request_id))
+        return await answer
 
     async def drain(self, grace_s: float) -> None:
         self._draining = True
@@ -221,6 +242,7 @@ class EngineSupervisor(ABC):
         finally:
             gentle = self._stopping and self._link is not None
             self._link = None
+            self._requests.unheard.hear_no_more()
             self._stats = replace(self._stats, num_running=0, num_waiting=0, kv_usage=0.0)
             self._settled.clear()
             await link.close(SHUTDOWN_GRACE_S if gentle else 0.0)
@@ -236,6 +258,10 @@ class EngineSupervisor(ABC):
                 case Rejected(request_id, reason):
                     self._requests.fail(request_id, RequestFailedError(reason))
                     self._submit_released()
+                case Aborted(request_id, choice, histories):
+                    self._requests.unheard.hear_of_abort(request_id, choice, histories)
+                case Explained(request_id, histories):
+                    self._requests.unheard.hear_explanation(request_id, histories)
                 case Ready(info):
                     self._become_ready(link, info)
                 case LoadFailed(message):

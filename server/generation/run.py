@@ -161,8 +161,9 @@ class Run:
         self._waker = self._loop.call_later(delay_s, self.wake)
 
     def _submit(self, prompt: PromptRun) -> None:
-        prompt.stream = self._engine.submit(prompt.request, self.wake)
-        self._meter.admitted(prompt.request)
+        follower = self._meter.follower(prompt.index, prompt.request)
+        prompt.stream = self._engine.submit(prompt.request, self.wake, follower)
+        self._meter.admitted(follower, prompt.request)
         self._num_submitted += 1
 
     async def wait(self) -> bool:
@@ -245,7 +246,7 @@ class Run:
         if self._meter.keeps_text:
             self._meter.text("".join(event.text for event in events if isinstance(event, TextDelta)))
         if events and isinstance(end := events[-1], ChoiceEnd):
-            self._meter.choice_end(end.reason)
+            self._meter.choice_end((prompt.index, output.choice), end.reason)
             self._end_choice(prompt, output)
         return events
 

@@ -51,6 +51,7 @@ def report_of(error: Exception, record: RequestRecord, level: int = logging.WARN
     Whatever is no ApiError is a bug: the log gets its trace, the client the id under which it is found there. `level`
     is that of the line for what passes by itself.
     """
+    record.error = type(error).__name__
     if not isinstance(error, ApiError):
         _errors.error("unhandled exception", extra=record.ids, exc_info=error)
         return InternalError("The server had an error while processing your request.").naming(record.request_id)
@@ -77,6 +78,7 @@ class RequestMiddleware:
             return
         state = scope.setdefault("state", {})
         record = state.setdefault("record", None) or RequestRecord(_request_id(scope))
+        record.path = scope["path"]
         state.update(record=record, error_writer=self._error_writers(scope["path"]))
         response_started = False
 
@@ -93,6 +95,7 @@ class RequestMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, ClientTooSlowError) as error:
+            record.error = type(error).__name__
             _errors.info("client gone", extra={**record.ids, "reason": type(error).__name__})
         except Exception as error:  # noqa: BLE001 - the last line of defence
             known = report(error, scope)
@@ -124,6 +127,7 @@ class RequestMiddleware:
                 "output": record.output,
             },
         )
+        record.answered()
 
 
 def _request_id(scope: Scope) -> str:

@@ -1,36 +1,36 @@
-"""Measures one request for the metrics and for its line in the log."""
+"""Measures one request for the metrics, for its line in the log and for its timeline."""
 
 import time
 
 from scheduler.interface import EngineRequest
+from server.telemetry.live_timeline import ChoiceKey, LiveTimeline, PromptTimeline
 from server.telemetry.metrics import EndReason, Metrics
-from server.telemetry.request_record import RequestRecord
 
 
 class RequestMeter:
-    """Told what happens to a request; passes it on to the metrics and the request's record."""
+    """Told what happens to a request; passes it on to the metrics, the request's record and its timeline."""
 
-    def __init__(self, metrics: Metrics, record: RequestRecord, *, keeps_text: bool = False) -> None:
+    def __init__(self, metrics: Metrics, timeline: LiveTimeline, *, keeps_text: bool = False) -> None:
         """`keeps_text` puts the output into the log."""
         self._metrics = metrics
-        self._record = record
-        self._last: dict[tuple[int, int], float] = {}
-        self._num_running = 0  # choices that the engine has taken and that have not ended
+        self._timeline = timeline
+        self._record = timeline.record
+        self._last: dict[ChoiceKey, float] = {}
+        self._running: set[ChoiceKey] = set()
+        """Choices that the engine has taken and that have not ended."""
         self.keeps_text = keeps_text
 
-    def start(self, answer_id: str, num_prompt_tokens: int, prompt: str | None) -> None:
-        """The request is valid. `prompt` is None unless it is to be logged."""
-        self._record.answer_id = answer_id
-        self._record.tokens_in = num_prompt_tokens
-        self._record.tokens_out = 0
-        self._record.prompt = prompt
+    def follower(self, prompt: int, request: EngineRequest) -> PromptTimeline:
+        """Is to be told by the engine what becomes of the prompt of this index, if it takes it."""
+        return PromptTimeline(self._timeline, prompt, request.request_id)
 
-    def admitted(self, request: EngineRequest) -> None:
-        """The engine has taken one of the prompts."""
-        self._num_running += len(request.choices)
+    def admitted(self, follower: PromptTimeline, request: EngineRequest) -> None:
+        """The engine has taken one of the prompts, and this follows it."""
+        self._running.update((follower.index, choice.index) for choice in request.choices)
+        self._timeline.admitted(follower, request)
         self._metrics.observe_start(len(request.prompt), request.max_tokens, len(request.choices))
 
-    def tokens(self, choice: tuple[int, int], count: int, now: float) -> None:
+    def tokens(self, choice: ChoiceKey, count: int, now: float) -> None:
         """`count` tokens of a choice came at this time, on the clock of time.perf_counter."""
         if not count:
             return
@@ -47,15 +47,17 @@ class RequestMeter:
         """They showed this text."""
         self._record.output = (self._record.output or "") + text
 
-    def choice_end(self, reason: EndReason) -> None:
+    def choice_end(self, choice: ChoiceKey, reason: EndReason) -> None:
         """A choice has ended for this reason."""
-        self._num_running -= 1
+        self._running.discard(choice)
+        self._timeline.choice_end(choice, reason)
         self._metrics.observe_choice_end(reason)
 
     def end(self, reason: EndReason) -> None:
         """All choices that still run end for this reason."""
-        while self._num_running:
-            self.choice_end(reason)
+        for choice in sorted(self._running):
+            self.choice_end(choice, reason)
+        self._timeline.close()
 
     def prompt_end(self, num_tokens: int) -> None:
         """All choices of a prompt have ended, with so many tokens in all."""

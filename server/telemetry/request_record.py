@@ -1,6 +1,7 @@
-"""What is noted of one HTTP request, for its line in the log."""
+"""What is noted of one HTTP request, for its line in the log and its timeline."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 CLIENT_CLOSED = 499
@@ -12,6 +13,7 @@ class RequestRecord:
     """What the access line says about a request; whoever learns something fills it in."""
 
     request_id: str
+    path: str = ""
     answer_id: str | None = None
     """The answer's own; the ids of its requests in the engine's log begin with it."""
     client: str = ""
@@ -24,12 +26,24 @@ class RequestRecord:
     status: int = CLIENT_CLOSED
     stream_error: int | None = None
     """Status of the error that ended a stream, whose own status had been sent before."""
+    error: str | None = None
+    """The class of what went wrong."""
+    is_answered: bool = False
+    """Whether the response is over, or nobody waits for one."""
+    on_answered: list[Callable[[], None]] = field(default_factory=list)
+    """Called then."""
     tokens_in: int | None = None
     tokens_out: int | None = None
     ttft_s: float | None = None
     prompt: str | None = None
     """Only if the server is told to log prompts; so is `output`."""
     output: str | None = None
+
+    def answered(self) -> None:
+        """The response is over."""
+        self.is_answered = True
+        for tell in self.on_answered:
+            tell()
 
     @property
     def ids(self) -> dict[str, str | None]:

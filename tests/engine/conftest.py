@@ -16,6 +16,7 @@ from model_runner.runner import ModelRunner
 from model_runner.speculative.proposer import Proposer
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
+from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
 from tests.conftest import VOCAB_SIZE
@@ -42,6 +43,7 @@ class Answer:
     """One for each output."""
     error: Failure | None = None
     pooled: bytes = b""
+    history: ChoiceHistory | None = None
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Harness:
                 answer.pooled += output.pooled
                 assert may_fail or output.error is None, output.error
                 if output.finish_reason is not None:
-                    answer.finish_reason = output.finish_reason
+                    answer.finish_reason, answer.history = output.finish_reason, output.history
                     waiting.remove(key)
         engine.check_integrity()
         return answers

@@ -1,5 +1,6 @@
 """The methods without a model, on real engines: the answers of no speculation, in fewer steps."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -123,3 +124,21 @@ def test_methods_share_a_batch(case: Case) -> None:
         for index in range(len(case.requests))
     ]
     assert same(case.harness.run(case.harness.engine(), mixed), case.alone)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_histories_tell_whose_drafts_they_were(case: Case, method: str):
+    def verified() -> Counter[str]:
+        return Counter({stats.method: stats.drafted for stats in case.harness.runner.speculation_stats()})
+
+    before = verified()
+    engine = case.harness.engine(prefix_caching=False)
+    answers = case.harness.run(engine, case.speculating(method, 4, salt=f"{method} told"))
+    told: Counter[str] = Counter()
+    for answer in answers.values():
+        drafts = answer.history.drafts
+        assert sum(of.accepted for of in drafts) == answer.num_accepted
+        assert sum(of.rejected for of in drafts) == answer.num_rejected
+        told.update({of.method: of.accepted + of.rejected for of in drafts})
+    assert told.total() > 0
+    assert told == verified() - before

@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from model_runner.info import RunnerInfo
+from scheduler.history import ChoiceHistory, Progress
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
@@ -36,6 +37,10 @@ class Running:
     request: EngineRequest
     choice: int
     output: tuple[int, ...]
+    progress: Progress
+
+    def history(self, *, has_ended: bool = False) -> ChoiceHistory:
+        return self.progress.history(self.choice, len(self.output), time.perf_counter(), has_ended=has_ended)
 
 
 @dataclass
@@ -56,13 +61,18 @@ class FakeEngine:
         if REJECT in request.prompt:
             raise ValueError("the prompt does not fit")
         for state in request.choices:
-            self.running[request.request_id, state.index] = Running(request, state.index, state.output)
+            now = time.perf_counter()
+            progress = Progress(now, len(request.prompt), len(state.output))
+            progress.note_admission(now, 0)
+            self.running[request.request_id, state.index] = Running(request, state.index, state.output, progress)
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
+    def abort(self, request_id: str, choice: int | None = None) -> list[ChoiceHistory]:
         keys = [key for key in self.running if key[0] == request_id and choice in {None, key[1]}]
         assert keys, "the loop passes on only what is live"
-        for key in keys:
-            del self.running[key]
+        return [self.running.pop(key).history(has_ended=True) for key in keys]
+
+    def explain(self, request_id: str) -> list[ChoiceHistory]:
+        return [running.history() for key, running in self.running.items() if key[0] == request_id]
 
     def step(self) -> list[RequestOutput]:
         time.sleep(STEP_S)
@@ -77,6 +87,9 @@ class FakeEngine:
         request, start = running.request, len(running.output)
         num_drafts = 0 if request.speculation is None else request.speculation.num_tokens or 0
         reason = None
+        running.progress.steps += 1
+        if running.progress.is_prefilling:
+            running.progress.note_token(time.perf_counter())
         while reason is None and len(running.output) < start + max(1, num_drafts):
             running.output += (next_token(request.prompt, running.output, request.sampling.seed, running.choice),)
             if running.output[-1] in request.sampling.stop_token_ids:
@@ -94,6 +107,7 @@ class FakeEngine:
             finish_reason=reason,
             num_accepted=accepted,
             num_rejected=num_drafts - accepted,
+            history=None if reason is None else running.history(has_ended=True),
         )
 
     def stats(self) -> EngineStats:

@@ -4,16 +4,20 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from scheduler.interface import EngineRequest, RequestOutput
+from server.engine.follower import Follower
 from server.engine.supervisor import EngineSupervisor
+from tests.engine_process.followers import Recorded
 
 
-async def outputs_of(client: EngineSupervisor, request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+async def outputs_of(
+    client: EngineSupervisor, request: EngineRequest, follower: Follower | None = None
+) -> AsyncGenerator[RequestOutput]:
     """Submit and yield what comes until every choice has ended; closing the generator early closes the stream.
 
     Raises what the client says ended the request early.
     """
     news = asyncio.Event()
-    stream = client.submit(request, news.set)
+    stream = client.submit(request, news.set, follower or Recorded())
     try:
         while True:
             is_over = not stream.num_unfinished

@@ -19,6 +19,7 @@ from server.engine.recovery import Backoff
 from server.engine.supervisor import EngineLimits
 from tests.engine_process.conftest import MAX_NUM_SEQS, MAX_WAITING, collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, REJECT, VOCAB, expected
+from tests.engine_process.followers import Recorded
 from tests.engine_process.outputs import outputs_of
 from tests.waiting import until
 
@@ -309,7 +310,7 @@ async def test_what_is_not_taken_is_refused_at_once(running):
     async with running() as client:
         room = MAX_NUM_SEQS + MAX_WAITING
         with pytest.raises(QueueFullError):
-            client.submit(request("large", n=room + 1), lambda: None)
+            client.submit(request("large", n=room + 1), lambda: None, Recorded())
         assert await collect(client, request("fits")) == {0: expected(request("fits"))}
 
 

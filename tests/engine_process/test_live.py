@@ -8,6 +8,7 @@ from model_runner.contract import Speculation
 from scheduler.interface import ChoiceState, EngineRequest, FinishReason, RequestOutput
 from server.engine.live_requests import LiveRequest, LiveRequests
 from tests.engine_process.conftest import request
+from tests.engine_process.followers import Recorded
 
 
 def out(choice: int, *tokens: int, finish: FinishReason | None = None, name: str = "a") -> RequestOutput:
@@ -15,7 +16,7 @@ def out(choice: int, *tokens: int, finish: FinishReason | None = None, name: str
 
 
 def live_request(wanted: EngineRequest) -> LiveRequest:
-    return LiveRequest(wanted, wake=lambda: None)
+    return LiveRequest(wanted, wake=lambda: None, follower=Recorded())
 
 
 def test_a_resumed_request_has_its_unfinished_choices_with_their_outputs():
@@ -54,7 +55,7 @@ def test_outputs_come_in_order_and_the_last_choice_ends_them():
 
 def test_the_consumer_is_told_of_all_that_is_new():
     told: list[str] = []
-    live = LiveRequest(request("a", n=2), wake=lambda: told.append("wake"))
+    live = LiveRequest(request("a", n=2), wake=lambda: told.append("wake"), follower=Recorded())
     live.apply(out(0, 1))
     live.apply(out(5, 1))
     assert told == ["wake"]
@@ -83,8 +84,8 @@ def test_a_failure_comes_after_the_outputs_that_are_there():
 
 def test_choices_are_counted_while_they_run():
     requests = LiveRequests()
-    requests.add(request("a", n=3), lambda: None)
-    requests.add(request("b"), lambda: None)
+    requests.add(request("a", n=3), lambda: None, Recorded())
+    requests.add(request("b"), lambda: None, Recorded())
     assert requests.num_choices == 4
     assert not requests.apply([out(0, 1, finish=FinishReason.STOP)])
     assert requests.num_choices == 3
@@ -94,9 +95,9 @@ def test_choices_are_counted_while_they_run():
 
 def test_the_engine_is_told_of_an_abort_only_if_it_has_the_request():
     requests = LiveRequests()
-    waiting = requests.add(request("waiting"), lambda: None)
+    waiting = requests.add(request("waiting"), lambda: None, Recorded())
     assert not requests.abort(waiting)
-    inside = requests.add(request("inside", n=2), lambda: None)
+    inside = requests.add(request("inside", n=2), lambda: None, Recorded())
     assert [r.request_id for r in requests.release()] == ["inside"]
     assert requests.abort_choice("inside", 0)
     assert not requests.abort_choice("inside", 0)
@@ -107,6 +108,6 @@ def test_the_engine_is_told_of_an_abort_only_if_it_has_the_request():
 
 def test_an_id_is_live_once():
     requests = LiveRequests()
-    requests.add(request("a"), lambda: None)
+    requests.add(request("a"), lambda: None, Recorded())
     with pytest.raises(ValueError, match="'a' is in use"):
-        requests.add(request("a"), lambda: None)
+        requests.add(request("a"), lambda: None, Recorded())

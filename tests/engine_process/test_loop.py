@@ -9,7 +9,20 @@ import pytest
 from model_runner.info import LearningStats
 from scheduler.interface import EngineStats
 from server.engine.loop import EXIT_CRASHED, EXIT_LOAD_FAILED, EXIT_STOPPED, LoadedEngine, run
-from server.engine.messages import Abort, FromEngine, Load, LoadFailed, Ready, Rejected, Shutdown, StepDone, Submit
+from server.engine.messages import (
+    Abort,
+    Aborted,
+    Explain,
+    Explained,
+    FromEngine,
+    Load,
+    LoadFailed,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepDone,
+    Submit,
+)
 from server.engine.messages import EngineConfig as Config
 from tests.engine_process.conftest import request
 from tests.engine_process.fake_engine import RAISE, REJECT, FakeEngine, expected
@@ -97,6 +110,24 @@ def test_aborting_what_is_unknown_or_finished_does_nothing():
     wanted = request("a", max_tokens=1)
     code, _ = serve(FakeEngine(), [Abort("x"), Abort("x", 1)], [Submit(wanted)], [Abort("a"), Abort("a", 0)])
     assert code == EXIT_STOPPED
+
+
+def test_every_abort_is_answered_with_the_ends_of_those_that_ran():
+    batches = [[Submit(request("a", n=3))], [Abort("a", 1), Abort("a", 1)], [Abort("a"), Abort("x", 2)]]
+    _, sent = serve(FakeEngine(), *batches)
+    answers = [message for message in sent if isinstance(message, Aborted)]
+    assert [(answer.request_id, answer.choice) for answer in answers] == [("a", 1), ("a", 1), ("a", None), ("x", 2)]
+    told = [[(one.choice, one.has_ended, one.output_tokens) for one in answer.histories] for answer in answers]
+    assert told == [[(1, True, 1)], [], [(0, True, 2), (2, True, 2)], []]
+
+
+def test_what_runs_is_explained_between_steps():
+    batches = [[Submit(request("a", n=2))], [Explain("a")], [Explain("a"), Explain("x"), Abort("a")]]
+    _, sent = serve(FakeEngine(), *batches)
+    kinds = [type(message) for message in sent[1:]]
+    assert kinds == [StepDone, Explained, StepDone, Explained, Explained, Aborted, StepDone]
+    told = [[(one.choice, one.has_ended, one.steps) for one in m.histories] for m in sent if isinstance(m, Explained)]
+    assert told == [[(0, False, 1), (1, False, 1)], [(0, False, 2), (1, False, 2)], []]
 
 
 def test_a_request_that_cannot_run_is_rejected_alone():

@@ -24,6 +24,7 @@ from model_runner.contract import (
 )
 from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
 from model_runner.pooling import Pooling
+from scheduler.history import ChoiceHistory, MethodDrafts
 from scheduler.interface import (
     BeamScore,
     BeamSearch,
@@ -35,7 +36,10 @@ from scheduler.interface import (
 )
 from server.engine.messages import (
     Abort,
+    Aborted,
     EngineConfig,
+    Explain,
+    Explained,
     Load,
     LoadFailed,
     Ready,
@@ -70,6 +74,9 @@ REQUEST = EngineRequest(
     "é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8), 0.1 + 0.2)), -5, "salt", SPECULATION
 )
 OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, Failure("why", True))
+HISTORY = ChoiceHistory(
+    1, 0.1, 0.1 + 0.2, True, 7, 0.25, None, 4, 3, 2, 1, 1, 0.5, True, (MethodDrafts("ngram", 3, 2),)
+)
 SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25, pooled=bytes(range(256)))
 
 
@@ -90,6 +97,7 @@ SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25, pooled=
         Submit(replace(REQUEST, learn=False)),
         Abort("x"),
         Abort("x", 3),
+        Explain("x"),
         Shutdown(),
     ],
 )
@@ -106,6 +114,10 @@ def test_messages_to_the_engine(message):
         StepDone((OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, (STATS,))),
         StepDone((), EngineStats(learning=LearningStats(1, 2, 3, 4, 5, 1.5, None))),
         Rejected("x", "too long"),
+        StepDone((replace(OUTPUT, history=HISTORY),), EngineStats()),
+        Aborted("x", None, (HISTORY, ChoiceHistory(0, 1.0, 2.0, False, 3))),
+        Aborted("x", 3, ()),
+        Explained("x", (HISTORY,)),
     ],
 )
 def test_messages_from_the_engine(message):

@@ -29,4 +29,4 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 def test_judge(output, sampled, max_tokens, expected):
     sampling = SamplingParams(stop_token_ids=(8, 9))
     request = EngineRequest("r", (8,), sampling, max_tokens, choices=(ChoiceState(0, output),))
-    assert judge(make_choices(request, 0, block_size=4)[0], sampled) == expected
+    assert judge(make_choices(request, 0, 0.0, block_size=4)[0], sampled) == expected

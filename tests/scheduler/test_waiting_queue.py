@@ -13,7 +13,9 @@ from scheduler.request import make_choices
 
 def make(arrival, priority=0, salt="", client="", **fields):
     fields |= {"priority": priority, "cache_salt": salt, "client": client}
-    return make_choices(EngineRequest(f"r{arrival}", (1,), SamplingParams(), 1, **fields), arrival, block_size=4)[0]
+    return make_choices(EngineRequest(f"r{arrival}", (1,), SamplingParams(), 1, **fields), arrival, 0.0, block_size=4)[
+        0
+    ]
 
 
 def drain(queue):

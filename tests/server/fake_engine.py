@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from model_runner.contract import Failure, TokenLogprobs
 from model_runner.info import RunnerInfo
+from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError
+from server.engine.follower import Follower
 from tests.server.fake_stream import FakeStream
 
 Script = Callable[[EngineRequest, int], Sequence[int]]
@@ -126,7 +128,10 @@ class FakeEngine:
     def abort_choice(self, request_id: str, choice: int) -> None:
         self.aborted.append((request_id, choice))
 
-    def submit(self, request: EngineRequest, wake: Callable[[], None]) -> FakeStream:
+    async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
+        return ()
+
+    def submit(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> FakeStream:
         self.requests.append(request)
         if isinstance(self.refuse, QueueFullError):
             raise self.refuse
@@ -136,6 +141,8 @@ class FakeEngine:
             self.num_live -= 1
             if not complete:
                 self.closed_early.append(request.request_id)
+            for choice in request.choices:
+                follower.ended(choice.index, None)
 
         return FakeStream(self._generate(request), wake, ended)
 

@@ -145,7 +145,7 @@ async def resume(services: Services) -> None:
 
 
 async def _resume(row: Row, services: Services) -> None:
-    record = RequestRecord(new_request_id(), client=row.client)
+    record = RequestRecord(new_request_id(), "/v1/responses", client=row.client, status=200, is_answered=True)
     while True:
         try:
             await _start_again(row, record, services)

@@ -1,0 +1,132 @@
+"""What became of a request, in times and counts. Never what it said.
+
+All times are seconds on the clock of time.perf_counter, if nothing else is said.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.history import ChoiceHistory, MethodDrafts
+from server.telemetry.metrics import EndReason
+
+MOST_CHOICES: Final = 32
+"""Of a request, that are told one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTimeline:
+    """One choice."""
+
+    prompt: int
+    """The index of the prompt that it answers."""
+    choice: int
+    """Its own, among the prompt's."""
+    finish_reason: EndReason | None
+    """None while it runs."""
+    history: ChoiceHistory | None
+    """Of the last engine that had it; None where no engine has told."""
+    restarts: tuple[float, ...]
+    """When an engine died with its prompt, which went on in the next one. What was done until then nobody has told."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """What the engine did for all choices together."""
+
+    arrived_at: float
+    """Of the first choice, and so are the next two. What went on after a restart arrived in the next engine."""
+    admitted_at: float
+    first_token_at: float
+    ended_at: float
+    """Of the last choice. For what has not come yet, it and the two before are the time until when this is told."""
+    steps: int
+    """Of single choices: a step that computed something for two of them counts twice."""
+    prefill_steps: int
+    preemptions: int
+    waited_again_s: float
+    drafts: tuple[MethodDrafts, ...]
+    """By method."""
+
+    @property
+    def queue_s(self) -> float:
+        """Until a choice was admitted."""
+        return self.admitted_at - self.arrived_at
+
+    @property
+    def prefill_s(self) -> float:
+        """From there to the first token."""
+        return self.first_token_at - self.admitted_at
+
+    @property
+    def decode_s(self) -> float:
+        """From there to the end of the last choice."""
+        return self.ended_at - self.first_token_at
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimeline:
+    """A request that the engine has taken, or a part of."""
+
+    request_id: str
+    answer_id: str
+    client: str
+    """The name of its key; empty where there are no keys."""
+    endpoint: str
+    """The path."""
+    model: str
+    is_background: bool
+    """Whether it got only the room that others left."""
+    started_unix: float
+    """Unix time in seconds."""
+    started_at: float
+    as_of: float
+    """When this was so: its end, if it has ended."""
+    has_ended: bool
+    status: int | None
+    """Of the HTTP response; that of the error where one has ended a stream. None before there is one."""
+    error: str | None
+    """The class of what went wrong."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Of these, found in the prefix cache; each prompt counts once."""
+    output_tokens: int
+    """Of the answer."""
+    time_to_first_token_s: float | None
+    work: EngineWork | None
+    """None where no engine has told anything."""
+    restarts: tuple[float, ...]
+    """When an engine died with it; of several prompts, those of the one that this befell most often."""
+    num_choices: int
+    """That the engine has taken."""
+    choices: tuple[ChoiceTimeline, ...]
+    """The first of them, at most MOST_CHOICES."""
+
+
+def work_of(histories: Collection[ChoiceHistory]) -> EngineWork | None:
+    """All of them together; None if there are none."""
+    if not histories:
+        return None
+    ended_at = max(history.as_of for history in histories)
+    return EngineWork(
+        arrived_at=min(history.arrived_at for history in histories),
+        admitted_at=min((at for history in histories if (at := history.admitted_at) is not None), default=ended_at),
+        first_token_at=min(
+            (at for history in histories if (at := history.first_token_at) is not None), default=ended_at
+        ),
+        ended_at=ended_at,
+        steps=sum(history.steps for history in histories),
+        prefill_steps=sum(history.prefill_steps for history in histories),
+        preemptions=sum(history.preemptions for history in histories),
+        waited_again_s=sum(history.waited_again_s for history in histories),
+        drafts=_summed(drafts for history in histories for drafts in history.drafts),
+    )
+
+
+def _summed(drafts: Iterable[MethodDrafts]) -> tuple[MethodDrafts, ...]:
+    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for one in drafts:
+        counts[one.method][0] += one.accepted
+        counts[one.method][1] += one.rejected
+    return tuple(MethodDrafts(method, *both) for method, both in sorted(counts.items()))

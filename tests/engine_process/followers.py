@@ -1,0 +1,19 @@
+"""Followers of requests."""
+
+from dataclasses import dataclass, field
+
+from scheduler.history import ChoiceHistory
+
+
+@dataclass
+class Recorded:
+    """Keeps what it is told."""
+
+    histories: list[tuple[int, ChoiceHistory | None]] = field(default_factory=list)
+    num_interruptions: int = 0
+
+    def ended(self, choice: int, history: ChoiceHistory | None) -> None:
+        self.histories.append((choice, history))
+
+    def interrupted(self) -> None:
+        self.num_interruptions += 1
