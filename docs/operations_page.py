@@ -23,9 +23,10 @@ def render_operations() -> str:
 
 def _metrics() -> str:
     """Those of the server's own, with the names under which they are read."""
-    idle: Any = SimpleNamespace(stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0)
+    info = SimpleNamespace(block_size=32, num_blocks=1, kv_dtype="float32")
+    idle: Any = SimpleNamespace(info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0)
     lines = ["| metric | | |", "|---|---|---|"]
-    for family in text_string_to_metric_families(Metrics(idle, "model").render().decode()):
+    for family in text_string_to_metric_families(Metrics(idle, "model", "samewise").render().decode()):
         if family.name.startswith("samewise:") and not family.name.endswith("_created"):
             total = "_total" if family.type == "counter" else ""
             lines.append(f"| `{family.name}{total}` | {family.type} | {family.documentation} |")
