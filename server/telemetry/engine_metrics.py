@@ -50,7 +50,7 @@ class EngineCollector(Collector):
         yield make.gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
         yield make.counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries)
         yield make.counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
-        text = "Choices put back into the queue for want of memory."
+        text = "Choices put back into the queue: for want of memory, or those of batches, to make way."
         yield make.counter("num_preemptions", text, stats.preemptions)
         yield make.counter("out_of_memory_steps", "Steps for which memory ran out, done again.", stats.out_of_memory)
         yield make.counter("engine_steps", "Steps of the engine.", stats.steps)

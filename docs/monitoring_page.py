@@ -1,4 +1,4 @@
-"""The table of metrics in docs/operations.md, from the metrics themselves."""
+"""The table of metrics in docs/monitoring.md, from the metrics themselves."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +10,11 @@ from scheduler.interface import EngineStats
 from server.engine.client import EngineState
 from server.telemetry.metrics import Metrics
 
-PAGE = Path(__file__).parent / "operations.md"
+PAGE = Path(__file__).parent / "monitoring.md"
 FROM_HERE, TO_HERE = "<!-- docs/generate.py writes from here -->\n", "<!-- to here -->\n"
 
 
-def render_operations() -> str:
+def render_monitoring() -> str:
     """The page as it is, with the table of metrics between its marks."""
     before, _, rest = PAGE.read_text().partition(FROM_HERE)
     _, _, after = rest.partition(TO_HERE)
