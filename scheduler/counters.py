@@ -1,6 +1,10 @@
 """What the scheduler counts."""
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.interface import STEP_TOKENS
 
 
 @dataclass(slots=True)
@@ -13,7 +17,14 @@ class Counters:
     out_of_memory: int = 0
     steps: int = 0
     scheduled_tokens: int = 0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
 
-    def totals(self) -> dict[str, int]:
+    def count_step(self, num_tokens: int) -> None:
+        """A step that computes so many tokens."""
+        self.steps += 1
+        self.scheduled_tokens += num_tokens
+        self.steps_by_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
+
+    def totals(self) -> dict[str, Any]:
         """All of them by their names. Asked for after every step, for which `dataclasses.asdict` takes too long."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__} | {"steps_by_tokens": (*self.steps_by_tokens,)}

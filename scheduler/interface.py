@@ -12,6 +12,9 @@ from scheduler.history import ChoiceHistory
 BACKGROUND = 1 << 20
 """The first tier of those that get only the room that others leave."""
 
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Steps are counted by how many tokens they compute: up to each of these."""
+
 
 class FinishReason(StrEnum):
     """Why a choice ended."""
@@ -180,3 +183,5 @@ class EngineStats:
     """By method; those that were never used are left out."""
     learning: LearningStats | None = None
     """None where nothing is learnt."""
+    steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
+    """How many of the steps computed at most STEP_TOKENS[0], more but at most STEP_TOKENS[1], ..., more than all."""

@@ -156,8 +156,7 @@ class Scheduler:
             return StepPlan((), (), (), ())
         scheduled = tuple(step.shares[key] for key in self._running if key in step.shares)
         self._num_added = 0 if self._others is None else step.load().num_rows - self._others.num_rows
-        self._counters.steps += 1
-        self._counters.scheduled_tokens += sum(share.num_tokens for share in scheduled)
+        self._counters.count_step(sum(share.num_tokens for share in scheduled))
         return StepPlan(self._roster.take_released(), tuple(step.copies), tuple(step.admitted), scheduled)
 
     def note_seconds(self, seconds: float) -> None:
@@ -179,8 +178,7 @@ class Scheduler:
             return None
         ahead = plan_ahead(going, self._pool, self._config.block_size)
         if ahead is not None:
-            self._counters.steps += 1
-            self._counters.scheduled_tokens += len(going)
+            self._counters.count_step(len(going))
         return ahead
 
     @property

@@ -103,7 +103,7 @@ def _services(
         folder.path, tokenizer, *names, formats=formats, aux_model=aux_name, score_tokens=settings.score_tokens
     )
     tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
-    metrics = Metrics(engine, model.name)
+    metrics = Metrics(engine, model.name, settings.metrics_prefix)
     storage = Storage(settings.data_dir, int(settings.max_stored_mib * (1 << 20)))
     accounts = _accounts(settings, UsageBook(storage, metrics, model.name))
     return Services(

@@ -60,6 +60,14 @@ Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_origins), 
 """The same, but in one text there are commas between them."""
 
 
+def _check_metrics_prefix(prefix: str) -> str:
+    """Prometheus takes more, but a colon follows, and queries would have to quote anything else."""
+    if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", prefix):
+        message = "'{prefix}' cannot begin the names of metrics: it takes letters, digits and _, with no digit first"
+        raise PydanticCustomError("no_metrics_prefix", message, {"prefix": prefix})
+    return prefix
+
+
 class Settings(BaseSettings):
     """Everything that `samewise serve` can be told. Immutable once read."""
 
@@ -189,6 +197,10 @@ class Settings(BaseSettings):
     drain_grace_s: float = Field(30.0, ge=0, description="How long running requests may finish after SIGTERM.")
     keepalive_s: float = Field(15.0, gt=0, description="Silence on a stream after which a sign of life is sent.")
     engine_timeout_s: float = Field(300.0, gt=0, description="An engine silent for this long mid-step is restarted.")
+    metrics_prefix: Annotated[str, AfterValidator(_check_metrics_prefix)] = Field(
+        "samewise",
+        description="What the names in /metrics begin with, before a colon; vllm for dashboards and routers of vLLM.",
+    )
     log_format: Literal["text", "json"] = Field("text", description="Format of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     log_prompts: bool = Field(False, description="Also log prompts and outputs, which are never logged otherwise.")

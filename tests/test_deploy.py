@@ -1,6 +1,8 @@
 """The files for Docker: they fit each other and the code."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,11 @@ from server.config import Settings
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 COMPOSE = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / "deploy").glob("compose*.yaml")}
+SERVICES = COMPOSE["compose.yaml"]["services"]
+COMMENTED_OUT = dict(
+    re.findall(r"^ +# (SAMEWISE_\w+): (.+)$", (ROOT / "deploy" / "compose.yaml").read_text(), re.MULTILINE)
+)
+"""Variables that somebody may want."""
 RUNTIME = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
 VOLUME = "/var/lib/samewise"
 
@@ -31,7 +38,7 @@ def service(file: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", COMPOSE)
 def test_variables_are_settings_with_values_that_are_allowed(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {**image_environment(), **service(file)["environment"]}
+    variables = {**image_environment(), **service(file)["environment"], **COMMENTED_OUT}
     ours = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
     assert ours.keys() - OTHER_VARIABLES <= {PREFIX + field.upper() for field in Settings.model_fields}
     for name, value in ours.items():
@@ -49,7 +56,8 @@ def test_build_arguments_are_the_dockerfiles(file: str) -> None:
 def test_a_volume_holds_what_is_downloaded_and_never_what_the_image_brings() -> None:
     mounts = dict(reversed(volume.split(":")) for volume in service("compose.yaml")["volumes"])
     assert mounts == {VOLUME: "data"}
-    assert COMPOSE["compose.yaml"]["volumes"].keys() == {"data"}
+    used = [name for service in SERVICES.values() for name in service.get("volumes", ())]
+    assert {name.partition(":")[0] for name in used if name[0] != "."} == COMPOSE["compose.yaml"]["volumes"].keys()
     folders = {name: value for name, value in image_environment().items() if value.startswith("/") and name != "PATH"}
     cache = folders.pop("SAMEWISE_CACHE")
     assert not cache.startswith(VOLUME)
@@ -84,3 +92,48 @@ def test_torch_and_the_embedded_model_are_those_of_the_other_files() -> None:
     assert re.search(r'^ARG TORCH_SPEC="(.*)"$', DOCKERFILE, re.MULTILINE)[1] in dependencies  # type: ignore[index]
     model = re.search(r"^EMBEDDED_MODEL := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]  # type: ignore[index]
     assert model in DOCKERFILE
+
+
+def mounts_of(name: str) -> dict[str, Path]:
+    """Of files of ours: where they are in the container, and here."""
+    pairs = [mount.split(":") for mount in SERVICES[name]["volumes"] if mount.startswith(".")]
+    return {inside: ROOT / "deploy" / outside for outside, inside, _ in pairs}
+
+
+def test_prometheus_reads_the_server_and_its_rules() -> None:
+    mounts = mounts_of("prometheus")
+    config = yaml.safe_load(mounts["/etc/prometheus/prometheus.yml"].read_text())
+    (job,) = config["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    assert target == f"samewise:{Settings.model_fields['port'].default}"
+    assert all(mounts[f"/etc/prometheus/{rules}"].exists() for rules in config["rule_files"])
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    mounts = mounts_of("grafana")
+    provisioning = mounts["/etc/grafana/provisioning"]
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert SERVICES["prometheus"]["ports"] == ["9090:9090"]
+    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+    assert source["jsonData"]["timeInterval"] == prometheus["scrape_configs"][0]["scrape_interval"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "samewise.yaml").read_text())["providers"]
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (mounts[provider["options"]["path"]] / home.name).exists()
+    assert str(home.parent) == provider["options"]["path"]
+
+
+def test_profiles_bring_what_belongs_together() -> None:
+    profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
+    assert profiles == {"samewise": [], "prometheus": ["monitoring"], "grafana": ["monitoring"], "redis": ["limits"]}
+
+
+def test_limits_can_be_shared_in_the_redis_beside_it() -> None:
+    assert COMMENTED_OUT["SAMEWISE_REDIS_URL"] == "redis://redis:6379"
+    assert f":{COMMENTED_OUT['SAMEWISE_API_KEYS_FILE']}:ro" in (ROOT / "deploy" / "compose.yaml").read_text()
+    (command,) = re.findall(r'^RUN (python -c "import tomllib.*?") +> requirements.txt', DOCKERFILE, re.MULTILINE)
+    wanted = subprocess.run(
+        ["sh", "-c", command.replace("python", sys.executable, 1)], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert wanted.split("\n")[:-1] == [*project["dependencies"], *project["optional-dependencies"]["redis"]]

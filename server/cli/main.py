@@ -1,11 +1,11 @@
-"""The command line: `samewise serve`, `chat`, `bench`, `train-heads`. A command imports what it needs when it runs."""
+"""The command line: `samewise serve`, `chat`, `bench` and others. A command imports what it needs when it runs."""
 
 from typing import Annotated
 
 import typer
 
 from server import __version__
-from server.cli import bench, chat, serve, train_heads
+from server.cli import bench, chat, serve, top, train_heads
 
 app = typer.Typer(
     name="samewise",
@@ -36,6 +36,7 @@ def root(
 serve.register(app)
 chat.register(app)
 bench.register(app)
+top.register(app)
 train_heads.register(app)
 
 

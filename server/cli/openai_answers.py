@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from typing import Self
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -137,6 +138,10 @@ def base_url(url: str) -> str:
         url = f"http://{url}"
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is not an http or https address")
+    try:
+        urlsplit(url).port  # noqa: B018  (looking at it checks it)
+    except ValueError as error:
+        raise ValueError(f"{url}: {error}") from None
     return url
 
 

@@ -27,7 +27,9 @@ _RETRY_S = 0.05
 class PromptRun:
     """One prompt: its choices, and what the engine said about the prompt itself."""
 
-    def __init__(self, index: int, request: EngineRequest, choices: tuple[ChoiceText | ChoiceParts, ...]) -> None:
+    def __init__(
+        self, index: int, request: EngineRequest, choices: tuple[ChoiceText | ChoiceParts, ...], meter: RequestMeter
+    ) -> None:
         self.index = index
         self.request = request
         self.choices = choices
@@ -40,6 +42,7 @@ class PromptRun:
         self.num_cached_tokens = 0
         self.num_unfinished = len(choices)
         self._early: list[RequestOutput] = []
+        self._meter = meter
 
     def arrange(self, output: RequestOutput) -> Sequence[RequestOutput]:
         """The outputs that may be shown now: none before the logprobs of the prompt, if the request asked for them."""
@@ -48,6 +51,8 @@ class PromptRun:
         if output.choice == 0:
             self.prompt_logprobs = output.prompt_logprobs
             self.num_cached_tokens = output.num_cached_tokens
+            if output.error is None:
+                self._meter.prefilled(len(self.request.prompt), output.num_cached_tokens)
             self.pooled = output.pooled
             early, self._early = self._early, []
             return (output, *early)
@@ -80,6 +85,7 @@ class Run:
                     _choice(tokenizer, request.prompt, plan.options, index * plan.n + choice.index)
                     for choice in request.choices
                 ),
+                meter,
             )
             for index, request in enumerate(plan.requests)
         )
@@ -257,7 +263,7 @@ class Run:
         prompt.num_unfinished -= 1
         if not prompt.num_unfinished:
             self._running.remove(prompt)
-            self._meter.prompt_end(sum(choice.num_tokens for choice in prompt.choices))
+            self._meter.prompt_end(prompt.index, [choice.num_tokens for choice in prompt.choices])
         if not self._running:
             self._deadline.cancel()
 

@@ -1,6 +1,7 @@
 """Measures one request for the metrics, for its line in the log and for its timeline."""
 
 import time
+from collections.abc import Sequence
 
 from scheduler.interface import EngineRequest
 from server.telemetry.live_timeline import ChoiceKey, LiveTimeline, PromptTimeline
@@ -15,7 +16,8 @@ class RequestMeter:
         self._metrics = metrics
         self._timeline = timeline
         self._record = timeline.record
-        self._last: dict[ChoiceKey, float] = {}
+        self._first: dict[ChoiceKey, float] = {}  # when the first token of a choice came,
+        self._last: dict[ChoiceKey, float] = {}  # and the last
         self._running: set[ChoiceKey] = set()
         """Choices that the engine has taken and that have not ended."""
         self.keeps_text = keeps_text
@@ -30,6 +32,10 @@ class RequestMeter:
         self._timeline.admitted(follower, request)
         self._metrics.observe_start(len(request.prompt), request.max_tokens, len(request.choices))
 
+    def prefilled(self, num_tokens: int, num_cached: int) -> None:
+        """The engine has been through a prompt of so many tokens, of which so many were in the prefix cache."""
+        self._metrics.observe_prefill(num_tokens, num_cached)
+
     def tokens(self, choice: ChoiceKey, count: int, now: float) -> None:
         """`count` tokens of a choice came at this time, on the clock of time.perf_counter."""
         if not count:
@@ -38,9 +44,13 @@ class RequestMeter:
             self._record.ttft_s = now - self._record.started
             if not self._record.is_background:
                 self._metrics.observe_first_token(self._record.ttft_s)
-        last = None if self._record.is_background else self._last.get(choice)  # nobody waits for what runs there
+        since = None
+        if (last := self._last.get(choice)) is None:
+            self._first[choice] = now
+        elif not self._record.is_background:  # nobody waits for what runs there
+            since = now - last
         self._last[choice] = now
-        self._metrics.generated.observe(count, None if last is None else now - last)
+        self._metrics.generated.observe(count, since)
         self._record.tokens_out = (self._record.tokens_out or 0) + count
 
     def text(self, text: str) -> None:
@@ -59,7 +69,12 @@ class RequestMeter:
             self.choice_end(choice, reason)
         self._timeline.close()
 
-    def prompt_end(self, num_tokens: int) -> None:
-        """All choices of a prompt have ended, with so many tokens in all."""
-        if not self._record.is_background:
-            self._metrics.observe_end(time.perf_counter() - self._record.started, num_tokens)
+    def prompt_end(self, prompt: int, num_tokens: Sequence[int]) -> None:
+        """All choices of a prompt have ended, with so many tokens each."""
+        if self._record.is_background:
+            return
+        self._metrics.observe_end(time.perf_counter() - self._record.started, num_tokens)
+        for index, count in enumerate(num_tokens):
+            if count > 1:
+                seconds = self._last[prompt, index] - self._first[prompt, index]
+                self._metrics.observe_time_per_output_token(seconds / (count - 1))

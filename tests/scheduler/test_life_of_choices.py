@@ -257,6 +257,8 @@ def test_stats_are_a_snapshot_with_growing_counters():
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
     assert (stats.steps, stats.scheduled_tokens, stats.preemptions) == (6, 16, 0)
+    assert stats.steps_by_tokens[:3] == (4, 2, 0)  # decodes of 1 token, prompts of 6
+    assert sum(stats.steps_by_tokens) == stats.steps
 
 
 def test_integrity_sees_a_lost_choice_and_uncovered_tokens():

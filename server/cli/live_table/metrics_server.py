@@ -1,0 +1,89 @@
+"""A server whose metrics are read again and again."""
+
+import asyncio
+import contextlib
+import time
+from urllib.parse import urlsplit
+
+import httpx
+
+from server.cli.live_table.load import Load
+from server.cli.live_table.snapshot import NoMetricsError, Snapshot, parse
+from server.cli.live_table.window import Window
+from server.cli.openai_answers import error_message
+
+_TIMEOUT_S = 5.0
+
+
+class NotMetricsError(Exception):
+    """Whoever answers at this address has no metrics for us; the message is for the user."""
+
+
+class UnreachableError(Exception):
+    """Nobody answers, or not now; the message is for the user."""
+
+
+class MetricsServer:
+    """One address, what came from it lately, and why nothing comes if nothing does."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str, window_s: float) -> None:
+        """`url` is the server's address, without a path of ours."""
+        self.name = urlsplit(url).netloc + urlsplit(url).path
+        self.problem = ""
+        """Why there are no numbers now; empty while there are."""
+        self._client = client
+        self._url = f"{url}/metrics"
+        self._window = Window(window_s)
+
+    @property
+    def seconds(self) -> float:
+        """What the rates of its loads are of."""
+        return self._window.seconds
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        """By model; empty while there is a problem."""
+        latest = self._window.latest
+        if latest is None:
+            return {}
+        return {
+            model: Load(samples.gauges, samples.counters, self._window.rates(model))
+            for model, samples in latest.models.items()
+        }
+
+    async def read(self) -> None:
+        """Raises NotMetricsError or UnreachableError, and has no numbers then, only a `problem`."""
+        try:
+            self._window.add(await self._fetch())
+            self.problem = ""
+        except (NotMetricsError, UnreachableError) as error:
+            self.problem = str(error)
+            self._window.clear()
+            raise
+
+    async def follow(self, interval_s: float) -> None:
+        """Read again and again until cancelled, whatever the server does."""
+        while True:
+            await asyncio.sleep(interval_s)
+            with contextlib.suppress(NotMetricsError, UnreachableError):  # kept as the problem, which may go away
+                await self.read()
+
+    async def _fetch(self) -> Snapshot:
+        try:
+            response = await self._client.get(self._url, timeout=_TIMEOUT_S)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise NotMetricsError(f"{self._url}: {error}") from None
+        except httpx.RequestError as error:
+            raise UnreachableError(f"no server answers at {self._url} ({type(error).__name__})") from None
+        at = time.monotonic()
+        if response.status_code >= 500:
+            raise UnreachableError(f"{self._url}: HTTP {response.status_code}: {error_message(response.content)}")
+        if response.status_code in (401, 403):
+            said = error_message(response.content)
+            raise NotMetricsError(f"{self._url} wants another key (--api-key or SAMEWISE_API_KEY): {said}")
+        if response.status_code != 200:
+            raise NotMetricsError(f"{self._url}: HTTP {response.status_code}: {error_message(response.content)}")
+        try:
+            return parse(response.text, at)
+        except NoMetricsError as error:
+            raise NotMetricsError(f"{self._url}: {error}") from None
