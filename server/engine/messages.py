@@ -25,6 +25,8 @@ class EngineConfig:
     prefix_caching: bool = True
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
+    kv_events: bool = False
+    """Whether to send KVEvents."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -76,8 +78,14 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class KVEvents(msgspec.Struct, frozen=True, tag=True):
+    """What has changed in the prefix cache, as it is published (kv_events.py). Sent before the outputs of the step."""
+
+    batch: bytes
+
+
 ToEngine = Load | Submit | Abort | Shutdown
-FromEngine = Ready | LoadFailed | StepDone | Rejected
+FromEngine = Ready | LoadFailed | StepDone | Rejected | KVEvents
 
 
 def _to_plain(value: object) -> str:

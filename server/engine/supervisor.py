@@ -11,7 +11,7 @@ from model_runner.info import RunnerInfo
 from scheduler.interface import BACKGROUND, EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
 from server.engine.live_requests import LiveRequest, LiveRequests
-from server.engine.messages import Abort, FromEngine, LoadFailed, Ready, Rejected, StepDone, Submit, ToEngine
+from server.engine.messages import Abort, FromEngine, KVEvents, LoadFailed, Ready, Rejected, StepDone, Submit, ToEngine
 from server.engine.recovery import Backoff
 
 logger = logging.getLogger("samewise.engine")
@@ -54,8 +54,10 @@ class EngineLink(Protocol):
 class EngineSupervisor(ABC):
     """The EngineClient, given a way to launch engines."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, publish: Callable[[bytes], None] | None = None) -> None:
+        """`publish` gets what engines send as KVEvents; it must not block. Without it these are dropped."""
         self._limits = limits
+        self._publish = publish
         self._requests = LiveRequests()
         self._link: EngineLink | None = None  # to an engine that is ready
         self._info: RunnerInfo | None = None
@@ -236,6 +238,9 @@ class EngineSupervisor(ABC):
                 case Rejected(request_id, reason):
                     self._requests.fail(request_id, RequestFailedError(reason))
                     self._submit_released()
+                case KVEvents(batch):
+                    if self._publish is not None:
+                        self._publish(batch)
                 case Ready(info):
                     self._become_ready(link, info)
                 case LoadFailed(message):

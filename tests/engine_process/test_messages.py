@@ -36,6 +36,7 @@ from scheduler.interface import (
 from server.engine.messages import (
     Abort,
     EngineConfig,
+    KVEvents,
     Load,
     LoadFailed,
     Ready,
@@ -88,6 +89,7 @@ SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25, pooled=
         Submit(replace(REQUEST, beam_search=BeamSearch(4, early_stopping=True))),
         Load(EngineConfig(RunnerConfig(Path("/m"), aux_model=Path("/a"), learn=True, learn_threads=2))),
         Submit(replace(REQUEST, learn=False)),
+        Load(EngineConfig(RunnerConfig(Path("/m")), kv_events=True)),
         Abort("x"),
         Abort("x", 3),
         Shutdown(),
@@ -106,6 +108,7 @@ def test_messages_to_the_engine(message):
         StepDone((OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, (STATS,))),
         StepDone((), EngineStats(learning=LearningStats(1, 2, 3, 4, 5, 1.5, None))),
         Rejected("x", "too long"),
+        KVEvents(bytes(range(256))),
     ],
 )
 def test_messages_from_the_engine(message):
