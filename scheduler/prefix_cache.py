@@ -10,6 +10,7 @@ from copy import copy
 from hashlib import blake2b
 
 from model_runner.shared_list import SharedList
+from scheduler.cache_log import CacheLog
 
 DIGEST_SIZE = 32  # bytes; at 256 bits a collision, which would show one request another's text, cannot be constructed
 
@@ -24,6 +25,8 @@ class BlockChain:
         self._block_size = block_size
         self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE, person=kind).digest()
         self._names: SharedList[bytes] = SharedList()
+        self.is_plain = not salt and not kind
+        """Whether tokens alone name the blocks, and these hold nothing but the model's own KV."""
 
     def fork(self) -> "BlockChain":
         """A chain that goes on by itself; the names so far are common."""
@@ -65,7 +68,9 @@ class Lookup:
 class PrefixCache:
     """A one-to-one map between names and blocks. Holds no references: the pool says when a block loses its content."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: CacheLog | None = None) -> None:
+        """`log` is told what is removed; what a stored block holds is known to whoever inserts it."""
+        self.log = log
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
         self.followed: Sequence[Lookup] = ()
@@ -90,13 +95,15 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
-    def insert(self, name: bytes, block: int) -> None:
-        """Make a computed block findable. The first block of a name keeps it; equal ones stay unfindable."""
-        if name not in self._block_of:
-            self._block_of[name] = block
-            self._name_of[block] = name
-            for lookup in self.followed:
-                lookup.note_insert(name)
+    def insert(self, name: bytes, block: int) -> bool:
+        """Make a computed block findable. The first block of a name keeps it; for equal ones this returns False."""
+        if name in self._block_of:
+            return False
+        self._block_of[name] = block
+        self._name_of[block] = name
+        for lookup in self.followed:
+            lookup.note_insert(name)
+        return True
 
     def forget(self, block: int) -> None:
         """Take a block out of the index, if it is there."""
@@ -105,6 +112,8 @@ class PrefixCache:
             del self._block_of[name]
             for lookup in self.followed:
                 lookup.note_forget(block)
+            if self.log is not None:
+                self.log.note_removed(name)
 
     def is_consistent(self) -> bool:
         """Whether the two directions of the map agree."""

@@ -32,6 +32,7 @@ from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.info import LearningStats, SpeculationStats
 from scheduler.ahead import goes_on_alone, plan_ahead
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
+from scheduler.cache_log import CacheLog
 from scheduler.checks import check_request
 from scheduler.choices import Choices
 from scheduler.config import SchedulerConfig
@@ -61,15 +62,18 @@ class Scheduler:
         config: SchedulerConfig,
         num_blocks: int,
         watch_text: WatchText | None = None,
+        cache_log: CacheLog | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Without `watch_text`, beam search with stop strings is refused. `clock` is that of histories, in seconds."""
+        """Without `watch_text`, beam search with stop strings is refused. `cache_log` is told what is cached. `clock`
+        is that of histories, in seconds.
+        """
         limits = (config.block_size, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
         if min(*limits, num_blocks) < 1:
             raise ValueError(f"all limits must be at least 1: {config}, num_blocks={num_blocks}")
         self.clock = clock
         self._config = config
-        cache = PrefixCache()
+        cache = PrefixCache(cache_log)
         self._pool = BlockPool(num_blocks, cache)
         self._sharing = KVSharing(cache, config.block_size, config.prefix_caching)
         self._waiting = make_queue(config.policy)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from scheduler.cache_log import CacheLog
 from scheduler.prefix_cache import Lookup, PrefixCache
 from scheduler.request import Request
 
@@ -62,9 +63,10 @@ class KVSharing:
             num_full = request.num_computed // self._block_size
             if not self._prefix_caching or num_full == request.num_published:
                 continue
-            names = request.chain.names(request.tokens, request.num_published, num_full)
-            for name, block in zip(names, request.blocks[request.num_published : num_full], strict=True):
-                self._cache.insert(name, block)
+            log = self._cache.log if request.chain.is_plain else None
+            for index, name in enumerate(self._names(request, request.num_published, num_full), request.num_published):
+                if self._cache.insert(name, request.blocks[index]) and log is not None:
+                    self._note(log, request, index)
             request.num_published = num_full
 
     def withdraw(self, requests: Sequence[Request]) -> None:
@@ -72,6 +74,15 @@ class KVSharing:
         for request in requests:
             for block in request.blocks:
                 self._cache.forget(block)
+
+    def _note(self, log: CacheLog, request: Request, index: int) -> None:
+        """Tell the log of a block that was stored."""
+        start = index * self._block_size
+        *before, name = self._names(request, max(0, index - 1), index + 1)
+        log.note_stored(name, before[0] if before else None, tuple(request.tokens[start : start + self._block_size]))
+
+    def _names(self, request: Request, start: int, stop: int) -> list[bytes]:
+        return request.chain.names(request.tokens, start, stop)
 
     def _from_cache(self, request: Request) -> Start:
         """All full blocks that are known, but never the last token: it must be computed to sample the next."""
@@ -92,7 +103,7 @@ class KVSharing:
         for asking, lookup in self._remembered:
             if asking is request and lookup.is_current and lookup.num_names == num_full:
                 return lookup
-        names = request.chain.names(request.tokens, 0, num_full)
+        names = self._names(request, 0, num_full)
         lookup = Lookup(names, self._cache.lookup(names))
         others = [one for one in self._remembered if one[0] is not request]
         self._remembered = [*others, (request, lookup)][-_MOST_REMEMBERED:]

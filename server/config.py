@@ -51,6 +51,25 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     return origins
 
 
+def _check_metrics_prefix(prefix: str) -> str:
+    """Prometheus takes more, but a colon follows, and queries would have to quote anything else."""
+    if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", prefix):
+        message = "'{prefix}' cannot begin the names of metrics: it takes letters, digits and _, with no digit first"
+        raise PydanticCustomError("no_metrics_prefix", message, {"prefix": prefix})
+    return prefix
+
+
+def _check_endpoint(endpoint: str) -> str:
+    """ZeroMQ itself takes a port that is too large modulo 65536."""
+    tcp = _TCP.fullmatch(endpoint)
+    if not _IPC.fullmatch(endpoint) and (tcp is None or (tcp["port"] != "*" and int(tcp["port"]) > 65535)):
+        message = "'{endpoint}' is no endpoint, such as tcp://*:5557, tcp://[::]:5557 or ipc:///run/samewise.kv"
+        raise PydanticCustomError("no_endpoint", message, {"endpoint": endpoint})
+    return endpoint
+
+
+_TCP = re.compile(r"tcp://(\*|[\w.-]+|\[[\w:.%]+\]):(?P<port>\d{1,9}|\*)")
+_IPC = re.compile(r"ipc://[^*\s].*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
@@ -59,13 +78,8 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_origins), AfterValidator(_check_origins)]
 """The same, but in one text there are commas between them."""
 
-
-def _check_metrics_prefix(prefix: str) -> str:
-    """Prometheus takes more, but a colon follows, and queries would have to quote anything else."""
-    if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", prefix):
-        message = "'{prefix}' cannot begin the names of metrics: it takes letters, digits and _, with no digit first"
-        raise PydanticCustomError("no_metrics_prefix", message, {"prefix": prefix})
-    return prefix
+Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
+"""Where ZeroMQ listens."""
 
 
 class Settings(BaseSettings):
@@ -113,6 +127,17 @@ class Settings(BaseSettings):
     )
     kv_cache_gib: float | None = Field(None, gt=0, description="Memory for the KV cache; by default from what is free.")
     prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
+    kv_events: Endpoint | None = Field(
+        None,
+        description="ZeroMQ endpoint to publish at which prefixes are cached, for routers, such as tcp://*:5557; it "
+        "shows the tokens of prompts to whoever connects.",
+    )
+    kv_events_topic: str = Field(
+        "", description="Topic of what is published there; llm-d wants kv@ADDRESS:PORT@MODEL, of this server."
+    )
+    kv_events_replay: Endpoint | None = Field(
+        None, description="ZeroMQ endpoint that sends the last of it again to routers that missed some."
+    )
     policy: Policy = Field(
         "fcfs",
         description="Who waits for how long: first come, first served; lower `priority` of requests first; or fair "
@@ -223,4 +248,18 @@ class Settings(BaseSettings):
         for name in ("isolate_keys", "redis_url"):
             if getattr(self, name) and self.api_keys_file is None:
                 raise PydanticCustomError("no_keys", "{name} needs the setting api_keys_file", {"name": name})
+        return self
+
+    @model_validator(mode="after")
+    def _have_kv_events(self) -> "Settings":
+        if self.kv_events is None:
+            for name in ("kv_events_topic", "kv_events_replay"):
+                if getattr(self, name):
+                    raise PydanticCustomError("no_kv_events", "{name} needs the setting kv_events", {"name": name})
+        elif not self.prefix_caching:
+            raise PydanticCustomError("no_prefixes", "kv_events needs the setting prefix_caching")
+        elif self.isolate_keys:
+            raise PydanticCustomError(
+                "no_prefixes", "with isolate_keys, kv_events has nothing to tell: no prefix is shared"
+            )
         return self

@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import ip_address
 from socket import socket
@@ -20,6 +21,7 @@ from model_runner.config import RunnerConfig
 from model_runner.models.repository import cache_folder
 from server import __version__
 from server.cli.checkpoints import Checkpoints, find_checkpoints
+from server.cli.kv_events import open_publisher
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.engine.messages import EngineConfig
@@ -31,6 +33,7 @@ from server.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
     from server.api.services import Services
+    from server.engine.kv_publisher import KVPublisher
 
 FAILURE_CHECK_S = 1.0
 _BY_HEADS = ("auto", "eagle", "hydra", "medusa")
@@ -76,32 +79,44 @@ def serve(settings: Settings, started: float) -> None:
     configure_logging(settings.log_format, settings.log_level)
     if settings.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    try:
-        listener = bind(settings.host, settings.port)
-    except BindError as error:
-        raise StartError(str(error)) from None
-    with listener:
+    with ExitStack() as stack:
+        try:
+            listener = stack.enter_context(bind(settings.host, settings.port))
+            publisher = stack.enter_context(open_publisher(settings))
+        except BindError as error:
+            raise StartError(str(error)) from None
         _warn_if_open(settings, listener)
         warn_if_unused(settings)
         checkpoints = find_checkpoints(settings, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Life(settings, checkpoints, listener, console, started).run())
+            runner.run(_Life(settings, checkpoints, listener, publisher, console, started).run())
 
 
 class _Life:
     def __init__(
-        self, settings: Settings, checkpoints: Checkpoints, listener: socket, console: Console, started: float
+        self,
+        settings: Settings,
+        checkpoints: Checkpoints,
+        listener: socket,
+        publisher: "KVPublisher | None",
+        console: Console,
+        started: float,
     ) -> None:
         self._settings = settings
         self._checkpoints = checkpoints
         self._folder = checkpoints.model
         self._listener = listener
+        self._publisher = publisher
         self._console = console
         self._started = started
         self._model_found = self._elapsed()
 
     async def run(self) -> None:
-        engine = EngineProcess(engine_config(self._settings, self._checkpoints), _engine_limits(self._settings))
+        engine = EngineProcess(
+            engine_config(self._settings, self._checkpoints),
+            _engine_limits(self._settings),
+            None if self._publisher is None else self._publisher.publish,
+        )
         await engine.start()
         try:
             server, services = await asyncio.to_thread(self._build_server, engine)
@@ -182,6 +197,9 @@ class _Life:
         self._announce("Speculation", describe_speculation(self._settings, info.speculation_methods))
         if self._settings.learn:
             self._announce("Learning", f"heads for speculation, kept in {cache_folder() / 'learnt'}")
+        if self._publisher is not None:
+            again = "" if self._publisher.replay is None else f", again at {self._publisher.replay}"
+            self._announce("KV events", self._publisher.endpoint + again)
         self._announce("Ready in", str(milestones))
 
     def _announce(self, title: str, text: str) -> None:
@@ -260,7 +278,14 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         learn_memory_gib=settings.learn_memory,
         aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
     )
-    return EngineConfig(runner, settings.policy, settings.prefix_caching, settings.log_level, settings.log_format)
+    return EngineConfig(
+        runner,
+        settings.policy,
+        settings.prefix_caching,
+        settings.log_level,
+        settings.log_format,
+        kv_events=settings.kv_events is not None,
+    )
 
 
 def _engine_limits(settings: Settings) -> EngineLimits:

@@ -1,19 +1,23 @@
 """The engine's main loop: messages in, steps, messages out. The same in a process of its own and in a thread."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from model_runner.info import LearningStats, RunnerInfo
+from scheduler.cache_log import CacheLog
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from server.engine.kv_events import encode_batch
 from server.engine.messages import (
     Abort,
     Aborted,
     Explain,
     Explained,
     FromEngine,
+    KVEvents,
     LoadFailed,
     Ready,
     Rejected,
@@ -75,6 +79,8 @@ class LoadedEngine:
     info: RunnerInfo
     close: Callable[[], None] = lambda: None
     """Ends what the engine has started beside itself."""
+    cache_log: CacheLog | None = None
+    """What its prefix cache holds; None where nobody wants to know."""
 
 
 def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
@@ -93,7 +99,7 @@ def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
         logger.exception("The engine failed unexpectedly while it loaded the model.")
         return EXIT_CRASHED
     channel.send(Ready(loaded.info))
-    loop = EngineLoop(loaded.engine, channel)
+    loop = EngineLoop(loaded.engine, channel, loaded.cache_log)
     try:
         loop.serve()
     except Exception:
@@ -109,9 +115,10 @@ def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
 class EngineLoop:
     """Feeds an engine from a channel."""
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
+    def __init__(self, engine: Engine, channel: Channel, cache_log: CacheLog | None = None) -> None:
         self._engine = engine
         self._channel = channel
+        self._cache_log = cache_log
         self._unfinished: dict[str, set[int]] = {}  # choices by request id
         self._learnt: LearningStats | None = None
         """What the client knows of learning, which goes on while there is no work."""
@@ -180,6 +187,8 @@ class EngineLoop:
     def _report(self, outputs: tuple[RequestOutput, ...]) -> None:
         stats = self._engine.stats()
         self._learnt = stats.learning
+        if self._cache_log is not None and (events := self._cache_log.take()):
+            self._channel.send(KVEvents(encode_batch(events, time.time())))
         self._channel.send(StepDone(outputs, stats))
         if not self._engine.has_work:
             self._engine.check_integrity()

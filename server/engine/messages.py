@@ -26,6 +26,8 @@ class EngineConfig:
     prefix_caching: bool = True
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
+    kv_events: bool = False
+    """Whether to send KVEvents."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -104,8 +106,14 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     """Of the choices that have not ended; none if the request is unknown."""
 
 
+class KVEvents(msgspec.Struct, frozen=True, tag=True):
+    """What has changed in the prefix cache, as it is published (kv_events.py). Sent before the outputs of the step."""
+
+    batch: bytes
+
+
 ToEngine = Load | Submit | Abort | Explain | Shutdown
-FromEngine = Ready | LoadFailed | StepDone | Rejected | Aborted | Explained
+FromEngine = Ready | LoadFailed | StepDone | Rejected | Aborted | Explained | KVEvents
 
 
 def _to_plain(value: object) -> str:

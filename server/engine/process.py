@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 from model_runner.parent import describe_end
@@ -19,9 +20,15 @@ from server.engine.worker import DEFAULT_FACTORY
 class EngineProcess(EngineSupervisor):
     """The EngineClient that a server uses."""
 
-    def __init__(self, config: EngineConfig, limits: EngineLimits, factory: str = DEFAULT_FACTORY) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: EngineLimits,
+        publish: Callable[[bytes], None] | None = None,
+        factory: str = DEFAULT_FACTORY,
+    ) -> None:
         """`factory` names the function that loads the engine in its process, as `module:function`."""
-        super().__init__(limits)
+        super().__init__(limits, publish)
         self._config = config
         self._factory = factory
         self._process: ProcessLink | None = None

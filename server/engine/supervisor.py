@@ -19,6 +19,7 @@ from server.engine.messages import (
     Explain,
     Explained,
     FromEngine,
+    KVEvents,
     LoadFailed,
     Ready,
     Rejected,
@@ -68,8 +69,10 @@ class EngineLink(Protocol):
 class EngineSupervisor(ABC):
     """The EngineClient, given a way to launch engines."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, publish: Callable[[bytes], None] | None = None) -> None:
+        """`publish` gets what engines send as KVEvents; it must not block. Without it these are dropped."""
         self._limits = limits
+        self._publish = publish or _drop
         self._requests = LiveRequests()
         self._link: EngineLink | None = None  # to an engine that is ready
         self._info: RunnerInfo | None = None
@@ -262,6 +265,8 @@ class EngineSupervisor(ABC):
                     self._requests.unheard.hear_of_abort(request_id, choice, histories)
                 case Explained(request_id, histories):
                     self._requests.unheard.hear_explanation(request_id, histories)
+                case KVEvents(batch):
+                    self._publish(batch)
                 case Ready(info):
                     self._become_ready(link, info)
                 case LoadFailed(message):
@@ -335,6 +340,10 @@ class SupervisedStream:
 
     def close(self) -> None:
         self._abort(self._live)
+
+
+def _drop(batch: bytes) -> None:
+    """Nobody reads them."""
 
 
 async def _first(*coroutines: Coroutine[Any, Any, str]) -> str:

@@ -22,6 +22,7 @@ from functools import partial
 
 from model_runner.config import RunnerConfig
 from model_runner.parent import die_with_parent
+from scheduler.cache_log import CacheLog
 from server.engine.framing import FrameReader, framed
 from server.engine.loop import EXIT_CRASHED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
@@ -62,9 +63,9 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
     watches = StopWatches(partial(Tokenizer.from_folder, config.runner.model))
-    return LoadedEngine(
-        Engine(Scheduler(scheduler_config, runner.info.num_blocks, watches), runner), info, runner.close
-    )
+    cache_log = CacheLog() if config.kv_events else None
+    scheduler = Scheduler(scheduler_config, runner.info.num_blocks, watches, cache_log)
+    return LoadedEngine(Engine(scheduler, runner), info, runner.close, cache_log)
 
 
 def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:

@@ -75,6 +75,9 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "cuda_graphs": ("false", False),
     "kv_cache_gib": ("0.5", 0.5),
     "prefix_caching": ("false", False),
+    "kv_events": ("tcp://*:5557", "tcp://*:5557"),
+    "kv_events_topic": ("kv@10.0.0.7:8000@some/model", "kv@10.0.0.7:8000@some/model"),
+    "kv_events_replay": ("ipc:///run/kv", "ipc:///run/kv"),
     "policy": ("priority", "priority"),
     "logprobs": ("processed", "processed"),
     "threads": ("1", 1),
@@ -124,6 +127,8 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
     dashed = name.replace("_", "-")
     if name.startswith("learn_"):
         monkeypatch.setenv("SAMEWISE_LEARN", "true")
+    if name.startswith("kv_events_"):
+        monkeypatch.setenv("SAMEWISE_KV_EVENTS", "tcp://*:5557")
     if name == "isolate_keys":
         monkeypatch.setenv("SAMEWISE_API_KEYS_FILE", "keys.txt")
     flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
@@ -156,6 +161,13 @@ def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.
         (["--learn-threads", "2"], "learn_threads needs the setting learn\n"),
         (["--redis-url", "redis://host"], "redis_url needs the setting api_keys_file\n"),
         (["--isolate-keys", "--api-key", "x"], "isolate_keys needs the setting api_keys_file\n"),
+        (["--kv-events-replay", "tcp://*:5558"], "kv_events_replay needs the setting kv_events\n"),
+        (["--kv-events-topic", "kv@pod@model"], "kv_events_topic needs the setting kv_events\n"),
+        (["--kv-events", "tcp://*:5557", "--no-prefix-caching"], "kv_events needs the setting prefix_caching\n"),
+        (
+            ["--kv-events", "tcp://*:5557", "--api-keys-file", "keys.yaml", "--isolate-keys"],
+            "with isolate_keys, kv_events has nothing to tell: no prefix is shared\n",
+        ),
         (["--no-learn", "--learn-memory", "2"], "learn_memory needs the setting learn\n"),
         (["--num-draft-tokens", "0"], "--num-draft-tokens: input should be greater than or equal to 1 (got '0')"),
         (["--num-draft-tokens", "65"], "--num-draft-tokens: input should be less than or equal to 64 (got '65')"),
@@ -206,6 +218,19 @@ def test_several_origins(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("origin", ["https://a.example/", "a.example", "null", "https://*.a.example"])
 def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
     assert invoke("--cors-origins", origin).stderr.startswith(f"error: --cors-origins: '{origin}' is no origin")
+
+
+@pytest.mark.parametrize("name", ["kv-events", "kv-events-replay"])
+@pytest.mark.parametrize(
+    "endpoint", ["5557", "tcp://*", "tcp://:5557", "tcp://*:65536", "http://a:1", "udp://*:1", "ipc://", "inproc://a"]
+)
+def test_what_zeromq_cannot_listen_on_is_no_endpoint(name: str, endpoint: str) -> None:
+    assert invoke(f"--{name}", endpoint).stderr.startswith(f"error: --{name}: '{endpoint}' is no endpoint, such as")
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:0", "tcp://127.0.0.1:*", "tcp://[::]:5557", "tcp://a.b:1", "ipc://a b"])
+def test_where_zeromq_can_listen(endpoint: str) -> None:
+    assert settings_of("--kv-events", endpoint).kv_events == endpoint
 
 
 def test_a_draft_model_for_its_method() -> None:

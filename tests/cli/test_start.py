@@ -28,6 +28,22 @@ def test_a_port_that_is_taken() -> None:
     assert result.returncode == 1
 
 
+@pytest.mark.parametrize("options", [["--kv-events"], ["--kv-events", "tcp://127.0.0.1:*", "--kv-events-replay"]])
+def test_an_endpoint_for_kv_events_that_is_taken(options: list[str]) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        result = serve("--port", "0", *options, endpoint)
+    assert result.stderr == f"error: cannot publish KV events on {endpoint}: Address already in use\n"
+    assert result.returncode == 1
+
+
+def test_kv_events_without_pyzmq() -> None:
+    main = "import sys; sys.modules['zmq'] = None; from server.cli.main import main; main()"
+    command = [sys.executable, "-c", main, "serve", "--host", "127.0.0.1", "--port", "0", "--kv-events", "tcp://*:5557"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert last_line(result) == "error: kv_events needs pyzmq: pip install 'samewise[kv-events]'"
+
+
 def test_a_model_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "model.txt"
     file.write_text("no model")

@@ -19,9 +19,14 @@ class InProcessEngine(EngineSupervisor):
     a thread that hangs cannot be killed and is left behind.
     """
 
-    def __init__(self, load: Callable[[], LoadedEngine], limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        load: Callable[[], LoadedEngine],
+        limits: EngineLimits,
+        publish: Callable[[bytes], None] | None = None,
+    ) -> None:
         """`load` runs in the engine's thread, once for each start."""
-        super().__init__(limits)
+        super().__init__(limits, publish)
         self._load = load
 
     async def _launch(self) -> "ThreadLink":

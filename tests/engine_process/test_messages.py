@@ -40,6 +40,7 @@ from server.engine.messages import (
     EngineConfig,
     Explain,
     Explained,
+    KVEvents,
     Load,
     LoadFailed,
     Ready,
@@ -95,6 +96,7 @@ SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25, pooled=
         Submit(replace(REQUEST, beam_search=BeamSearch(4, early_stopping=True))),
         Load(EngineConfig(RunnerConfig(Path("/m"), aux_model=Path("/a"), learn=True, learn_threads=2))),
         Submit(replace(REQUEST, learn=False)),
+        Load(EngineConfig(RunnerConfig(Path("/m")), kv_events=True)),
         Abort("x"),
         Abort("x", 3),
         Explain("x"),
@@ -118,6 +120,7 @@ def test_messages_to_the_engine(message):
         Aborted("x", None, (HISTORY, ChoiceHistory(0, 1.0, 2.0, False, 3))),
         Aborted("x", 3, ()),
         Explained("x", (HISTORY,)),
+        KVEvents(bytes(range(256))),
     ],
 )
 def test_messages_from_the_engine(message):

@@ -1,0 +1,101 @@
+"""Publishes what engines tell of their prefix caches (kv_events.py), over ZeroMQ. Needs pyzmq.
+
+Lives in the HTTP process: subscribers stay connected, and batches numbered on, when an engine dies and another follows.
+"""
+
+import contextlib
+import errno
+import logging
+import threading
+from collections import deque
+
+import zmq
+
+BACKLOG = 10_000
+"""Batches, of one step each, that can be sent again; as many may be on their way to each subscriber."""
+_NUMBER_BYTES = 8
+_END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+_NO_ADDRESS = "no network interface here has this address"
+
+logger = logging.getLogger("samewise.kv_events")
+
+
+class KVPublisher:
+    """Numbers batches from 0 and sends each as `[topic, number, batch]` to all that subscribe.
+
+    Nobody is waited for. A subscriber that is more than the backlog behind misses batches, which the numbers show; what
+    it has missed it can ask for at the second endpoint. A request is `[b"", number]` and gets `[b"", number, batch]`
+    for each batch in the backlog from that number on, then `[b"", -1, b""]`. Numbers have 8 bytes, big-endian.
+    """
+
+    def __init__(self, endpoint: str, topic: str = "", replay: str | None = None, backlog: int = BACKLOG) -> None:
+        """Raises OSError, in words for the user, if one of the endpoints cannot be listened on."""
+        self._topic = topic.encode()
+        self._batches: deque[tuple[bytes, bytes]] = deque(maxlen=backlog)
+        self._num_batches = 0
+        self._lock = threading.Lock()
+        self._context = zmq.Context()
+        self._thread: threading.Thread | None = None
+        try:
+            self._subscribers = _listen(self._context, zmq.PUB, endpoint, backlog)
+            self.endpoint = self._subscribers.get_string(zmq.LAST_ENDPOINT)
+            """The one that was given, with the port that was picked if that was left open."""
+            self.replay: str | None = None
+            if replay is not None:
+                # ZeroMQ may count up to half of it as unread when all is read, and drops what there is no room for.
+                late = _listen(self._context, zmq.ROUTER, replay, 2 * (backlog + 1))
+                self.replay = late.get_string(zmq.LAST_ENDPOINT)
+                self._thread = threading.Thread(
+                    target=self._serve_replays, args=(late,), name="samewise-kv-replay", daemon=True
+                )
+                self._thread.start()
+        except OSError:
+            self._context.destroy(linger=0)
+            raise
+
+    def publish(self, batch: bytes) -> None:
+        """Send it to whoever listens. Never blocks. Called from one thread."""
+        number = self._num_batches.to_bytes(_NUMBER_BYTES, "big")
+        with self._lock:
+            self._batches.append((number, batch))
+        self._num_batches += 1
+        self._subscribers.send_multipart((self._topic, number, batch), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Nothing that was not sent yet is waited for."""
+        self._subscribers.close(linger=0)
+        self._context.term()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve_replays(self, socket: "zmq.Socket[bytes]") -> None:
+        """In a thread of its own, to which the socket belongs, so that answers take no time from the event loop."""
+        with contextlib.suppress(zmq.ContextTerminated):
+            while True:
+                self._answer(socket, socket.recv_multipart())
+        socket.close(linger=0)
+
+    def _answer(self, socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
+        if len(frames) != 3 or frames[1] or len(frames[2]) != _NUMBER_BYTES:
+            logger.warning("Somebody asked for KV events in a form that is not that of vLLM, and gets no answer.")
+            return
+        sender, delimiter, first = frames
+        with self._lock:
+            batches = list(self._batches)
+        for number, batch in batches:
+            if number >= first:
+                socket.send_multipart((sender, delimiter, number, batch))
+        socket.send_multipart((sender, delimiter, _END, b""))
+
+
+def _listen(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, endpoint: str, backlog: int) -> "zmq.Socket[bytes]":
+    """A socket that drops what is more than so many messages for a peer. Raises OSError."""
+    socket = context.socket(kind)
+    socket.sndhwm = backlog
+    socket.ipv6 = "[" in endpoint
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        reason = _NO_ADDRESS if error.errno == errno.ENODEV else zmq.strerror(error.errno or 0)
+        raise OSError(f"cannot publish KV events on {endpoint}: {reason}") from None
+    return socket
