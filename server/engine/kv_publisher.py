@@ -3,7 +3,6 @@
 Lives in the HTTP process: subscribers stay connected, and batches numbered on, when an engine dies and another follows.
 """
 
-import contextlib
 import errno
 import logging
 import threading
@@ -31,7 +30,7 @@ class KVPublisher:
     def __init__(self, endpoint: str, topic: str = "", replay: str | None = None, backlog: int = BACKLOG) -> None:
         """Raises OSError, in words for the user, if one of the endpoints cannot be listened on."""
         self._topic = topic.encode()
-        self._batches: deque[tuple[bytes, bytes]] = deque(maxlen=backlog)
+        self._batches: deque[tuple[bytes, bytes]] = deque(maxlen=0 if replay is None else backlog)
         self._num_batches = 0
         self._lock = threading.Lock()
         self._context = zmq.Context()
@@ -70,10 +69,13 @@ class KVPublisher:
 
     def _serve_replays(self, socket: "zmq.Socket[bytes]") -> None:
         """In a thread of its own, to which the socket belongs, so that answers take no time from the event loop."""
-        with contextlib.suppress(zmq.ContextTerminated):
+        try:
             while True:
                 self._answer(socket, socket.recv_multipart())
-        socket.close(linger=0)
+        except zmq.ContextTerminated:
+            return
+        finally:
+            socket.close(linger=0)  # or closing would wait for it
 
     def _answer(self, socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
         if len(frames) != 3 or frames[1] or len(frames[2]) != _NUMBER_BYTES:

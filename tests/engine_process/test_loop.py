@@ -1,13 +1,16 @@
 """The engine's loop on a scripted channel."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from model_runner.info import LearningStats
-from scheduler.interface import EngineStats
+from scheduler.cache_log import CacheLog
+from scheduler.interface import EngineStats, RequestOutput
 from server.engine.loop import EXIT_CRASHED, EXIT_LOAD_FAILED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import (
     Abort,
@@ -15,6 +18,7 @@ from server.engine.messages import (
     Explain,
     Explained,
     FromEngine,
+    KVEvents,
     Load,
     LoadFailed,
     Ready,
@@ -65,6 +69,34 @@ def test_one_message_for_each_step_with_all_outputs():
     ]
     assert tuple(step.outputs[0].tokens[0] for step in steps) == expected(wanted[0])
     assert [step.stats.num_running for step in steps] == [3, 1, 0]
+
+
+class CachingEngine(FakeEngine):
+    """Caches a block in every other step."""
+
+    def __init__(self, cache_log: CacheLog) -> None:
+        super().__init__()
+        self._cache_log = cache_log
+
+    def step(self) -> list[RequestOutput]:
+        outputs = super().step()
+        if self.steps % 2 == 0:
+            self._cache_log.note_stored(self.steps.to_bytes(32, "big"), None, (self.steps,))
+        return outputs
+
+
+def test_changes_of_the_cache_come_before_the_outputs_of_their_step():
+    channel, cache_log = Script([Submit(request("a", max_tokens=5))]), CacheLog()
+    run(lambda: LoadedEngine(CachingEngine(cache_log), INFO, cache_log=cache_log), channel)
+    assert [type(message) for message in channel.sent] == [
+        Ready, StepDone, KVEvents, StepDone, StepDone, KVEvents, StepDone, StepDone,
+    ]  # fmt: skip
+    batches = [msgspec.msgpack.decode(sent.batch) for sent in channel.sent if isinstance(sent, KVEvents)]
+    assert [[event[0] for event in events] for _, events, _ in batches] == [
+        ["AllBlocksCleared", "BlockStored"],
+        ["BlockStored"],
+    ]
+    assert abs(batches[0][0] - time.time()) < 60
 
 
 class LearningEngine(FakeEngine):

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from model_runner.contract import Contrastive
+from model_runner.contract import Contrastive, SamplingParams
 from scheduler.cache_log import AllBlocksCleared, BlockRemoved, BlockStored, CacheLog
 from scheduler.engine import Engine
+from scheduler.interface import BeamSearch
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import CONFIG, RecordingRunner, make_request, run
 from tests.scheduler.simulated_runner import extend_hash
@@ -120,6 +121,28 @@ def test_what_a_plain_prompt_does_not_find_is_not_told(change):
     removed = {event.name for event in log.take()}
     assert removed
     assert removed <= names
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"beam_search": BeamSearch(3)},
+        {"beam_search": BeamSearch(4, groups=2, diversity_penalty=0.5), "max_tokens": 20},
+        {"guide": (7, 8, 9, 10, 11), "sampling": SamplingParams(seed=1, guidance=1.5)},
+    ],
+)
+def test_groups_are_told_of_like_others(change):
+    """Beams fork their tokens and names; a guide has a prompt of its own."""
+    engine, log = followed_engine()
+    follower, num_seen = Follower(), 0
+    engine.add(replace(make_request(num_prompt=9, max_tokens=9), **change))
+    while engine.has_work:
+        engine.step()
+        follower.apply(log.take())
+        kept = {engine.runner.kv[block][-1][1] for block in engine.scheduler._sharing._cache}
+        assert set(follower.found.values()) == kept
+        num_seen = max(num_seen, len(kept))
+    assert num_seen > 4
 
 
 def test_nothing_is_kept_for_nobody():
