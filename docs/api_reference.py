@@ -66,6 +66,9 @@ leaves open, has the default below.
 In the tables, `[]` stands for each entry of an array and `.*` for each key of an object. An optional property of an
 answer is left out where it does not apply.
 
+Every answer has an `x-request-id`. By it, or by the answer's own id, `GET /v1/requests/{{request_id}}` tells
+[what became of the request](requests.md).
+
 Where API keys are configured, a request needs the header `Authorization: Bearer KEY` or `x-api-key: KEY`, except for
 {open}.
 

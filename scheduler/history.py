@@ -99,6 +99,12 @@ class Progress:
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Accepted and rejected, by method."""
 
+    def note_step(self, number: int) -> None:
+        """The step of this number has computed something for it, or for another member of its group."""
+        if self.last_step != number:
+            self.last_step = number
+            self.steps += 1
+
     def note_admission(self, now: float, num_cached: int) -> None:
         """It leaves the queue; so many tokens of its prompt were found in the prefix cache when it first did."""
         if self.admitted_at is None:

@@ -65,9 +65,7 @@ class Scheduler:
         cache_log: CacheLog | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Without `watch_text`, beam search with stop strings is refused. `cache_log` is told what is cached. `clock`
-        is that of histories, in seconds.
-        """
+        """Without `watch_text`, beam search with stop strings is refused. `clock` is that of histories, in seconds."""
         limits = (config.block_size, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
         if min(*limits, num_blocks) < 1:
             raise ValueError(f"all limits must be at least 1: {config}, num_blocks={num_blocks}")
@@ -205,10 +203,7 @@ class Scheduler:
             if request is not None:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
-                progress = request.progress
-                if progress.last_step != self._num_taken:
-                    progress.last_step = self._num_taken
-                    progress.steps += 1
+                request.progress.note_step(self._num_taken)
                 request.prompt_logprobs += choice.prompt_logprobs
                 if self._counts_service and (num_output := len(choice.tokens) or bool(choice.beam_candidates)):
                     self._waiting.note_service(request, num_output=num_output)

@@ -11,6 +11,7 @@ from server.api.embeddings import routes as embeddings
 from server.api.files import routes as files
 from server.api.messages import routes as messages
 from server.api.openai.errors import error_response
+from server.api.requests import routes as requests
 from server.api.rerank import routes as rerank
 from server.api.responses import conversations
 from server.api.responses import routes as responses
@@ -33,6 +34,7 @@ DIALECTS: Sequence[Dialect] = (
     files.DIALECT,
     batches.DIALECT,
     usage.DIALECT,
+    requests.DIALECT,
     capabilities.DIALECT,
     probes.DIALECT,
 )

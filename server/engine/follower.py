@@ -1,7 +1,7 @@
 """How it is told what became of requests, beside their outputs."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from scheduler.history import ChoiceHistory
@@ -46,10 +46,11 @@ class Unheard:
         for key in [key for key in self._aborted if key[0] == request_id and choice in (None, key[1])]:
             self._tell(key, None)
 
-    def ask(self, request_id: str) -> Awaitable[Sequence[ChoiceHistory]]:
-        """What the engine says of a request, which it has to be asked now; nothing if it dies meanwhile."""
+    def ask(self, request_id: str, send: Callable[[], None]) -> Awaitable[Sequence[ChoiceHistory]]:
+        """What the engine says of a request; nothing if it dies meanwhile. `send` asks it, unless it has been asked."""
         if request_id not in self._explanations:
             self._explanations[request_id] = asyncio.get_running_loop().create_future()
+            send()
         return asyncio.shield(self._explanations[request_id])
 
     def hear_explanation(self, request_id: str, histories: Sequence[ChoiceHistory]) -> None:

@@ -192,6 +192,7 @@ class LiveRequests:
 
     def crashed(self, error: Exception) -> Crash:
         """The engine died: nothing is submitted any more. The culprit, if there is one, ends with the error."""
+        self.unheard.hear_no_more()  # of what was aborted while it was being buried
         crash = self._policy.crashed()
         for victim in crash.victims:
             self._live[victim].follower.interrupted()

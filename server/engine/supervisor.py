@@ -148,9 +148,7 @@ class EngineSupervisor(ABC):
     async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
         if self._link is None or not self._requests.is_inside(request_id):
             return ()
-        answer = self._requests.unheard.ask(request_id)
-        self._link.send(Explain(request_id))
-        return await answer
+        return await self._requests.unheard.ask(request_id, lambda: self._tell(Explain(request_id)))
 
     async def drain(self, grace_s: float) -> None:
         self._draining = True

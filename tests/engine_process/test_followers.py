@@ -118,8 +118,10 @@ async def test_nothing_is_known_of_what_no_engine_has(running):
 async def test_a_question_to_an_engine_that_dies_is_answered_with_nothing():
     unheard, follower = Unheard(), Recorded()
     unheard.expect("a", [0, 1], follower)
-    answers = [asyncio.ensure_future(unheard.ask("a")) for _ in range(2)]
+    sent = []
+    answers = [asyncio.ensure_future(unheard.ask("a", lambda: sent.append("a"))) for _ in range(2)]
     await asyncio.sleep(0)
+    assert sent == ["a"]
     unheard.hear_no_more()
     assert [await answer for answer in answers] == [(), ()]
     assert follower.histories == [(0, None), (1, None)]
@@ -127,7 +129,7 @@ async def test_a_question_to_an_engine_that_dies_is_answered_with_nothing():
 
 async def test_who_asks_and_leaves_takes_nothing_from_others():
     unheard = Unheard()
-    leaves, stays = (asyncio.ensure_future(unheard.ask("a")) for _ in range(2))
+    leaves, stays = (asyncio.ensure_future(unheard.ask("a", lambda: None)) for _ in range(2))
     leaves.cancel()
     await asyncio.wait([leaves])
     unheard.hear_explanation("a", ("what",))

@@ -111,3 +111,25 @@ def test_an_id_is_live_once():
     requests.add(request("a"), lambda: None, Recorded())
     with pytest.raises(ValueError, match="'a' is in use"):
         requests.add(request("a"), lambda: None, Recorded())
+
+
+def test_what_is_aborted_in_an_engine_that_is_dead_is_told_to_have_ended():
+    requests, follower = LiveRequests(), Recorded()
+    live = requests.add(request("a", n=2), lambda: None, follower)
+    requests.release()
+    assert requests.abort(live)
+    assert follower.histories == []
+    requests.crashed(RuntimeError("gone"))
+    assert follower.histories == [(0, None), (1, None)]
+    assert follower.num_interruptions == 0
+
+
+def test_an_end_that_crosses_an_abort_counts_once():
+    requests, follower = LiveRequests(), Recorded()
+    requests.add(request("a", n=2), lambda: None, follower)
+    requests.release()
+    assert requests.abort_choice("a", 0)
+    requests.apply([out(0, 1, finish=FinishReason.STOP)])
+    assert requests.num_choices == 1
+    requests.unheard.hear_of_abort("a", 0, ())
+    assert follower.histories == [(0, None)]

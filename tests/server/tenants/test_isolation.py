@@ -31,7 +31,7 @@ RESPONSE = {"model": "tiny", "input": "hi", "max_output_tokens": 16}
 
 async def everything(client: httpx.AsyncClient) -> dict[str, str]:
     """One of each thing that is stored, by the name of its id in paths."""
-    ids = {}
+    ids = {"request_id": (await client.post("/v1/responses", json=RESPONSE)).headers["x-request-id"]}
     response = (await client.post("/v1/responses", json={**RESPONSE, "background": True})).json()
     ids["response_id"] = response["id"]
     body = {"items": [{"role": "user", "content": "mine"}]}
