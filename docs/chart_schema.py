@@ -1,10 +1,13 @@
-"""The settings in the schema of the Helm chart's values, from the settings themselves."""
+"""The settings and the keys in the schema of the Helm chart's values, from the server's own models of them."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from server.config import Settings
+from server.tenants.keys_file import KeysEntry
 
 SCHEMA = Path(__file__).parents[1] / "deploy" / "helm" / "samewise" / "values.schema.json"
 OF_THE_CHART = frozenset(
@@ -17,13 +20,22 @@ OF_THE_CHART = frozenset(
 
 
 def render_chart_schema() -> str:
-    """The schema as it is, with the settings that the server has now."""
+    """The schema as it is, with what the server takes now."""
     schema = json.loads(SCHEMA.read_text())
-    fields = Settings.model_json_schema()["properties"]
-    schema["properties"]["settings"]["properties"] = {
-        name: _value(field) for name, field in fields.items() if name not in OF_THE_CHART
+    values = schema["properties"]
+    values["settings"]["properties"] = _fields(Settings)
+    values["apiKeys"]["properties"]["keys"]["items"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["name"],
+        "properties": _fields(KeysEntry),
     }
     return json.dumps(schema, indent=2) + "\n"
+
+
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    fields = model.model_json_schema()["properties"]
+    return {name: _value(field) for name, field in fields.items() if name not in OF_THE_CHART}
 
 
 def _value(field: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Writes the pages that are made from the code, so that they cannot drift from it: docs/api.md, the metrics of
-docs/operations.md, and the settings in the schema of the Helm chart's values.
+docs/operations.md, and the settings and keys in the schema of the Helm chart's values.
 
 With `--check` it writes nothing and fails if a page is not what would be written.
 """

@@ -22,14 +22,16 @@ def read_values(file: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text())
 
 
-def render_files(values: Mapping[str, Any] | None = None, name: str = "samewise") -> dict[str, str]:
+def render_files(
+    values: Mapping[str, Any] | None = None, name: str = "samewise", namespace: str = "llm"
+) -> dict[str, str]:
     """What each template makes of the values. Raises HelmError."""
-    return _chart().render(dict(values or {}), name=name, namespace="llm")
+    return _chart().render(dict(values or {}), name=name, namespace=namespace)
 
 
-def render(values: Mapping[str, Any] | None = None, name: str = "samewise") -> list[Manifest]:
+def render(values: Mapping[str, Any] | None = None, name: str = "samewise", namespace: str = "llm") -> list[Manifest]:
     """All that is installed with these values, but the notes. Raises HelmError."""
-    files = render_files(values, name)
+    files = render_files(values, name, namespace)
     texts = [text for file, text in files.items() if file.endswith(".yaml")]
     return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
 

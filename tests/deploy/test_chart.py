@@ -1,5 +1,7 @@
 """The Helm chart: every combination of values renders what clusters take, or is refused with a reason."""
 
+import json
+import re
 import tomllib
 from typing import Any
 
@@ -117,6 +119,7 @@ def test_what_a_cluster_would_refuse_is_noticed() -> None:
         ({"autoscaling": {"type": "vpa"}}, "value must be one of 'none', 'hpa', 'keda'"),
         ({"replicas": 2, "cache": {"persistent": True}}, "cache.accessModes needs ReadWriteMany"),
         ({"autoscaling": {"type": "hpa"}, "cache": {"persistent": True}}, "cache.accessModes needs ReadWriteMany"),
+        ({"replicas": 2, "cache": {"persistent": True, "existingClaim": "a"}}, "cache.accessModes needs ReadWriteMany"),
         ({"cache": {"existingClaim": "a"}}, "cache.existingClaim needs cache.persistent"),
         ({"data": {"existingClaim": "a"}}, "data.existingClaim needs data.enabled"),
         ({"replicas": 2, "data": {"enabled": True, "existingClaim": "a"}}, "two servers must not share a data folder"),
@@ -129,6 +132,8 @@ def test_what_a_cluster_would_refuse_is_noticed() -> None:
         ),
         ({"autoscaling": {"type": "keda"}}, "autoscaling.keda.prometheusAddress is needed"),
         ({"apiKeys": {"keys": KEYS, "existingSecret": "a"}}, "existingSecret or keys, not both"),
+        ({"apiKeys": {"keys": [{"key": "a"}]}}, "'/apiKeys/keys/0': missing property 'name'"),
+        ({"apiKeys": {"keys": [{"name": "a", "tokens_per_hour": 1}]}}, "properties 'tokens_per_hour' not allowed"),
         ({"redis": {"existingSecret": "a"}}, "limits that replicas share need apiKeys"),
         ({"settings": {"isolate_keys": True}}, "settings.isolate_keys needs apiKeys"),
         ({"gpu": {"enabled": True}, "settings": {"device": "cpu"}}, "settings.device is cuda then"),
@@ -144,6 +149,22 @@ def test_what_does_not_go_is_refused_with_a_reason(values: dict[str, Any], messa
     assert message in str(refusal.value)
 
 
+@pytest.mark.parametrize("name", ["123", "1e3", "true", "null", "0x1f"])
+def test_names_that_yaml_takes_for_something_else_stay_names(name: str) -> None:
+    values = together(set(OPTIONS)) | {
+        "fullnameOverride": name,
+        "nameOverride": name,
+        "apiKeys": {"existingSecret": name, "secretKey": name},
+        "redis": {"existingSecret": name, "secretKey": name},
+        "cache": {"persistent": True, "existingClaim": name},
+        "inferencePool": {"enabled": True, "endpointPicker": {"name": name}},
+        "ingress": {"enabled": True, "host": name, "className": name, "tlsSecret": name},
+        **dict.fromkeys(("serviceAccountName", "priorityClassName", "runtimeClassName"), name),
+    }
+    for manifest in render(values, name, namespace=name):
+        check(manifest, NEWEST)
+
+
 @pytest.mark.parametrize("name", ["s", "r" * 53, f"{'r' * 49}-xyz"])
 def test_names_are_short_enough(name: str) -> None:
     for manifest in render(together(set(OPTIONS)), name):
@@ -156,6 +177,20 @@ def test_names_are_short_enough(name: str) -> None:
 def test_two_releases_in_a_namespace_do_not_meet() -> None:
     names = [{(one["kind"], one["metadata"]["name"]) for one in render(together(set(OPTIONS)), name)} for name in "ab"]
     assert names[0].isdisjoint(names[1])
+
+
+def test_every_value_has_a_type_a_default_and_a_use() -> None:
+    used = {name for file in (CHART / "templates").iterdir() for name in re.findall(r"\.(\w+)", file.read_text())}
+
+    def compare(schema: dict[str, Any], defaults: dict[str, Any], path: str) -> None:
+        assert schema["properties"].keys() - {"global"} == defaults.keys(), path
+        assert schema["additionalProperties"] is False, path
+        for name, default in defaults.items():
+            assert name in used, f"{path}/{name}"
+            if "properties" in schema["properties"][name] and name not in ("settings", "resources"):
+                compare(schema["properties"][name], default, f"{path}/{name}")
+
+    compare(json.loads((CHART / "values.schema.json").read_text()), read_values(CHART / "values.yaml"), "")
 
 
 def test_the_version_is_the_package_s() -> None:

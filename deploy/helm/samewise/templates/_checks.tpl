@@ -16,7 +16,7 @@
 {{- if and (eq .autoscaling.type "keda") (not .autoscaling.keda.prometheusAddress) }}
   {{- fail "autoscaling.keda.prometheusAddress is needed, such as http://prometheus.monitoring:9090" }}
 {{- end }}
-{{- if and $several $isDeployment .cache.persistent (not .cache.existingClaim) (not (has "ReadWriteMany" .cache.accessModes)) }}
+{{- if and $several $isDeployment .cache.persistent (not (has "ReadWriteMany" .cache.accessModes)) }}
   {{- fail "cache.persistent: several replicas of a Deployment share one claim, so cache.accessModes needs ReadWriteMany; or leave the cache in each pod, or enable data for a claim each" }}
 {{- end }}
 {{- if and .cache.existingClaim (not .cache.persistent) }}

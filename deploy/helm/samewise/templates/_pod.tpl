@@ -3,15 +3,15 @@
 {{- $engine := include "samewise.metricsPrefix" . -}}
 metadata:
   annotations:
-    checksum/settings: {{ include "samewise.settings" . | sha256sum }}
+    checksum/settings: {{ include "samewise.settings" . | sha256sum | quote }}
     {{- with .Values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   labels:
     {{- include "samewise.labels" . | nindent 4 }}
     {{- /* By these endpoint pickers know which names the metrics have. */}}
-    llm-d.ai/engine-type: {{ $engine }}
-    inference.networking.k8s.io/engine-type: {{ $engine }}
+    llm-d.ai/engine-type: {{ $engine | quote }}
+    inference.networking.k8s.io/engine-type: {{ $engine | quote }}
     {{- with .Values.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -27,13 +27,13 @@ spec:
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile: { type: RuntimeDefault }
   {{- with .Values.serviceAccountName }}
-  serviceAccountName: {{ . }}
+  serviceAccountName: {{ . | quote }}
   {{- end }}
   {{- with .Values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with .Values.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with .Values.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
@@ -91,8 +91,9 @@ spec:
       startupProbe:
         httpGet: { path: /ready, port: http }
         periodSeconds: 5
+        timeoutSeconds: 5
         failureThreshold: {{ divf .Values.startupTimeoutSeconds 5 | ceil | int }}
-      readinessProbe: { httpGet: { path: /ready, port: http }, periodSeconds: 5 }
+      readinessProbe: { httpGet: { path: /ready, port: http }, periodSeconds: 5, timeoutSeconds: 5 }
       livenessProbe: { httpGet: { path: /health, port: http }, periodSeconds: 10, timeoutSeconds: 5 }
       {{- with .Values.preStopSeconds }}
       lifecycle: { preStop: { exec: { command: [sleep, {{ . | quote }}] } } }
@@ -129,7 +130,7 @@ securityContext:
 - { name: SAMEWISE_CACHE, value: /var/lib/samewise/cache }
 {{- with .Values.redis.existingSecret }}
 - name: SAMEWISE_REDIS_URL
-  valueFrom: { secretKeyRef: { name: {{ . }}, key: {{ $.Values.redis.secretKey }} } }
+  valueFrom: { secretKeyRef: { name: {{ . | quote }}, key: {{ $.Values.redis.secretKey | quote }} } }
 {{- end }}
 {{- with .Values.kvEvents }}
 {{- if .enabled }}
@@ -161,9 +162,9 @@ securityContext:
 {{- if include "samewise.hasKeys" . }}
 - name: keys
   secret:
-    secretName: {{ include "samewise.keysSecret" . }}
+    secretName: {{ include "samewise.keysSecret" . | quote }}
     defaultMode: 0440
-    items: [{ key: {{ empty .Values.apiKeys.existingSecret | ternary "keys" .Values.apiKeys.secretKey }}, path: keys }]
+    items: [{ key: {{ empty .Values.apiKeys.existingSecret | ternary "keys" .Values.apiKeys.secretKey | quote }}, path: keys }]
 {{- end }}
 - name: tmp
   emptyDir: {}
@@ -172,14 +173,14 @@ securityContext:
   emptyDir: { sizeLimit: {{ .Values.cache.size | quote }} }
 {{- else if .Values.cache.existingClaim }}
 - name: cache
-  persistentVolumeClaim: { claimName: {{ .Values.cache.existingClaim }} }
+  persistentVolumeClaim: { claimName: {{ .Values.cache.existingClaim | quote }} }
 {{- else if eq (include "samewise.kind" .) "Deployment" }}
 - name: cache
   persistentVolumeClaim: { claimName: {{ include "samewise.fullname" . }}-cache }
 {{- end }}
 {{- with .Values.data.existingClaim }}
 - name: data
-  persistentVolumeClaim: { claimName: {{ . }} }
+  persistentVolumeClaim: { claimName: {{ . | quote }} }
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
