@@ -30,7 +30,10 @@ OF_OTHERS = FAMILIES | {
     *("h_v", "p_j", "p_M"),
 }
 """What looks like a name of ours in code spans and drawings: of other programs, hosts, and symbols in formulas."""
-OPTIONS_OF_OTHERS = {"--help", "--index-url", "--network", "--profile", "--set"}
+OPTIONS_OF_OTHERS = {
+    *("--help", "--index-url", "--network", "--profile"),
+    *("--create-namespace", "--install", "--set"),
+}
 """Of all commands, of pip, of Docker and of Helm."""
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -193,6 +193,11 @@ def test_every_value_has_a_type_a_default_and_a_use() -> None:
     compare(json.loads((CHART / "values.schema.json").read_text()), read_values(CHART / "values.yaml"), "")
 
 
+def test_the_page_lists_the_values_files() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert sorted(re.findall(r"^\| `(.*-values\.yaml)` \|", page, re.MULTILINE)) == [file.name for file in VALUES_FILES]
+
+
 def test_the_version_is_the_package_s() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert META["version"] == META["appVersion"] == project["version"]

@@ -1,6 +1,7 @@
 """What the chart's values say of the server's settings is what the server reads."""
 
 import base64
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,16 @@ from server.cli.flags import OTHER_VARIABLES, PREFIX, load
 from server.config import Settings
 from server.tenants.key_ring import KeyRing
 from tests.cli.test_settings import EXAMPLES
-from tests.deploy.chart import VALUES_FILES, container_of, read_values, render, render_one, render_pod, variables_of
+from tests.deploy.chart import (
+    CHART,
+    VALUES_FILES,
+    container_of,
+    read_values,
+    render,
+    render_one,
+    render_pod,
+    variables_of,
+)
 from tests.deploy.test_docker import image_environment
 
 OWN = {"port", "api_key", "api_keys_file", "redis_url", "data_dir", "kv_events", "kv_events_replay", "kv_events_topic"}
@@ -79,6 +89,13 @@ def test_a_wrong_type_is_refused_before_it_is_installed(name: str) -> None:
 def test_what_the_chart_sets_is_not_set_beside_it(name: str) -> None:
     with pytest.raises(HelmError, match=f"additional properties '{name}' not allowed"):
         render({"settings": {name: EXAMPLES.get(name, ("x", "x"))[0]}})
+
+
+def test_no_secret_goes_into_a_config_map() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
+    secret = {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
+    assert secret >= {"api_key", "redis_url"}
+    assert secret.isdisjoint(schema)
 
 
 def test_the_server_s_defaults_that_the_chart_relies_on() -> None:
