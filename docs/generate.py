@@ -1,5 +1,5 @@
-"""Writes the pages that are made from the code, so that they cannot drift from it: docs/api.md, and the
-metrics of docs/monitoring.md.
+"""Writes the pages that are made from the code, so that they cannot drift from it: docs/api.md, the metrics of
+docs/monitoring.md, and the settings and keys in the schema of the Helm chart's values.
 
 With `--check` it writes nothing and fails if a page is not what would be written.
 """
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from api_reference import render_api
+from chart_schema import SCHEMA, render_chart_schema
 from monitoring_page import render_monitoring
 
 DOCS = Path(__file__).parent
@@ -15,11 +16,16 @@ DOCS = Path(__file__).parent
 
 def main() -> None:
     """Write or check the pages."""
-    for path, text in ((DOCS / "api.md", render_api()), (DOCS / "monitoring.md", render_monitoring())):
+    pages = (
+        (DOCS / "api.md", render_api()),
+        (DOCS / "monitoring.md", render_monitoring()),
+        (SCHEMA, render_chart_schema()),
+    )
+    for path, text in pages:
         if "--check" not in sys.argv[1:]:
             path.write_text(text)
         elif path.read_text() != text:
-            raise SystemExit(f"docs/{path.name} is out of date; run python docs/generate.py")
+            raise SystemExit(f"{path.relative_to(DOCS.parent)} is out of date; run python docs/generate.py")
 
 
 if __name__ == "__main__":

@@ -26,11 +26,15 @@ FAMILIES = {name.rpartition(".")[2] for name in decoder_families.FAMILIES}
 """Classes of transformers."""
 OF_OTHERS = FAMILIES | {
     *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "api.openai.com", "python_info"),
+    *("router.epp.pluginsConfig", "router.modelServers.matchLabels", "kvEventsConfig", "discoverPods", "socketPort"),
     *("h_v", "p_j", "p_M"),
 }
 """What looks like a name of ours in code spans and drawings: of other programs, hosts, and symbols in formulas."""
-OPTIONS_OF_OTHERS = {"--help", "--index-url", "--network", "--profile"}
-"""Of all commands, of pip and of Docker."""
+OPTIONS_OF_OTHERS = {
+    *("--help", "--index-url", "--network", "--profile"),
+    *("--create-namespace", "--install", "--set"),
+}
+"""Of all commands, of pip, of Docker and of Helm."""
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`]+)`")
@@ -132,6 +136,7 @@ def _definitions() -> tuple[frozenset[str], dict[str, set[str]]]:
     names, members = {f"SAMEWISE_{field.upper()}" for field in Settings.model_fields}, dict[str, set[str]]()
     for build in ("Dockerfile", "Makefile"):
         names.update(re.findall(r"\b[A-Z_]+\b", (ROOT / build).read_text()))
+    names.update(re.findall(r"\b([a-z]\w+):", (ROOT / "deploy" / "helm" / "samewise" / "values.yaml").read_text()))
     for source in SOURCES:
         if source == Path(__file__):
             continue

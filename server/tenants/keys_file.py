@@ -38,7 +38,7 @@ _Hash = Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")]
 _Limit = Annotated[int | None, Field(ge=1)]
 
 
-class _Entry(BaseModel):
+class KeysEntry(BaseModel):
     """One name, with its keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
@@ -64,7 +64,7 @@ class _Entry(BaseModel):
 class _KeysFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    keys: list[_Entry] = Field(min_length=1)
+    keys: list[KeysEntry] = Field(min_length=1)
 
 
 def digest_of(key: str) -> bytes:

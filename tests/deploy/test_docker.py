@@ -13,7 +13,7 @@ import yaml
 from server.cli.flags import OTHER_VARIABLES, PREFIX
 from server.config import Settings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 COMPOSE = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / "deploy").glob("compose*.yaml")}
 SERVICES = COMPOSE["compose.yaml"]["services"]

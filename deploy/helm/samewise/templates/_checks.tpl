@@ -1,0 +1,56 @@
+{{/* Values that do not go together end the rendering, with one line that says why. Types and names are the schema's. */}}
+{{- define "samewise.checks" -}}
+{{- $several := include "samewise.severalReplicas" . -}}
+{{- $isDeployment := eq (include "samewise.kind" .) "Deployment" -}}
+{{- $hasKeys := include "samewise.hasKeys" . -}}
+{{- with .Values -}}
+{{- if and (ne .autoscaling.type "none") (not (kindIs "invalid" .replicas)) }}
+  {{- fail "replicas: leave it out, autoscaling decides on it between minReplicas and maxReplicas" }}
+{{- end }}
+{{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) }}
+  {{- fail "autoscaling.minReplicas is more than autoscaling.maxReplicas" }}
+{{- end }}
+{{- if not (or .autoscaling.waitingPerReplica .autoscaling.runningPerReplica) }}
+  {{- fail "autoscaling needs waitingPerReplica, runningPerReplica or both" }}
+{{- end }}
+{{- if and (eq .autoscaling.type "keda") (not .autoscaling.keda.prometheusAddress) }}
+  {{- fail "autoscaling.keda.prometheusAddress is needed, such as http://prometheus.monitoring:9090" }}
+{{- end }}
+{{- if and $several $isDeployment .cache.persistent (not (has "ReadWriteMany" .cache.accessModes)) }}
+  {{- fail "cache.persistent: several replicas of a Deployment share one claim, so cache.accessModes needs ReadWriteMany; or leave the cache in each pod, or enable data for a claim each" }}
+{{- end }}
+{{- if and .cache.existingClaim (not .cache.persistent) }}
+  {{- fail "cache.existingClaim needs cache.persistent" }}
+{{- end }}
+{{- if and .data.existingClaim (not .data.enabled) }}
+  {{- fail "data.existingClaim needs data.enabled" }}
+{{- end }}
+{{- if and $several .data.existingClaim }}
+  {{- fail "data.existingClaim: two servers must not share a data folder; leave it out, and each replica gets a claim of its own" }}
+{{- end }}
+{{- if and .apiKeys.existingSecret .apiKeys.keys }}
+  {{- fail "apiKeys: give existingSecret or keys, not both" }}
+{{- end }}
+{{- if and .redis.existingSecret (not $hasKeys) }}
+  {{- fail "redis: limits that replicas share need apiKeys" }}
+{{- end }}
+{{- if and .settings.isolate_keys (not $hasKeys) }}
+  {{- fail "settings.isolate_keys needs apiKeys" }}
+{{- end }}
+{{- if and .gpu.enabled (has .settings.device (list "auto" "cpu")) }}
+  {{- fail "gpu.enabled: settings.device is cuda then; leave it out" }}
+{{- end }}
+{{- if and .kvEvents.enabled (not (include "samewise.modelName" $)) }}
+  {{- fail "kvEvents: routers know a model by its name; set settings.served_model_name" }}
+{{- end }}
+{{- if and .inferencePool.enabled (not .inferencePool.endpointPicker.name) }}
+  {{- fail "inferencePool.endpointPicker.name is needed: the Service of the endpoint picker" }}
+{{- end }}
+{{- if and .ingress.enabled (not .ingress.host) }}
+  {{- fail "ingress.host is needed" }}
+{{- end }}
+{{- if and .httpRoute.enabled (not .httpRoute.parentRefs) }}
+  {{- fail "httpRoute.parentRefs is needed: the Gateway that routes" }}
+{{- end }}
+{{- end -}}
+{{- end -}}

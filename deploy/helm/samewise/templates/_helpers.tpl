@@ -1,0 +1,79 @@
+{{/* Short enough for suffixes of names, and for the label with the revision that a StatefulSet's pods have. */}}
+{{- define "samewise.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "samewise.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "samewise.labels" -}}
+{{ include "samewise.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "samewise.kind" -}}
+{{ .Values.data.enabled | ternary "StatefulSet" "Deployment" }}
+{{- end -}}
+
+{{/* "true", or nothing: whether there may be more than one. */}}
+{{- define "samewise.severalReplicas" -}}
+{{- $most := eq .Values.autoscaling.type "none" | ternary .Values.replicas .Values.autoscaling.maxReplicas -}}
+{{- if gt (int $most) 1 }}true{{ end -}}
+{{- end -}}
+
+{{/* "true", or nothing. */}}
+{{- define "samewise.hasKeys" -}}
+{{- if or .Values.apiKeys.existingSecret .Values.apiKeys.keys }}true{{ end -}}
+{{- end -}}
+
+{{- define "samewise.keysSecret" -}}
+{{ default (printf "%s-api-keys" (include "samewise.fullname" .)) .Values.apiKeys.existingSecret }}
+{{- end -}}
+
+{{- define "samewise.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* What the server's metrics begin with. */}}
+{{- define "samewise.metricsPrefix" -}}
+{{ default "samewise" .Values.settings.metrics_prefix }}
+{{- end -}}
+
+{{/* The YAML file of settings: those of the values, and those that follow from other values. */}}
+{{- define "samewise.settings" -}}
+{{- $own := dict "port" 8000 -}}
+{{- if .Values.gpu.enabled }}{{ $_ := set $own "device" "cuda" }}{{ end -}}
+{{- if .Values.data.enabled }}{{ $_ := set $own "data_dir" "/data" }}{{ end -}}
+{{- if include "samewise.hasKeys" . }}{{ $_ := set $own "api_keys_file" "/etc/samewise/keys/keys" }}{{ end -}}
+{{ merge $own .Values.settings | toYaml }}
+{{- end -}}
+
+{{/* In whole seconds: until no balancer sends requests, until running ones have ended, and to end the processes. */}}
+{{- define "samewise.gracePeriod" -}}
+{{ add .Values.preStopSeconds (ceil .Values.settings.drain_grace_s | int) 10 }}
+{{- end -}}
+
+{{/* The first name of the model in the API. */}}
+{{- define "samewise.modelName" -}}
+{{- $names := .Values.settings.served_model_name -}}
+{{- if kindIs "string" $names }}{{ splitList "," $names | first }}{{ else if $names }}{{ first $names }}{{ end -}}
+{{- end -}}
+
+{{/* spec of a claim, from cache or data. */}}
+{{- define "samewise.claimSpec" -}}
+accessModes: {{ toJson .accessModes }}
+{{- with .storageClassName }}
+storageClassName: {{ . | quote }}
+{{- end }}
+resources: { requests: { storage: {{ .size | quote }} } }
+{{- end -}}

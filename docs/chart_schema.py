@@ -1,0 +1,44 @@
+"""The settings and the keys in the schema of the Helm chart's values, from the server's own models of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from server.config import Settings
+from server.tenants.keys_file import KeysEntry
+
+SCHEMA = Path(__file__).parents[1] / "deploy" / "helm" / "samewise" / "values.schema.json"
+OF_THE_CHART = frozenset(
+    {
+        *("port", "api_key", "api_keys_file", "redis_url", "data_dir"),
+        *("kv_events", "kv_events_replay", "kv_events_topic"),
+    }
+)
+"""What the chart sets, by values of its own: there its ports, mounts and Secrets follow from them, too."""
+
+
+def render_chart_schema() -> str:
+    """The schema as it is, with what the server takes now."""
+    schema = json.loads(SCHEMA.read_text())
+    values = schema["properties"]
+    values["settings"]["properties"] = _fields(Settings)
+    values["apiKeys"]["properties"]["keys"]["items"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["name"],
+        "properties": _fields(KeysEntry),
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    fields = model.model_json_schema()["properties"]
+    return {name: _value(field) for name, field in fields.items() if name not in OF_THE_CHART}
+
+
+def _value(field: dict[str, Any]) -> dict[str, Any]:
+    """What the YAML file may say: without the default, which the server knows, and a list also as one text."""
+    kept = {key: value for key, value in field.items() if key not in ("title", "default")}
+    return kept | {"type": ["array", "string"]} if kept.get("type") == "array" else kept

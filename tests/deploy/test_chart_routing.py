@@ -1,0 +1,165 @@
+"""What the chart tells autoscalers, Prometheus and routers is what the server has."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart import ROOT, container_of, render, render_one, render_pod, variables_of
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+KEDA = {"type": "keda", "keda": {"prometheusAddress": "http://prometheus:9090"}}
+
+
+@pytest.fixture(scope="module")
+def metrics() -> set[str]:
+    """The names in what the server answers, of which docs/generate.py makes the table."""
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    names = re.findall(r"^\| `(samewise:\w+)` \|", pages, re.MULTILINE)
+    assert len(names) > 30
+    return set(names)
+
+
+def snippets() -> list[dict[str, Any]]:
+    """The YAML in the page."""
+    return [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+
+
+def snippet(key: str) -> Any:
+    (found,) = (one[key] for one in snippets() if key in one)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+def test_keda_asks_for_metrics_that_there_are(kind: str, metrics: set[str]) -> None:
+    spec = render_one("ScaledObject", {"autoscaling": KEDA, "data": {"enabled": kind == "StatefulSet"}})["spec"]
+    assert spec["scaleTargetRef"]["kind"] == kind
+    queries = [trigger["metadata"]["query"] for trigger in spec["triggers"]]
+    assert sorted(queries) == [
+        'sum(samewise:num_requests_running{namespace="llm",service="samewise"})',
+        'sum(samewise:num_requests_waiting{namespace="llm",service="samewise"})',
+    ]
+    assert {name for query in queries for name in re.findall(r"\w+:\w+", query)} <= metrics
+
+
+def test_other_labels_of_prometheus_are_taken_as_they_are() -> None:
+    scaling = {**KEDA, "keda": {**KEDA["keda"], "matchers": 'job="a"'}, "runningPerReplica": None}  # type: ignore[dict-item]
+    (trigger,) = render_one("ScaledObject", {"autoscaling": scaling})["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == 'sum(samewise:num_requests_waiting{job="a"})'
+
+
+def test_the_autoscaler_s_metrics_are_those_that_the_page_s_adapter_makes(metrics: set[str]) -> None:
+    spec = render_one("HorizontalPodAutoscaler", {"autoscaling": {"type": "hpa", "maxReplicas": 9}})["spec"]
+    asked = {one["pods"]["metric"]["name"] for one in spec["metrics"]}
+    (rule,) = snippet("rules")
+    made = re.compile(rule["name"]["matches"])
+    series = re.search(r"\^(.*)\$", rule["seriesQuery"])
+    assert series is not None
+    offered = {
+        made.sub(rule["name"]["as"].replace("$", "\\"), name) for name in metrics if re.fullmatch(series[1], name)
+    }
+    assert asked == offered == {"samewise_num_requests_running", "samewise_num_requests_waiting"}
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 9)
+
+
+def test_the_autoscaler_alone_decides_on_replicas() -> None:
+    assert "replicas" not in render_one("Deployment", {"autoscaling": {"type": "hpa"}})["spec"]
+    assert render_one("Deployment", {"replicas": 0})["spec"]["replicas"] == 0
+    assert render_one("Deployment")["spec"]["replicas"] == 1
+
+
+def test_replicas_are_read_once_each() -> None:
+    values = {"serviceMonitor": {"enabled": True}, "data": {"enabled": True}}
+    spec = render_one("ServiceMonitor", values)["spec"]
+    wanted = spec["selector"]["matchLabels"].items()
+    services = [one for one in render(values) if one["kind"] == "Service"]
+    (read,) = (one for one in services if wanted <= one["metadata"]["labels"].items())
+    assert len(services) == 2
+    assert spec["endpoints"][0]["port"] in {port["name"] for port in read["spec"]["ports"]}
+
+
+def test_all_that_select_pods_select_these() -> None:
+    values = {
+        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
+        "podDisruptionBudget": {"enabled": True},
+        "networkPolicy": {"enabled": True},
+    }
+    found = {one["kind"]: one.get("spec", {}) for one in render(values)}
+    labels = found["Deployment"]["template"]["metadata"]["labels"].items()
+    selectors = [
+        found["Deployment"]["selector"]["matchLabels"],
+        found["InferencePool"]["selector"]["matchLabels"],
+        found["PodDisruptionBudget"]["selector"]["matchLabels"],
+        found["NetworkPolicy"]["podSelector"]["matchLabels"],
+        found["Service"]["selector"],
+    ]
+    assert all(selector == selectors[0] and selector.items() <= labels for selector in selectors)
+
+
+def test_endpoint_pickers_find_the_metrics(metrics: set[str]) -> None:
+    """By the pod's label, and what the page has them configured with."""
+    parameters = next(one for one in snippet("plugins") if one["type"] == "core-metrics-extractor")["parameters"]
+    (engine,) = parameters["engineConfigs"]
+    labels = render_pod()["metadata"]["labels"]
+    assert labels["llm-d.ai/engine-type"] == labels["inference.networking.k8s.io/engine-type"] == engine["name"]
+    assert {value for key, value in engine.items() if key.endswith("Spec")} <= metrics
+
+
+def test_the_pool_is_what_the_route_leads_to() -> None:
+    route = {"enabled": True, "parentRefs": [{"name": "gateway"}]}
+    pool = {"enabled": True, "endpointPicker": {"name": "picker"}}
+    values = {"httpRoute": route, "inferencePool": pool}
+    (rule,) = render_one("HTTPRoute", values)["spec"]["rules"]
+    assert rule["backendRefs"][0]["name"] == render_one("InferencePool", values)["metadata"]["name"]
+    (rule,) = render_one("HTTPRoute", {"httpRoute": route, "service": {"port": 80}})["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "samewise", "port": 80}]
+
+
+def test_cache_events_are_published_where_the_ports_are() -> None:
+    values = {"kvEvents": {"enabled": True}, "settings": {"served_model_name": ["org/model", "b"]}}
+    pod = render_pod(values)
+    variables, names = variables_of(pod), [one["name"] for one in container_of(pod)["env"]]
+    ports = {one["name"]: one["containerPort"] for one in container_of(pod)["ports"]}
+    assert variables["SAMEWISE_KV_EVENTS"] == f"tcp://*:{ports['kv-events']}"
+    assert variables["SAMEWISE_KV_EVENTS_REPLAY"] == f"tcp://*:{ports['kv-replay']}"
+    assert variables["SAMEWISE_KV_EVENTS_TOPIC"] == f"kv@$(POD_IP):{ports['http']}@org/model"
+    assert variables["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert names.index("POD_IP") < names.index("SAMEWISE_KV_EVENTS_TOPIC"), "only what stands before is put in"
+
+    without = render_pod({**values, "kvEvents": {"enabled": True, "replayPort": None}})
+    assert "SAMEWISE_KV_EVENTS_REPLAY" not in variables_of(without)
+    assert "SAMEWISE_KV_EVENTS" not in variables_of(render_pod())
+
+
+def test_the_policy_lets_in_what_is_listened_for() -> None:
+    values = {
+        "networkPolicy": {"enabled": True, "from": [{"podSelector": {}}]},
+        "kvEvents": {"enabled": True},
+        "settings": {"served_model_name": "a"},
+        "apiKeys": {"existingSecret": "keys"},
+        "redis": {"existingSecret": "redis", "port": 6380},
+    }
+    spec = render_one("NetworkPolicy", values)["spec"]
+    let_in = [port["port"] for rule in spec["ingress"] for port in rule["ports"]]
+    assert let_in == [one["name"] for one in container_of(render_pod(values))["ports"]]
+    assert all(rule["from"] == [{"podSelector": {}}] for rule in spec["ingress"])
+    assert [port["port"] for egress in spec["egress"] for port in egress["ports"]] == [53, 53, 443, 6380]
+    values["networkPolicy"] |= {"kvEventsFrom": [{"podSelector": {"matchLabels": {"a": "router"}}}]}  # type: ignore[operator]
+    api, events = render_one("NetworkPolicy", values)["spec"]["ingress"]
+    assert api == spec["ingress"][0]
+    assert events["from"] == [{"podSelector": {"matchLabels": {"a": "router"}}}]
+    closed = render_one("NetworkPolicy", {"networkPolicy": {"enabled": True, "downloads": False}})["spec"]
+    assert [port["port"] for egress in closed["egress"] for port in egress["ports"]] == [53, 53]
+    assert "from" not in closed["ingress"][0]
+
+
+def test_another_prefix_of_metrics_is_everybody_s() -> None:
+    settings = {"metrics_prefix": "vllm"}
+    assert render_pod({"settings": settings})["metadata"]["labels"]["llm-d.ai/engine-type"] == "vllm"
+    queries = render_one("ScaledObject", {"settings": settings, "autoscaling": KEDA})["spec"]["triggers"]
+    assert all(one["metadata"]["query"].startswith("sum(vllm:num_requests_") for one in queries)
+    asked = render_one("HorizontalPodAutoscaler", {"settings": settings, "autoscaling": {"type": "hpa"}})["spec"][
+        "metrics"
+    ]
+    assert all(one["pods"]["metric"]["name"].startswith("vllm_num_requests_") for one in asked)
