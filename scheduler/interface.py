@@ -185,3 +185,5 @@ class EngineStats:
     """None where nothing is learnt."""
     steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
     """How many of the steps computed at most STEP_TOKENS[0], more but at most STEP_TOKENS[1], ..., more than all."""
+    num_background_waiting: int = 0
+    """Those of `num_waiting` that only get the room that others leave."""

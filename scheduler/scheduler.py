@@ -233,6 +233,7 @@ class Scheduler:
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
+            num_background_waiting=self._waiting.num_background,
             kv_usage=self._pool.num_used / self.num_blocks,
             speculation=speculation,
             learning=learning,

@@ -10,7 +10,7 @@ from scheduler.queues.tiers import TieredQueue
 from scheduler.queues.turns import TurnQueue
 
 
-def make_queue(policy: Policy) -> WaitingQueue:
+def make_queue(policy: Policy) -> TieredQueue:
     """The queue of a policy's name, for each tier."""
     lines: dict[Policy, Callable[[], WaitingQueue]] = {
         "fcfs": ArrivalQueue,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from scheduler.interface import BACKGROUND
 from scheduler.queues.interface import WaitingQueue
 from scheduler.request import Request
 
@@ -19,6 +20,11 @@ class TieredQueue:
 
     def __bool__(self) -> bool:
         return any(self._lines.values())
+
+    @property
+    def num_background(self) -> int:
+        """Those that only get the room that others leave."""
+        return sum(len(line) for tier, line in self._lines.items() if tier >= BACKGROUND)
 
     def push(self, request: Request) -> None:
         self._line(request).push(request)

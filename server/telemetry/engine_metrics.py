@@ -79,8 +79,13 @@ class EngineCollector(Collector):
         make, held = self._families, self._engine.num_held
         yield make.gauge("num_requests_running", "Choices that the engine computes now.", stats.num_running)
         yield make.gauge("num_requests_waiting", "Choices that wait for the engine.", stats.num_waiting + held)
-        text = "Those by why they wait: capacity, for a place; deferred, while the engine restarts, or died of one."
-        by_reason: dict[tuple[str, ...], float] = {("capacity",): stats.num_waiting, ("deferred",): held}
+        text = "By why: capacity, for a place; background, for one left over; deferred, for an engine that restarts."
+        background = stats.num_background_waiting
+        by_reason: dict[tuple[str, ...], float] = {
+            ("capacity",): stats.num_waiting - background,
+            ("background",): background,
+            ("deferred",): held,
+        }
         yield make.gauges("num_requests_waiting_by_reason", text, ["reason"], by_reason)
         yield make.gauge("num_requests_held", "Those of them that are deferred.", held)
 

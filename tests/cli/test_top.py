@@ -202,11 +202,13 @@ def test_the_total_adds_up() -> None:
         metrics.gauge("num_requests_running", 2)
         metrics.gauge("kv_cache_usage_perc", usage)
         metrics.gauge("engine_state", 1, state="ready")
+        metrics.gauge("num_requests_waiting", 9)
+        metrics.gauge("num_requests_waiting_by_reason", 6, reason="background")
         metrics.observe(TTFT, *of_server)
         metrics.observe("e2e_request_latency_seconds", 1.0, bounds=(usage, 5.0))
         loads.append(load_of(before, metrics.snapshot(2.0)))
     total = together(loads)
-    assert (total.state, total.running, total.kv_usage) == ("ready", 4, pytest.approx(0.4))
+    assert (total.state, total.running, total.waiting, total.kv_usage) == ("ready", 4, 6, pytest.approx(0.4))
     assert total.rate(f"{TTFT}_count") == 250
     found = total.quantile(TTFT, 0.9)
     assert found is not None

@@ -90,6 +90,9 @@ def test_whoever_comes_does_not_wait_for_it(settings):
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
     engine.add(make_request("a", 8, 4))
+    stats = engine.stats()
+    assert (stats.num_waiting, stats.num_background_waiting) == (4 - stats.num_running, 3 - stats.num_running)
+    assert stats.num_background_waiting > 0
     before = len(engine.runner.plans)
     while engine.has_work:
         for output in engine.step():

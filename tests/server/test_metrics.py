@@ -98,6 +98,14 @@ async def test_the_longest_choice_of_each_request(client: httpx.AsyncClient, eng
     assert seen["samewise:request_max_num_generation_tokens_count",] == 1
 
 
+async def test_waiting_by_reason_adds_up(client: httpx.AsyncClient, engine: FakeEngine):
+    engine.stats, engine.num_held = EngineStats(num_waiting=5, num_background_waiting=4), 2
+    seen = await read(client)
+    by_reason = {key[1]: value for key, value in seen.items() if key[0].endswith("_waiting_by_reason")}
+    assert by_reason == {"capacity": 1, "background": 4, "deferred": 2}
+    assert seen["samewise:num_requests_waiting",] == 7
+
+
 async def test_steps_by_how_much_they_compute(client: httpx.AsyncClient, engine: FakeEngine):
     by_tokens = (5, *[0] * (len(STEP_TOKENS) - 1), 2)
     engine.stats = EngineStats(steps=7, scheduled_tokens=40005, steps_by_tokens=by_tokens)

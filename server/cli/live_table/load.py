@@ -60,7 +60,10 @@ class Load:
 
     @property
     def waiting(self) -> float | None:
-        return _total(self.gauges, "num_requests_waiting")
+        """Without those that only wait for room to be left."""
+        waiting = _total(self.gauges, "num_requests_waiting")
+        by_reason = _by_label(self.gauges, "num_requests_waiting_by_reason", "reason")
+        return None if waiting is None else waiting - by_reason.get("background", 0.0)
 
     @property
     def kv_usage(self) -> float | None:
