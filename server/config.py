@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
@@ -57,6 +58,15 @@ def _check_metrics_prefix(prefix: str) -> str:
         message = "'{prefix}' cannot begin the names of metrics: it takes letters, digits and _, with no digit first"
         raise PydanticCustomError("no_metrics_prefix", message, {"prefix": prefix})
     return prefix
+
+
+def _check_collector(url: str) -> str:
+    """The whole URL; the path is the usual one where there is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        message = "'{url}' is no URL of a collector, such as http://localhost:4318, which takes OTLP over HTTP"
+        raise PydanticCustomError("no_collector", message, {"url": url})
+    return url if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
 
 def _check_endpoint(endpoint: str) -> str:
@@ -225,6 +235,9 @@ class Settings(BaseSettings):
     metrics_prefix: Annotated[str, AfterValidator(_check_metrics_prefix)] = Field(
         "samewise",
         description="What the names in /metrics begin with, before a colon; vllm for dashboards and routers of vLLM.",
+    )
+    otlp_traces_endpoint: Annotated[str, AfterValidator(_check_collector)] | None = Field(
+        None, description="OpenTelemetry collector that traces are sent to, such as http://localhost:4318."
     )
     log_format: Literal["text", "json"] = Field("text", description="Format of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")

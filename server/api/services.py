@@ -1,7 +1,7 @@
 """What the endpoints share: made once by `create_app`, handed to them by FastAPI's dependencies."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
@@ -21,6 +21,9 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.timelines import Timelines
 from server.tenants.accounts import Accounts
 from server.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from server.telemetry.traces import Traces
 
 _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
 
@@ -43,6 +46,8 @@ class Services:
     loopback: Loopback
     files: FileStore | None
     """None where no folder is set for what is kept."""
+    traces: "Traces | None"
+    """None where nobody collects them."""
 
     def info(self) -> RunnerInfo:
         """What the engine knows about the model. Raises UnavailableError while it takes no work."""

@@ -4,7 +4,7 @@ import http
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +20,8 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.request_record import RequestRecord
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
+_MAX_TRACE_CONTEXT = 512
+"""Characters of each header, which is what everyone must pass on."""
 _PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Asked every few seconds by machines: logged at the debug level, as are requests in the background."""
 _access = logging.getLogger("samewise.access")
@@ -78,7 +80,7 @@ class RequestMiddleware:
             return
         state = scope.setdefault("state", {})
         record = state.setdefault("record", None) or RequestRecord(_request_id(scope))
-        record.path = scope["path"]
+        record.path, record.trace_context = scope["path"], _trace_context(scope)
         state.update(record=record, error_writer=self._error_writers(scope["path"]))
         response_started = False
 
@@ -128,6 +130,13 @@ class RequestMiddleware:
             },
         )
         record.answered()
+
+
+def _trace_context(scope: Scope) -> Mapping[str, str]:
+    """What the client says of the trace that the request belongs to (W3C Trace Context); too long ones are left out."""
+    headers = Headers(scope=scope)
+    sent = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
+    return {name: value for name, value in sent.items() if 0 < len(value) <= _MAX_TRACE_CONTEXT}
 
 
 def _request_id(scope: Scope) -> str:

@@ -26,6 +26,7 @@ class LiveTimeline:
         self._histories: dict[ChoiceKey, ChoiceHistory | None] = {}
         self._reasons: dict[ChoiceKey, EndReason | None] = {}
         """None while it runs."""
+        self._max_tokens = 0
         self._is_closed = False
         self._has_ended = False
         record.on_answered.append(self._check)
@@ -46,6 +47,7 @@ class LiveTimeline:
     def admitted(self, prompt: "PromptTimeline", request: EngineRequest) -> None:
         """The engine has taken a prompt."""
         self._prompts[prompt.index] = prompt
+        self._max_tokens = request.max_tokens
         self._reasons.update(((prompt.index, choice.index), None) for choice in request.choices)
 
     def choice_end(self, choice: ChoiceKey, reason: EndReason) -> None:
@@ -88,11 +90,13 @@ class LiveTimeline:
             time_to_first_token_s=record.ttft_s,
             work=work_of(known.values()),
             restarts=max((tuple(prompt.restarts) for prompt in self._prompts.values()), key=len, default=()),
+            max_tokens=self._max_tokens,
             num_choices=len(self._reasons),
             choices=tuple(
                 ChoiceTimeline(*key, self._reasons[key], histories.get(key), tuple(self._prompts[key[0]].restarts))
                 for key in self._first
             ),
+            trace_context=record.trace_context,
         )
 
     @property

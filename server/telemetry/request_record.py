@@ -1,7 +1,7 @@
 """What is noted of one HTTP request, for its line in the log and its timeline."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 CLIENT_CLOSED = 499
@@ -14,6 +14,8 @@ class RequestRecord:
 
     request_id: str
     path: str = ""
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """What the client says of the trace that it belongs to, as in the headers of the same names."""
     answer_id: str | None = None
     """The answer's own; the ids of its requests in the engine's log begin with it."""
     client: str = ""

@@ -4,7 +4,7 @@ All times are seconds on the clock of time.perf_counter, if nothing else is said
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,10 +98,14 @@ class RequestTimeline:
     """None where no engine has told anything."""
     restarts: tuple[float, ...]
     """When an engine died with it; of several prompts, those of the one that this befell most often."""
+    max_tokens: int
+    """Of each choice."""
     num_choices: int
     """That the engine has taken."""
     choices: tuple[ChoiceTimeline, ...]
     """The first of them, at most MOST_CHOICES."""
+    trace_context: Mapping[str, str]
+    """What the client says of the trace that it belongs to: traceparent and tracestate."""
 
 
 def work_of(histories: Collection[ChoiceHistory]) -> EngineWork | None:

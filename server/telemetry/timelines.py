@@ -7,6 +7,7 @@ from typing import Final
 
 from server.engine.client import EngineClient
 from server.telemetry.live_timeline import LiveTimeline
+from server.telemetry.metrics import Metrics
 from server.telemetry.request_record import RequestRecord
 from server.telemetry.timeline import RequestTimeline
 
@@ -73,3 +74,14 @@ class Timelines:
 
 def _keys(client: str, *names: str | None) -> list[tuple[str, str]]:
     return [(client, name) for name in names if name is not None]
+
+
+def phases_into(metrics: Metrics) -> Observer:
+    """Tells the metrics how long requests that somebody has waited for were in which phase."""
+
+    def observe(timeline: RequestTimeline) -> None:
+        work = timeline.work
+        if work is not None and not timeline.is_background:
+            metrics.observe_phases(work.queue_s, work.prefill_s, work.decode_s)
+
+    return observe

@@ -109,6 +109,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "keepalive_s": ("3", 3.0),
     "engine_timeout_s": ("4", 4.0),
     "metrics_prefix": ("vllm", "vllm"),
+    "otlp_traces_endpoint": ("http://localhost:4318", "http://localhost:4318/v1/traces"),
     "log_format": ("json", "json"),
     "log_level": ("debug", "debug"),
     "log_prompts": ("true", True),

@@ -36,9 +36,8 @@ def _serve(folder: Path, tokenizer: Tokenizer, load: Callable[[], LoadedEngine],
         try:
             await engine.wait_ready()
             app = create_app(engine, tokenizer, Settings(**settings), ModelFolder(folder, "tiny"))
-            async with client_of(app) as client:
+            async with app.router.lifespan_context(app), client_of(app) as client:
                 yield client, engine
-            app.state.services.storage.close()
         finally:
             await engine.stop()
 
@@ -49,10 +48,11 @@ def _serve(folder: Path, tokenizer: Tokenizer, load: Callable[[], LoadedEngine],
 def with_model(tiny_model: Callable[[str], Path], folder: Path, tokenizer: Tokenizer) -> Serve:
     """A tiny model in blocks of 16 tokens; `gib` is the memory for them."""
 
-    def serve(gib: float = 0.01, chunk: int = 64) -> AbstractAsyncContextManager[Served]:
+    def serve(gib: float = 0.01, chunk: int = 64, **settings: Any) -> AbstractAsyncContextManager[Served]:
         sizes = {"block_size": 16, "max_num_seqs": 16, "max_model_len": 64, "max_num_batched_tokens": chunk}
         config = RunnerConfig(tiny_model("llama"), kv_cache_gib=gib, speculation="off", **sizes)
-        return _serve(folder, tokenizer, partial(load_engine, EngineConfig(config, log_level="critical")))
+        load = partial(load_engine, EngineConfig(config, log_level="critical"))
+        return _serve(folder, tokenizer, load, **settings)
 
     return serve
 
