@@ -128,7 +128,7 @@ def test_profiles_bring_what_belongs_together() -> None:
     assert profiles == {"samewise": [], "prometheus": ["monitoring"], "grafana": ["monitoring"], "redis": ["limits"]}
 
 
-def test_limits_can_be_shared_in_the_redis_beside_it() -> None:
+def test_limits_can_be_shared_in_the_redis_beside_it_and_the_image_has_what_settings_need() -> None:
     assert COMMENTED_OUT["SAMEWISE_REDIS_URL"] == "redis://redis:6379"
     assert f":{COMMENTED_OUT['SAMEWISE_API_KEYS_FILE']}:ro" in (ROOT / "deploy" / "compose.yaml").read_text()
     (command,) = re.findall(r'^RUN (python -c "import tomllib.*?") +> requirements.txt', DOCKERFILE, re.MULTILINE)
@@ -136,4 +136,6 @@ def test_limits_can_be_shared_in_the_redis_beside_it() -> None:
         ["sh", "-c", command.replace("python", sys.executable, 1)], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert wanted.split("\n")[:-1] == [*project["dependencies"], *project["optional-dependencies"]["redis"]]
+    extras = project["optional-dependencies"]
+    told = [one for name in ("kv-events", "redis", "traces") for one in extras[name]]
+    assert wanted.split("\n")[:-1] == [*project["dependencies"], *told]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from model_runner.contract import SamplingParams, TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
 from server.generation.run import PromptRun
+from server.telemetry.live_timeline import LiveTimeline
 from server.telemetry.metrics import Metrics
 from server.telemetry.request_meter import RequestMeter
 from server.telemetry.request_record import RequestRecord
@@ -14,7 +15,7 @@ OF_PROMPT = (TokenLogprobs(5, -1.0, 1, ()),)
 
 
 def shown(request: EngineRequest, outputs: list[RequestOutput]) -> list[list[int]]:
-    meter = RequestMeter(Metrics(FakeEngine(), "m", "samewise"), RequestRecord("r"))
+    meter = RequestMeter(Metrics(FakeEngine(), "m", "samewise"), LiveTimeline(RequestRecord("r"), "m", lambda _: None))
     prompt = PromptRun(0, request, (), meter)
     return [[output.tokens[0] for output in prompt.arrange(output)] for output in outputs]
 
