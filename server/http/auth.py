@@ -30,7 +30,7 @@ class AuthMiddleware:
                 await self._app(scope, receive, send)
                 return
             try:
-                tenant = self._tenant(_key_in(Headers(scope=scope)))
+                tenant = self._tenant(key_in(Headers(scope=scope)))
             except AuthenticationError as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
@@ -51,7 +51,7 @@ class AuthMiddleware:
         return tenant
 
 
-def _key_in(headers: Headers) -> str:
+def key_in(headers: Headers) -> str:
     """The key that a request brings, by OpenAI's header or Anthropic's; empty without one."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     bearer = key.strip() if scheme.lower() == "bearer" else ""

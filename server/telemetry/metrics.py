@@ -213,6 +213,10 @@ class Metrics:
         self._latency.observe(seconds)
         self._request_output.observe(generated)
 
+    def collect(self) -> Sequence[Metric]:
+        """All of them as they are now, for whoever renders those of several servers."""
+        return list(self._registry.collect())
+
     def render(self) -> bytes:
         """The exposition format of Prometheus."""
         return generate_latest(self._registry)
