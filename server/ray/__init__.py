@@ -1,1 +1,1 @@
-"""Replicas by Ray Serve: `serve run server.ray.application:build`. Only application.py and router.py import Ray."""
+"""Replicas by Ray Serve: `serve run server.ray.application:build`. See docs/ray.md."""

@@ -1,7 +1,7 @@
 """A request on its way between the ingress and a replica, as ASGI has it: what goes there, and what comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Answers:
         self._app = app
         self._running: set[asyncio.Task[None]] = set()
 
-    async def to(self, request: ForwardedRequest) -> AsyncIterator[Message]:
+    async def to(self, request: ForwardedRequest) -> AsyncGenerator[Message]:
         """All messages of the answer. Raises what the application raises.
 
         Whoever stops reading before the end has left: the application is told so, and ends the request in its way.

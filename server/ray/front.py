@@ -1,7 +1,8 @@
 """The application before the replicas: refuses what they cannot serve together, and passes all else on, as it comes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.routing import Mount
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from server.api.dialect import Dialect
@@ -36,7 +37,7 @@ _FORM_MIB = 1.0
 
 def create_front(replicas: Replicas, settings: Settings, *, has_many: bool) -> Starlette:
     """The application. `has_many`: there may be more than one replica, so nothing can be stored."""
-    app = Starlette(routes=[Mount("", app=Front(replicas, settings, has_many=has_many))])
+    app = Starlette(routes=[Route("/{path:path}", Front(replicas, settings, has_many=has_many))])
     allow_origins(app, settings.cors_origins)
     return app
 
@@ -111,11 +112,12 @@ class _Passing:
         self._num_frames = 0
         self.has_begun = False
 
-    async def all_of(self, answer: AsyncIterator[Taken | Message]) -> None:
+    async def all_of(self, answer: AsyncGenerator[Taken | Message]) -> None:
         """Raises what the answer does, unless it is a stream, which then ends with an error that says so."""
         try:
-            async for message in answer:
-                await self._pass(message)
+            async with aclosing(answer):
+                async for message in answer:
+                    await self._pass(message)
         except ApiError as error:
             if not self._is_stream:
                 raise
@@ -160,6 +162,6 @@ def _object_in(content: bytes) -> Mapping[str, Any]:
     """The body, as far as routing needs it: empty if it is no JSON object, which the replica says better."""
     try:
         body = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from prometheus_client.core import Metric
 from ray.exceptions import RayError, RayTaskError
@@ -25,7 +25,7 @@ class HandleReplicas:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def answer(self, request: ForwardedRequest, session: str) -> AsyncIterator[Taken | Message]:
+    async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
         """See Replicas."""
         response = self._handle.options(stream=True, session_id=session).answer.remote(request)
         try:

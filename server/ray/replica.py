@@ -1,8 +1,8 @@
 """One replica: an engine process, and before it the application that `samewise serve` has."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
@@ -44,11 +44,12 @@ class Replica:
         self._answers = Answers(app)
         await asyncio.gather(self._engine.wait_ready(), self._services.fingerprint.wait_known())
 
-    async def answer(self, request: ForwardedRequest) -> AsyncIterator[Taken | Message]:
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[Taken | Message]:
         """That the request was taken, and the application's messages."""
         yield Taken(self._name)
-        async for message in self._answers.to(request):
-            yield message
+        async with aclosing(self._answers.to(request)) as messages:
+            async for message in messages:
+                yield message
 
     async def metrics(self) -> tuple[str, Sequence[Metric]]:
         """The replica's name, and its metrics as they are now."""

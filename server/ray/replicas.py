@@ -1,6 +1,6 @@
 """What the front knows of the replicas: it hands requests to them, and gets messages, metrics or errors."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -12,7 +12,7 @@ from server.ray.exchange import ForwardedRequest, Taken
 class Replicas(Protocol):
     """All of them."""
 
-    def answer(self, request: ForwardedRequest, session: str) -> AsyncIterator[Taken | Message]:
+    def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
         """What a replica that the session belongs to says. Raises UnavailableError, also in the middle.
 
         Whoever stops reading before the end has the replica stop, too.

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +45,7 @@ class LocalReplicas:
     lost_after: int | None = None
     """Messages of an answer before the replica is lost."""
 
-    async def answer(self, request: ForwardedRequest, session: str) -> AsyncIterator[Taken | Message]:
+    async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
         self.sessions.append(session)
         self.forwarded.append(request)
         if self.lost_after == 0:
@@ -101,10 +101,19 @@ async def test_answers_are_the_replica_s(replicas: LocalReplicas, front: FastAPI
 async def test_so_are_errors_and_other_paths(front: FastAPI) -> None:
     async with client_of(front) as client:
         assert error_of(await client.post(CHAT, json=chat(temperatur=1)))["param"] == "temperatur"
-        assert error_of(await client.post(CHAT, content=b"{", headers={"content-type": "application/json"}))
         assert error_of(await client.get("/nowhere"), 404)["code"] == "unknown_url"
         assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
         assert (await client.get("/ready")).json() == {"status": "ready"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a":"\xff"}', b"[" * 100_000, b"[1]", b'{"a":1e999}', b"\0"])
+async def test_what_is_no_json_object_is_the_replica_s_to_refuse(
+    replicas: LocalReplicas, front: FastAPI, content: bytes
+) -> None:
+    headers = {"content-type": "application/json"}
+    async with client_of(front) as ours, client_of(replicas.apps[0]) as its:
+        answer, its_answer = [await client.post(RESPONSES, content=content, headers=headers) for client in (ours, its)]
+    assert error_of(answer) == error_of(its_answer)
 
 
 async def test_the_client_s_headers_and_query_come_along(replicas: LocalReplicas, front: FastAPI) -> None:
