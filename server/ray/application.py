@@ -9,6 +9,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
+from server.cli.flags import misspelt_variables
 from server.config import Settings
 from server.ray.autoscaling import LoadPolicy
 from server.ray.front import create_front
@@ -34,6 +35,8 @@ def build(arguments: dict[str, Any]) -> Application:
 
     Raises OptionsError.
     """
+    for warning in misspelt_variables():
+        _logger.warning(warning)
     deployment = read_arguments(arguments)
     options, settings = deployment.options, deployment.settings
     if options.most > 1 and settings.api_keys_file is not None and settings.redis_url is None:

@@ -1,7 +1,7 @@
 """The application before the replicas: refuses what they cannot serve together, and passes all else on, as it comes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -45,13 +45,11 @@ def create_front(replicas: Replicas, settings: Settings, *, has_many: bool) -> S
 class Front:
     """Implements ASGI."""
 
-    def __init__(
-        self, replicas: Replicas, settings: Settings, *, has_many: bool, dialects: Sequence[Dialect] = DIALECTS
-    ) -> None:
+    def __init__(self, replicas: Replicas, settings: Settings, *, has_many: bool) -> None:
         self._replicas = replicas
         self._settings = settings
         self._has_many = has_many
-        self._dialect_of = by_path(dialects)
+        self._dialect_of = by_path(DIALECTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -110,6 +108,7 @@ class _Passing:
         self._replica = ""
         self._is_stream = False
         self._num_frames = 0
+        self._is_over = False
         self.has_begun = False
 
     async def all_of(self, answer: AsyncGenerator[Taken | Message]) -> None:
@@ -119,6 +118,8 @@ class _Passing:
                 async for message in answer:
                     await self._pass(message)
         except ApiError as error:
+            if self._is_over:
+                return
             if not self._is_stream:
                 raise
             known = report(error, self._scope)
@@ -133,6 +134,7 @@ class _Passing:
             self._begin(message)
         else:
             self._num_frames += message.get("body", b"").count(b"\n\n")
+            self._is_over = not message.get("more_body", False)
         await self._send(message)
 
     def _begin(self, message: Message) -> None:

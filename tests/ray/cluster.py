@@ -64,6 +64,10 @@ class Cluster:
         """The processes of replicas, in no order."""
         return [pid for pid in _descendants(self.process.pid) if _command(pid).startswith(_REPLICA)]
 
+    def engine_pids(self) -> list[int]:
+        """The engine processes of all replicas."""
+        return [pid for pid in _descendants(self.process.pid) if " server.engine.worker " in _command(pid)]
+
     @contextmanager
     def running(self, **arguments: Any) -> Iterator[None]:
         """The application, with these arguments, from when it is ready on. Ends the Serve instance afterwards."""

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ PREFIXES = [
     f"These are the rules of game number {number}. " + "Every player draws a card. " * 50 for number in range(8)
 ]
 NUM_REQUESTS = 200
-AT_A_TIME = 8
+AT_A_TIME = 6
 told = logging.getLogger("tests.ray")
 
 
@@ -144,6 +145,16 @@ def test_prefixes_are_found_as_in_one_server(two: str, one: Server) -> None:
     assert cached_share(ours) >= 0.9 * cached_share(its)
 
 
+async def test_a_replica_that_has_much_to_do_is_spared(two: str) -> None:
+    async with httpx.AsyncClient(timeout=120) as client:
+        body = {**story(0, 60), "stream": False}
+        answers = await asyncio.gather(*(client.post(two + CHAT, json=body) for _ in range(24)))
+    counts = Counter(answer.headers["x-samewise-replica"] for answer in answers).most_common()
+    told.info("of 24 requests of a session %s", [count for _, count in counts])
+    assert len(counts) == 2
+    assert 12 <= counts[0][1] <= 16  # 1.25 times the mean, and one that was under way
+
+
 def running(address: str) -> float:
     lines = httpx.get(f"{address}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("samewise:num_requests_running{"))
@@ -169,6 +180,18 @@ async def read(client: httpx.AsyncClient, address: str, body: dict[str, Any], be
             text += piece
             begun.set()
         return answer.headers["x-samewise-replica"], text
+
+
+async def test_streams_go_on_when_an_engine_dies(two: str, ray: Cluster) -> None:
+    async with httpx.AsyncClient(timeout=120) as client:
+        begun = asyncio.Event()
+        stream = asyncio.create_task(read(client, two, story(0, 250), begun))
+        await begun.wait()
+        for pid in ray.engine_pids():
+            os.kill(pid, signal.SIGKILL)
+        _, text = await stream
+    assert '"finish_reason":"length"' in text
+    wait_for(lambda: httpx.get(f"{two}/ready").status_code == 200)
 
 
 async def test_streams_of_a_killed_replica_say_so_and_new_requests_go_on(two: str, ray: Cluster) -> None:

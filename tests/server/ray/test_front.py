@@ -44,6 +44,7 @@ class LocalReplicas:
     forwarded: list[ForwardedRequest] = field(default_factory=list)
     lost_after: int | None = None
     """Messages of an answer before the replica is lost."""
+    is_lost_at_the_end: bool = False
 
     async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
         self.sessions.append(session)
@@ -58,6 +59,8 @@ class LocalReplicas:
                 number += 1
                 if number == self.lost_after:
                     raise LOST
+        if self.is_lost_at_the_end:
+            raise LOST
 
     async def metrics(self) -> Sequence[tuple[str, Sequence[Metric]]]:
         if self.lost_after == 0:
@@ -197,6 +200,17 @@ async def test_an_answer_that_is_no_stream_breaks_off(replicas: LocalReplicas, a
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.get(f"{address}/v1/models")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_replica_that_is_lost_after_its_answer_is_not_missed(
+    replicas: LocalReplicas, address: str, stream: bool
+) -> None:
+    async with httpx.AsyncClient() as client:
+        body = chat(seed=1, stream=stream)
+        whole = await client.post(address + CHAT, json=body)
+        replicas.is_lost_at_the_end = True
+        assert without_ids(await client.post(address + CHAT, json=body)) == without_ids(whole)
 
 
 async def test_what_is_stored_is_refused_where_there_may_be_several(front: FastAPI, replicas: LocalReplicas) -> None:
