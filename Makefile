@@ -4,6 +4,7 @@
 # make format   format and fix     make bench    the machine's limits, then the server under load
 # make sanitize                    tests of the native kernels with address and undefined behaviour sanitizers
 # make test-clients                other people's agents and SDKs against the server; installs 2 GB of them
+# make test-ray                    replicas on Ray Serve, which it installs
 
 PYTHON ?= python3
 PORT ?=
@@ -13,7 +14,7 @@ ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients quick check format bench sanitize clean
+.PHONY: help serve test test-clients test-ray quick check format bench sanitize clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,7 +41,7 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -6
+	@sed -n 's/^# //p' Makefile | head -7
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -54,6 +55,9 @@ test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)
 	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/newer SAMEWISE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(BIN)/python -m pytest tests/clients -rs -W default -p no:unraisableexception $(ARGS)
 	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/older $(BIN)/python -m pytest tests/clients -rs -W default -p no:unraisableexception $(ARGS)
+
+test-ray: $(VENV)/installed-ray
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/ray -m ray -o log_cli=true --log-cli-level=INFO $(ARGS)
 
 quick: check
 	@$(BIN)/python -m pytest $(QUICK_TESTS) $(ARGS)
@@ -97,6 +101,11 @@ $(VENV)/installed: pyproject.toml | $(VENV)/python-ready
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "==> Installing the tools for tests and checks"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' | $(PROGRESS)
+	@touch $@
+
+$(VENV)/installed-ray: $(VENV)/installed-dev
+	@echo "==> Installing Ray Serve"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[ray]' | $(PROGRESS)
 	@touch $@
 
 $(CLIENTS)/node_modules/installed: tests/clients/package.json

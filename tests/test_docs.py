@@ -27,14 +27,14 @@ FAMILIES = {name.rpartition(".")[2] for name in decoder_families.FAMILIES}
 OF_OTHERS = FAMILIES | {
     *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "api.openai.com", "python_info"),
     *("router.epp.pluginsConfig", "router.modelServers.matchLabels", "kvEventsConfig", "discoverPods", "socketPort"),
-    *("h_v", "p_j", "p_M"),
+    *("h_v", "p_j", "p_M", "serveConfigV2"),
 }
 """What looks like a name of ours in code spans and drawings: of other programs, hosts, and symbols in formulas."""
 OPTIONS_OF_OTHERS = {
-    *("--help", "--index-url", "--network", "--profile"),
+    *("--help", "--index-url", "--network", "--num-cpus", "--profile"),
     *("--create-namespace", "--install", "--set"),
 }
-"""Of all commands, of pip, of Docker and of Helm."""
+"""Of all commands, of pip, of Docker, of Helm and of Ray."""
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`]+)`")

@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from server.api.fields.rules import RequestModel
-from server.api.openai.errors import error_response
+from server.api.openai.errors import error_response, stream_error
 from server.api.services import Services
-from server.http.responses import ErrorWriter
+from server.http.responses import ErrorWriter, StreamErrorWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Dialect:
     router: APIRouter
     errors: ErrorWriter = error_response
     """Answers with an error on its paths."""
+    stream_error: StreamErrorWriter = stream_error
+    """Ends a stream of its paths in the middle."""
     requests: Mapping[str, type[RequestModel]] = field(default_factory=dict)
     """By path, the bodies that clients send: for capabilities and docs."""
     events: Mapping[str, type[BaseModel]] = field(default_factory=dict)

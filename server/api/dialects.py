@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from fastapi import APIRouter
+
 from server.api import capabilities, models, probes
 from server.api.batches import routes as batches
 from server.api.chat import routes as chat
@@ -10,7 +12,6 @@ from server.api.dialect import Dialect
 from server.api.embeddings import routes as embeddings
 from server.api.files import routes as files
 from server.api.messages import routes as messages
-from server.api.openai.errors import error_response
 from server.api.requests import routes as requests
 from server.api.rerank import routes as rerank
 from server.api.responses import conversations
@@ -41,12 +42,19 @@ DIALECTS: Sequence[Dialect] = (
 
 
 def error_writers(dialects: Sequence[Dialect]) -> Callable[[str], ErrorWriter]:
-    """From a path to what writes its errors: OpenAI's form where the path belongs to nobody."""
-    by_path = {route.path: dialect.errors for dialect in dialects for route in dialect.router.routes}  # type: ignore[attr-defined]
+    """From a path to what writes its errors."""
+    find = by_path(dialects)
+    return lambda path: find(path).errors
 
-    def of(path: str) -> ErrorWriter:
-        while path not in by_path and "/" in path:
+
+def by_path(dialects: Sequence[Dialect]) -> Callable[[str], Dialect]:
+    """From a path to its dialect: one of OpenAI's forms where the path belongs to nobody."""
+    known = {route.path: dialect for dialect in dialects for route in dialect.router.routes}  # type: ignore[attr-defined]
+    nobody = Dialect(APIRouter())
+
+    def of(path: str) -> Dialect:
+        while path not in known and "/" in path:
             path = path.rpartition("/")[0]
-        return by_path.get(path, error_response)
+        return known.get(path, nobody)
 
     return of

@@ -58,8 +58,13 @@ class Services:
         except EngineUnavailableError:
             raise UnavailableError("The engine is starting. Please try again later.") from None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be answered right now."""
+        return self.engine.state is EngineState.READY and self.fingerprint.is_known
+
     def check_ready(self) -> None:
-        """Raises UnavailableError unless a request would be answered right now."""
+        """Raises UnavailableError that says why, unless `is_ready`."""
         if self.engine.state is not EngineState.READY:
             raise UnavailableError(f"The engine is {self.engine.state.value}. Please try again later.")
         if not self.fingerprint.is_known:

@@ -5,7 +5,7 @@ import inspect
 import os
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -53,8 +53,13 @@ def parameters(positional: str) -> list[inspect.Parameter]:
     ]
 
 
-def load(flags: Mapping[str, object], config_file: Path | None = None) -> Settings:
-    """Read the settings from flags (None: not given), environment and file. Raises SettingsError."""
+def load(
+    flags: Mapping[str, object], config_file: Path | None = None, spelt: Callable[[str], str] | None = None
+) -> Settings:
+    """Read the settings from flags (None: not given), environment and file. Raises SettingsError.
+
+    `spelt` is how errors call what a field was given by, if that is no flag.
+    """
     given = {name: value for name, value in flags.items() if value not in (None, [])}
     environment: dict[str, Any] = EnvSettingsSource(Settings)()
     from_file = _read_file(config_file) if config_file is not None else {}
@@ -62,7 +67,8 @@ def load(flags: Mapping[str, object], config_file: Path | None = None) -> Settin
         return Settings(**{**from_file, **environment, **given})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise SettingsError(_describe(first, given, environment, config_file)) from None
+        names = {name: (spelt or _on_the_command_line)(name) for name in given}
+        raise SettingsError(_describe(first, names, environment, config_file)) from None
 
 
 def misspelt_variables(environment: Iterable[str] = os.environ) -> list[str]:
@@ -135,14 +141,18 @@ def _unknown_key(key: str) -> str:
     return f"unknown key `{key}`" + (f"; did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else "")
 
 
+def _on_the_command_line(name: str) -> str:
+    return "MODEL" if name == "model" else flag(name)
+
+
 def _describe(
-    error: ErrorDetails, given: Mapping[str, object], environment: Mapping[str, object], config_file: Path | None
+    error: ErrorDetails, given: Mapping[str, str], environment: Mapping[str, object], config_file: Path | None
 ) -> str:
     if not error["loc"]:
         return error["msg"]
     name = str(error["loc"][0])
     if name in given:
-        source = "MODEL" if name == "model" else flag(name)
+        source = given[name]
     elif name in environment:
         source = PREFIX + name.upper()
     else:

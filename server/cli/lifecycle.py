@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from rich.console import Console
 
-from model_runner.config import RunnerConfig
 from model_runner.models.repository import cache_folder
 from server import __version__
-from server.cli.checkpoints import Checkpoints, find_checkpoints
+from server.assembly import StartError, describe_error, make_app, make_engine
+from server.checkpoints import Checkpoints, find_checkpoints
 from server.cli.kv_events import open_publisher
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
-from server.engine.messages import EngineConfig
-from server.engine.process import EngineProcess
-from server.engine.supervisor import EngineLimits
 from server.generation.planning.speculation import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure
 from server.telemetry.logs import configure_logging
@@ -40,10 +37,6 @@ _BY_HEADS = ("auto", "eagle", "hydra", "medusa")
 """Methods of speculation that use heads which learn."""
 
 logger = logging.getLogger("samewise.server")
-
-
-class StartError(Exception):
-    """The server cannot start or go on; the message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +105,8 @@ class _Life:
         self._model_found = self._elapsed()
 
     async def run(self) -> None:
-        engine = EngineProcess(
-            engine_config(self._settings, self._checkpoints),
-            _engine_limits(self._settings),
-            None if self._publisher is None else self._publisher.publish,
-        )
+        publish = None if self._publisher is None else self._publisher.publish
+        engine = make_engine(self._settings, self._checkpoints, publish)
         await engine.start()
         try:
             server, services = await asyncio.to_thread(self._build_server, engine)
@@ -139,16 +129,7 @@ class _Life:
 
     def _build_server(self, engine: EngineClient) -> tuple[DrainingServer, "Services"]:
         """Runs in a thread, so that the event loop goes on to start the engine."""
-        from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
-        from server.text.tokenizer import Tokenizer  # noqa: PLC0415
-
-        try:
-            tokenizer = Tokenizer.from_folder(self._folder.path)
-            app = create_app(engine, tokenizer, self._settings, self._folder, self._checkpoints.aux_model)
-        except OSError as error:
-            raise StartError(_describe(error)) from None
-        except ValueError as error:
-            raise StartError(str(error)) from None
+        app = make_app(engine, self._settings, self._checkpoints)
         server = DrainingServer(configure(app, self._settings.client_timeout_s), engine, self._settings.drain_grace_s)
         return server, app.state.services
 
@@ -165,7 +146,7 @@ class _Life:
             if engine.state is EngineState.FAILED:
                 raise StartError(str(error)) from None
         except OSError as error:
-            raise StartError(_describe(error)) from None
+            raise StartError(describe_error(error)) from None
         finally:
             server.should_exit = True
 
@@ -220,10 +201,6 @@ class _Life:
         return time.perf_counter() - self._started
 
 
-def _describe(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
-
-
 def _warn_if_open(settings: Settings, listener: socket) -> None:
     address = listener.getsockname()[0]
     if settings.api_key is None and settings.api_keys_file is None and not ip_address(address).is_loopback:
@@ -249,44 +226,3 @@ def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
         return "none"
     default = SpeculationRules(methods, settings.speculation).of_silence
     return f"{default} by default; {', '.join(methods)}; at most {settings.num_draft_tokens} draft tokens in a step"
-
-
-def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
-    """What the engine process has to know of the settings."""
-    runner = RunnerConfig(
-        model=checkpoints.model.path,
-        device=settings.device,
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        rows=settings.rows,
-        exact=settings.exact,
-        cuda_graphs=settings.cuda_graphs,
-        max_model_len=settings.max_model_len,
-        block_size=settings.block_size,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        kv_cache_gib=settings.kv_cache_gib,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        logprobs_mode=settings.logprobs,
-        threads=settings.threads,
-        speculation=settings.speculation,
-        num_draft_tokens=settings.num_draft_tokens,
-        draft_model=checkpoints.draft_model,
-        heads=checkpoints.heads,
-        learn=settings.learn,
-        learn_threads=settings.learn_threads,
-        learn_memory_gib=settings.learn_memory,
-        aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
-    )
-    return EngineConfig(
-        runner,
-        settings.policy,
-        settings.prefix_caching,
-        settings.log_level,
-        settings.log_format,
-        kv_events=settings.kv_events is not None,
-    )
-
-
-def _engine_limits(settings: Settings) -> EngineLimits:
-    return EngineLimits(settings.max_waiting, settings.engine_timeout_s)

@@ -44,7 +44,8 @@ def run(settings: "Settings") -> None:
     started = time.perf_counter()
     end_start_on_signals()
     from model_runner.models.repository import ModelNotFoundError  # noqa: PLC0415
-    from server.cli.lifecycle import StartError, serve  # noqa: PLC0415
+    from server.assembly import StartError  # noqa: PLC0415
+    from server.cli.lifecycle import serve  # noqa: PLC0415
 
     try:
         serve(settings, started)

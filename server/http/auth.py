@@ -30,7 +30,7 @@ class AuthMiddleware:
                 if record.is_background:
                     self._check_background(record.client)
                 else:
-                    tenant = self._tenant(_key_in(Headers(scope=scope)))
+                    tenant = self._tenant(key_in(Headers(scope=scope)))
                     record.client = tenant.name
                     record.headers |= await self._accounts.limits.headers(tenant)
             except AuthenticationError as error:
@@ -57,7 +57,7 @@ class AuthMiddleware:
         return tenant
 
 
-def _key_in(headers: Headers) -> str:
+def key_in(headers: Headers) -> str:
     """The key that a request brings, by OpenAI's header or Anthropic's; empty without one."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     bearer = key.strip() if scheme.lower() == "bearer" else ""

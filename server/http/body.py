@@ -6,10 +6,15 @@ from server.errors import BodyTooLargeError, MediaTypeError
 
 
 async def read_body(request: Request, max_mib: float) -> bytes:
-    """The body of a request with JSON. Raises MediaTypeError and BodyTooLargeError, before more than that is read."""
+    """The body of a request with JSON. Raises MediaTypeError, and what `read_bytes` does."""
     types = request.headers.getlist("content-type")
     if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
         raise MediaTypeError("The request needs the header 'Content-Type: application/json', once.")
+    return await read_bytes(request, max_mib)
+
+
+async def read_bytes(request: Request, max_mib: float) -> bytes:
+    """The body, whatever it is. Raises BodyTooLargeError, before more than that is read."""
     max_bytes = int(max_mib * (1 << 20))
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0

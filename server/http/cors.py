@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 
 METHODS = ("GET", "POST", "HEAD", "DELETE", "OPTIONS")
@@ -14,7 +14,7 @@ EXPOSED_HEADERS = (
 """Those of answers that a page's scripts may read; clients look for them."""
 
 
-def allow_origins(app: FastAPI, origins: Collection[str]) -> None:
+def allow_origins(app: Starlette, origins: Collection[str]) -> None:
     """Let pages of these origins use the application; `*` stands for all. Of none, nothing changes.
 
     To be called after all other middleware was added, which this one then surrounds: a preflight, which a browser sends

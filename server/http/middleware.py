@@ -79,7 +79,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        record = state.setdefault("record", None) or RequestRecord(_request_id(scope))
+        record = state.setdefault("record", None) or RequestRecord(request_id_of(scope))
         record.path, record.trace_context = scope["path"], _trace_context(scope)
         state.update(record=record, error_writer=self._error_writers(scope["path"]))
         response_started = False
@@ -139,7 +139,7 @@ def _trace_context(scope: Scope) -> Mapping[str, str]:
     return {name: value for name, value in sent.items() if 0 < len(value) <= _MAX_TRACE_CONTEXT}
 
 
-def _request_id(scope: Scope) -> str:
+def request_id_of(scope: Scope) -> str:
     """The client's own id where it sent one that can stand in a header and a log line, otherwise a new one."""
     sent = Headers(scope=scope).get("x-request-id", "")
     return sent if _ID_PATTERN.fullmatch(sent) else new_request_id()

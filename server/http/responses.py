@@ -10,6 +10,11 @@ from server.errors import ApiError
 
 ErrorWriter = Callable[[ApiError, Scope], Response]
 """Answers a request, given by its scope, with an error."""
+StreamErrorWriter = Callable[[ApiError, Scope, int], bytes]
+"""The frames that end a stream in the middle, given the error, the request's scope, and how many frames there were.
+
+For whoever passes a stream on and knows no more of it.
+"""
 
 
 _PIECE_BYTES = 1 << 20

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
@@ -121,6 +122,10 @@ class Metrics:
         self._prefill.observe(prefill_s)
         self._decode.observe(decode_s)
         self._inference.observe(prefill_s + decode_s)
+
+    def collect(self) -> Sequence[Metric]:
+        """All of them as they are now, for whoever renders those of several servers."""
+        return list(self._registry.collect())
 
     def render(self) -> bytes:
         """The exposition format of Prometheus."""

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder, ModelNotFoundError
-from server.cli.checkpoints import Checkpoints, find_checkpoints
-from server.cli.lifecycle import describe_speculation, engine_config, warn_if_unused
+from server.assembly import engine_config
+from server.checkpoints import Checkpoints, find_checkpoints
+from server.cli.lifecycle import describe_speculation, warn_if_unused
 from server.config import Settings
 
 CONSOLE = Console(file=io.StringIO())

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from model_runner.models.content_hash import hash_file
+from server.assembly import StartError
 from server.cli import lifecycle
-from server.cli.lifecycle import StartError
 from server.config import Settings
 from server.engine.client import EngineState
 from server.generation import fingerprint
@@ -46,7 +46,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 
     def run(look_on: Callable[[FakeEngine], Awaitable[None]], **settings: Any) -> None:
         engine = ObservedEngine(look_on)
-        monkeypatch.setattr(lifecycle, "EngineProcess", lambda *_: engine)
+        monkeypatch.setattr(lifecycle, "make_engine", lambda *_: engine)
         try:
             lifecycle.serve(Settings(model=str(folder), host="127.0.0.1", port=0, **settings), time.perf_counter())
         finally:

@@ -7,7 +7,7 @@ import msgspec
 
 from server.api.generation_api import Answering
 from server.api.messages.arguments import as_written
-from server.api.messages.errors import error_body
+from server.api.messages.errors import error_frame
 from server.api.messages.intent import MessageOptions
 from server.api.messages.signature import signature_of
 from server.api.openai.answer import score_of
@@ -73,7 +73,7 @@ class MessagesAnswer:
 
     def failure(self, error: ApiError) -> bytes:
         """See Answer."""
-        return b"event: error\ndata: " + error_body(error, self._answering.request_id) + b"\n\n"
+        return error_frame(error, self._answering.request_id)
 
     def _begin(self) -> bytes:
         self._has_begun = True

@@ -70,6 +70,16 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     return Response(content, status, dict(error.headers), media_type="application/json")
 
 
+def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
+    """See StreamErrorWriter."""
+    return error_frame(error, record_in(scope).request_id)
+
+
+def error_frame(error: ApiError, request_id: str) -> bytes:
+    """The last frame of a stream that an error ends."""
+    return b"event: error\ndata: " + error_body(error, request_id) + b"\n\n"
+
+
 def error_body(error: ApiError, request_id: str) -> bytes:
     """The error as JSON, in ASCII."""
     kind = next(name for kind, name in _TYPES.items() if isinstance(error, kind))

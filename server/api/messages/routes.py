@@ -10,7 +10,7 @@ from server.api.endpoint import respond
 from server.api.generation_api import GenerationApi, refused_constraints
 from server.api.intake import IntakeContext
 from server.api.messages.answer import MessagesAnswer
-from server.api.messages.errors import OVERLOADED, MessagesErrorBody, error_response
+from server.api.messages.errors import OVERLOADED, MessagesErrorBody, error_response, stream_error
 from server.api.messages.intent import message_options, messages_intent
 from server.api.messages.objects import AnsweredMessage, MessageEvent, TokenCount
 from server.api.messages.schema import CountTokensRequest, MessagesRequest
@@ -65,6 +65,7 @@ def count_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str,
 DIALECT = Dialect(
     router,
     errors=error_response,
+    stream_error=stream_error,
     requests={"/v1/messages": MessagesRequest, "/v1/messages/count_tokens": CountTokensRequest},
     events={"/v1/messages": MessageEvent},
 )

@@ -12,13 +12,11 @@ import msgspec
 
 from scheduler.interface import BeamScore
 from server.api.generation_api import Answering
-from server.api.openai.errors import error_body
+from server.api.openai.errors import DONE, error_frames
 from server.errors import ApiError
 from server.generation.events import Usage
 from server.generation.notices import as_warnings
 from server.http.ascii_json import ascii_json
-
-_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +77,12 @@ class OpenAIAnswer:
     def end(self) -> bytes:
         """The last frames of a stream."""
         if not self._usage.at_end:
-            return _DONE
-        return self._frame({"choices": [], "usage": make_usage(self.run.usage)}) + _DONE
+            return DONE
+        return self._frame({"choices": [], "usage": make_usage(self.run.usage)}) + DONE
 
     def failure(self, error: ApiError) -> bytes:
         """The last frames of a stream that an error ends."""
-        return b"data: " + error_body(error) + b"\n\n" + _DONE
+        return error_frames(error)
 
     def _frame(self, rest: Mapping[str, Any]) -> bytes:
         return b"data: " + ascii_json({**self._head, **rest}) + b"\n\n"

@@ -26,6 +26,9 @@ _TYPES: dict[type[ApiError], str] = {
     ApiError: "server_error",
 }
 
+DONE = b"data: [DONE]\n\n"
+"""The last frame of every stream."""
+
 
 class ErrorDetail(BaseModel):
     """What went wrong."""
@@ -50,6 +53,16 @@ def error_type(error: type[ApiError]) -> str:
 def error_response(error: ApiError, scope: Scope) -> Response:
     """The error with its status and headers."""
     return Response(error_body(error), error.status, dict(error.headers), media_type="application/json")
+
+
+def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
+    """See StreamErrorWriter."""
+    return error_frames(error)
+
+
+def error_frames(error: ApiError) -> bytes:
+    """The last frames of a stream that an error ends."""
+    return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
 def error_body(error: ApiError) -> bytes:

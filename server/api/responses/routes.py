@@ -13,6 +13,7 @@ from server.api.responses.following import Following
 from server.api.responses.objects import Compaction, Deleted, InputTokens, ItemList, ResponseEvent, ResponseObject
 from server.api.responses.queries import ItemsQuery, RetrieveQuery
 from server.api.responses.schema import CompactResponse, CountInputTokens, CreateResponse
+from server.api.responses.stream import stream_error
 from server.api.services import ServicesDep
 from server.errors import UpgradeError
 from server.http.middleware import record_of
@@ -105,5 +106,6 @@ DIALECT = Dialect(
         f"{_ALL}/compact": CompactResponse,
     },
     events={_ALL: ResponseEvent},
+    stream_error=stream_error,
     resume=resume,
 )

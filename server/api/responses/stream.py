@@ -3,8 +3,10 @@
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from starlette.types import Scope
+
 from server.api.responses.output import Told
-from server.api.responses.telling import Telling
+from server.api.responses.telling import Telling, failure_of
 from server.errors import ApiError
 from server.generation.events import Event, Usage
 from server.http.ascii_json import ascii_json
@@ -129,6 +131,12 @@ class ResponseStream(SentFrames):
             written = frame(event)
             self.frames.append(written)
             yield written
+
+
+def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
+    """See StreamErrorWriter: OpenAI's event for errors that are not the response's."""
+    failure = {"code": failure_of(error)["code"], "message": error.message, "param": error.param}
+    return frame({"type": "error", "sequence_number": num_frames, **failure})
 
 
 def frame(event: Told) -> bytes:

@@ -1,0 +1,1 @@
+"""Replicas by Ray Serve: `serve run server.ray.application:build`. See docs/ray.md."""

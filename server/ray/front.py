@@ -1,0 +1,169 @@
+"""The application before the replicas: refuses what they cannot serve together, and passes all else on, as it comes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from server.api.dialect import Dialect
+from server.api.dialects import DIALECTS, by_path
+from server.config import Settings
+from server.errors import ApiError
+from server.http.auth import key_in
+from server.http.body import read_bytes
+from server.http.cors import allow_origins
+from server.http.disconnect import wait_unless_gone
+from server.http.middleware import record_in, report, request_id_of
+from server.http.responses import error_response
+from server.ray import stored
+from server.ray.exchange import ForwardedRequest, Taken
+from server.ray.prompt_start import session_of
+from server.ray.replica_metrics import render
+from server.ray.replicas import Replicas
+from server.telemetry.request_record import RequestRecord
+
+_FORM_MIB = 1.0
+"""Of a form, beside the file in it."""
+
+
+def create_front(replicas: Replicas, settings: Settings, *, has_many: bool) -> Starlette:
+    """The application. `has_many`: there may be more than one replica, so nothing can be stored."""
+    app = Starlette(routes=[Route("/{path:path}", Front(replicas, settings, has_many=has_many))])
+    allow_origins(app, settings.cors_origins)
+    return app
+
+
+class Front:
+    """Implements ASGI."""
+
+    def __init__(self, replicas: Replicas, settings: Settings, *, has_many: bool) -> None:
+        self._replicas = replicas
+        self._settings = settings
+        self._has_many = has_many
+        self._dialect_of = by_path(DIALECTS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        dialect = self._dialect_of(path)
+        state = {"record": RequestRecord(request_id_of(scope)), "error_writer": dialect.errors}
+        scope = {**scope, "path": path, "root_path": "", "state": state}
+        send = _with_ids(scope, send)
+        passing = _Passing(scope, send, dialect)
+        try:
+            if path == "/metrics":
+                await self._answer_metrics(scope, receive, send)
+            else:
+                await self._pass_on(scope, receive, passing)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            known = report(error, scope)
+            if passing.has_begun:
+                raise
+            await error_response(known, scope)(scope, receive, send)
+
+    async def _answer_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        content = render(await self._replicas.metrics())
+        await Response(content, media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, passing: "_Passing") -> None:
+        request, path = Request(scope, receive), scope["path"]
+        if self._has_many:
+            stored.check_path(path)
+        content = await read_bytes(request, self._max_mib(path))
+        body = _object_in(content)
+        if self._has_many:
+            stored.check_body(path, body)
+            content = stored.unstored(path, content, body)
+        session = session_of(body, key_in(request.headers) if self._settings.isolate_keys else "")
+        forwarded = ForwardedRequest.of(scope, content, record_in(scope).request_id)
+        answer = self._replicas.answer(forwarded, session)
+        task = asyncio.create_task(passing.all_of(answer))
+        await wait_unless_gone(request, task)
+        await task
+
+    def _max_mib(self, path: str) -> float:
+        """Of a body; the replica knows better what may be in it."""
+        if path.startswith("/v1/files"):
+            return self._settings.max_file_mib + _FORM_MIB
+        return self._settings.max_body_mib
+
+
+class _Passing:
+    """An answer on its way to the client."""
+
+    def __init__(self, scope: Scope, send: Send, dialect: Dialect) -> None:
+        self._scope = scope
+        self._send = send
+        self._dialect = dialect
+        self._replica = ""
+        self._is_stream = False
+        self._num_frames = 0
+        self._is_over = False
+        self.has_begun = False
+
+    async def all_of(self, answer: AsyncGenerator[Taken | Message]) -> None:
+        """Raises what the answer does, unless it is a stream, which then ends with an error that says so."""
+        try:
+            async with aclosing(answer):
+                async for message in answer:
+                    await self._pass(message)
+        except ApiError as error:
+            if self._is_over:
+                return
+            if not self._is_stream:
+                raise
+            known = report(error, self._scope)
+            end = self._dialect.stream_error(known, self._scope, self._num_frames)
+            await self._send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def _pass(self, message: Taken | Message) -> None:
+        if isinstance(message, Taken):
+            self._replica = message.replica
+            return
+        if message["type"] == "http.response.start":
+            self._begin(message)
+        else:
+            self._num_frames += message.get("body", b"").count(b"\n\n")
+            self._is_over = not message.get("more_body", False)
+        await self._send(message)
+
+    def _begin(self, message: Message) -> None:
+        self.has_begun = True
+        headers = MutableHeaders(scope=message)
+        headers["x-samewise-replica"] = self._replica
+        self._is_stream = headers.get("content-type", "").startswith("text/event-stream")
+
+
+def _with_ids(scope: Scope, send: Send) -> Send:
+    """Answers bring the request's id, under OpenAI's name and Anthropic's."""
+    request_id = record_in(scope).request_id
+    is_known = Headers(scope=scope).get("x-request-id") == request_id
+
+    async def send_with_ids(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["request-id"] = headers["x-request-id"] = request_id
+            if is_known:
+                del headers["x-request-id"]  # Ray gives every request an id, and sends it back by itself
+        await send(message)
+
+    return send_with_ids
+
+
+def _object_in(content: bytes) -> Mapping[str, Any]:
+    """The body, as far as routing needs it: empty if it is no JSON object, which the replica says better."""
+    try:
+        body = msgspec.json.decode(content)
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}

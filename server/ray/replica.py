@@ -1,0 +1,80 @@
+"""One replica: an engine process, and before it the application that `samewise serve` has."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+from ray import serve
+from rich.console import Console
+from starlette.types import Message
+
+from server.assembly import make_app, make_engine
+from server.checkpoints import find_checkpoints
+from server.config import Settings
+from server.engine.client import EngineState
+from server.engine.process import EngineProcess
+from server.ray.exchange import Answers, ForwardedRequest, Taken
+from server.telemetry.logs import configure_logging
+
+if TYPE_CHECKING:
+    from server.api.services import Services
+
+
+class Replica:
+    """A server without a port. What has no docstring of its own, Ray calls."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # awaited by Ray
+        """Returns when the model answers: Ray sends no requests before.
+
+        Raises StartError, ModelNotFoundError and EngineUnavailableError.
+        """
+        configure_logging(settings.log_format, settings.log_level)
+        self._name = serve.get_replica_context().replica_tag
+        self._grace_s = settings.drain_grace_s
+        self._engine: EngineProcess | None = None
+        self._parts = AsyncExitStack()
+        checkpoints = await asyncio.to_thread(find_checkpoints, settings, Console(stderr=True))
+        self._engine = make_engine(settings, checkpoints)
+        await self._engine.start()
+        app = await asyncio.to_thread(make_app, self._engine, settings, checkpoints)
+        await self._parts.enter_async_context(app.router.lifespan_context(app))
+        self._services: Services = app.state.services
+        self._answers = Answers(app)
+        await asyncio.gather(self._engine.wait_ready(), self._services.fingerprint.wait_known())
+
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[Taken | Message]:
+        """That the request was taken, and the application's messages."""
+        yield Taken(self._name)
+        async with aclosing(self._answers.to(request)) as messages:
+            async for message in messages:
+                yield message
+
+    async def metrics(self) -> tuple[str, Sequence[Metric]]:
+        """The replica's name, and its metrics as they are now."""
+        return self._name, self._services.metrics.collect()
+
+    def check_health(self) -> None:
+        """Raises RuntimeError if the engine has failed for good: another replica has to take its place.
+
+        An engine that is being replaced keeps its streams, so that is no reason to end the replica.
+        """
+        if self._services.engine.state is EngineState.FAILED:
+            raise RuntimeError("the engine failed and could not be restarted; the log says why")
+
+    def record_routing_stats(self) -> dict[str, bool]:
+        """For PromptStartRouter: whether requests are answered right now, as GET /ready says."""
+        return {"is_ready": self._services.is_ready}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For LoadPolicy."""
+        engine = self._services.engine
+        num_choices = engine.stats.num_running + engine.stats.num_waiting + engine.num_held
+        return {"load": num_choices / engine.info.max_num_seqs}
+
+    async def __del__(self) -> None:
+        """Ray awaits it when the last request has ended. Work without a client may go on at another start."""
+        if self._engine is not None:
+            await self._engine.drain(self._grace_s)
+        await self._parts.aclose()

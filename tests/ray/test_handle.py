@@ -1,0 +1,145 @@
+"""Ray's errors as clients see them, with a stand-in for Ray's handle."""
+
+import asyncio
+import importlib
+import warnings
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from server.errors import ApiError, InternalError, UnavailableError
+from server.ray.exchange import ForwardedRequest, Taken
+
+pytestmark = pytest.mark.ray
+
+REQUEST = ForwardedRequest({"path": "/v1/models"}, b"")
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_is_imported() -> None:
+    """What Ray warns of while it is imported is not ours to mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("server.ray.handle")
+
+
+class Response:
+    """Says what it is given; an exception is raised."""
+
+    def __init__(self, *said: Any) -> None:
+        self._said = list(said)
+        self.is_cancelled = False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._said:
+            raise StopAsyncIteration
+        one = self._said.pop(0)
+        if isinstance(one, asyncio.Event):
+            await one.wait()
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Handle:
+    """One call, and what came of it."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+        self.options_: dict[str, Any] = {}
+
+    def options(self, **options: Any) -> "Handle":
+        self.options_ = options
+        return self
+
+    @property
+    def answer(self) -> "Handle":
+        return self
+
+    def remote(self, request: ForwardedRequest) -> Response:
+        assert request is REQUEST
+        return self.response
+
+    def broadcast(self, method: str) -> Any:
+        raise self.response._said[0]
+
+
+async def said(*said: Any) -> tuple[list[Any], ApiError | None, Handle]:
+    from server.ray.handle import HandleReplicas  # noqa: PLC0415  (needs Ray)
+
+    handle, got = Handle(Response(*said)), []
+    try:
+        async for one in HandleReplicas(handle).answer(REQUEST, "session"):
+            got.append(one)  # noqa: PERF401  (what came before an error is looked at)
+    except ApiError as error:
+        return got, error, handle
+    return got, None, handle
+
+
+def died() -> Exception:
+    from ray.exceptions import ActorDiedError  # noqa: PLC0415
+
+    return ActorDiedError()
+
+
+def unavailable() -> Exception:
+    from ray.exceptions import ActorUnavailableError  # noqa: PLC0415
+
+    return ActorUnavailableError("the network is down", None)
+
+
+def undeployed() -> Exception:
+    from ray.serve.exceptions import ReplicaUnavailableError  # noqa: PLC0415
+
+    return ReplicaUnavailableError("gone")
+
+
+def failed() -> Exception:
+    from ray.exceptions import RayTaskError  # noqa: PLC0415
+
+    return RayTaskError("answer", "trace", ValueError("a bug")).as_instanceof_cause()
+
+
+async def test_all_is_passed_on_in_the_session() -> None:
+    got, error, handle = await said(Taken("one"), START)
+    assert (got, error) == ([Taken("one"), START], None)
+    assert handle.options_ == {"stream": True, "session_id": "session"}
+
+
+@pytest.mark.parametrize("make", [died, unavailable, undeployed])
+@pytest.mark.parametrize("before", [(), (Taken("one"), START)])
+async def test_the_end_of_a_replica_is_told(make: Callable[[], Exception], before: tuple[Any, ...]) -> None:
+    got, error, handle = await said(*before, make())
+    assert got == list(before)
+    assert isinstance(error, UnavailableError)
+    assert "has ended" in error.message
+    assert handle.response.is_cancelled
+
+
+async def test_a_bug_in_a_replica_is_told_as_one() -> None:
+    _, error, _ = await said(Taken("one"), failed())
+    assert isinstance(error, InternalError)
+    assert "a bug" not in error.message
+
+
+async def test_nobody_waits_for_ever_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.ray.handle.NO_REPLICA_S", 0.01)
+    _, error, handle = await said(asyncio.Event())
+    assert isinstance(error, UnavailableError)
+    assert "No replica is ready" in error.message
+    assert handle.response.is_cancelled
+
+
+async def test_without_replicas_there_are_no_metrics() -> None:
+    from server.ray.handle import HandleReplicas  # noqa: PLC0415
+
+    with pytest.raises(UnavailableError):
+        await HandleReplicas(Handle(Response(undeployed()))).metrics()  # type: ignore[arg-type]

@@ -1,0 +1,295 @@
+"""The front before replicas that run in this process: what it passes on, what it refuses, and how streams end."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from openai import APIError, OpenAI
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Message
+
+from server.config import Settings
+from server.errors import UnavailableError
+from server.ray.exchange import Answers, ForwardedRequest, Taken
+from server.ray.front import create_front
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, serving
+from tests.server.tenants.keys import write_keys
+from tests.waiting import until
+
+LOST = UnavailableError("The replica is gone.")
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: chat(),
+    COMPLETIONS: completion(),
+    MESSAGES: chat(),
+    RESPONSES: {"model": "tiny", "input": "hi", "max_output_tokens": 16},
+}
+
+
+@dataclass
+class LocalReplicas:
+    """Applications, of which the first answers all requests."""
+
+    apps: Sequence[FastAPI]
+    sessions: list[str] = field(default_factory=list)
+    forwarded: list[ForwardedRequest] = field(default_factory=list)
+    lost_after: int | None = None
+    """Messages of an answer before the replica is lost."""
+    is_lost_at_the_end: bool = False
+
+    async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
+        self.sessions.append(session)
+        self.forwarded.append(request)
+        if self.lost_after == 0:
+            raise LOST
+        yield Taken("replica-0")
+        async with aclosing(Answers(self.apps[0]).to(request)) as messages:
+            number = 0
+            async for message in messages:
+                yield message
+                number += 1
+                if number == self.lost_after:
+                    raise LOST
+        if self.is_lost_at_the_end:
+            raise LOST
+
+    async def metrics(self) -> Sequence[tuple[str, Sequence[Metric]]]:
+        if self.lost_after == 0:
+            raise LOST
+        return [(f"replica-{number}", app.state.services.metrics.collect()) for number, app in enumerate(self.apps)]
+
+
+@pytest.fixture
+def replicas(make_app: Callable[..., FastAPI]) -> LocalReplicas:
+    return LocalReplicas([make_app(), make_app()])
+
+
+@pytest.fixture
+def front(replicas: LocalReplicas) -> FastAPI:
+    return create_front(replicas, Settings(), has_many=True)  # type: ignore[return-value]
+
+
+@pytest.fixture
+def address(front: FastAPI) -> Iterator[str]:
+    with serving(front) as address:
+        yield address
+
+
+def without_ids(response: httpx.Response) -> str:
+    """What does not change from one answer to the next."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: {")]
+    body = [json.loads(line) for line in lines] or [response.json()]
+    return json.dumps([{key: value for key, value in one.items() if key not in ("id", "created")} for one in body])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_answers_are_the_replica_s(replicas: LocalReplicas, front: FastAPI, path: str, stream: bool) -> None:
+    body = {**BODIES[path], "seed": 1, "stream": stream}
+    async with client_of(front) as ours, client_of(replicas.apps[0]) as its:
+        answer = await ours.post(path, json=body)
+        assert without_ids(answer) == without_ids(await its.post(path, json=body))
+    assert answer.headers["x-samewise-replica"] == "replica-0"
+
+
+async def test_so_are_errors_and_other_paths(front: FastAPI) -> None:
+    async with client_of(front) as client:
+        assert error_of(await client.post(CHAT, json=chat(temperatur=1)))["param"] == "temperatur"
+        assert error_of(await client.get("/nowhere"), 404)["code"] == "unknown_url"
+        assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
+        assert (await client.get("/ready")).json() == {"status": "ready"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a":"\xff"}', b"[" * 100_000, b"[1]", b'{"a":1e999}', b"\0"])
+async def test_what_is_no_json_object_is_the_replica_s_to_refuse(
+    replicas: LocalReplicas, front: FastAPI, content: bytes
+) -> None:
+    headers = {"content-type": "application/json"}
+    async with client_of(front) as ours, client_of(replicas.apps[0]) as its:
+        answer, its_answer = [await client.post(RESPONSES, content=content, headers=headers) for client in (ours, its)]
+    assert error_of(answer) == error_of(its_answer)
+
+
+async def test_the_client_s_headers_and_query_come_along(replicas: LocalReplicas, front: FastAPI) -> None:
+    async with client_of(front) as client:
+        await client.get("/v1/models?limit=1", headers={"anthropic-version": "2023-06-01"})
+    (request,) = replicas.forwarded
+    assert request.scope["query_string"] == b"limit=1"
+    assert (b"anthropic-version", b"2023-06-01") in request.scope["headers"]
+
+
+def test_a_stream_passes_through_as_it_comes(address: str, engine: FakeEngine) -> None:
+    """Every token waits until the one before was read."""
+    engine.step_delay_s = 0.02
+    with OpenAI(base_url=f"{address}/v1", api_key="-") as client:
+        stream = client.chat.completions.create(**chat(max_tokens=20), stream=True)  # type: ignore[call-overload]
+        next(stream)
+        assert engine.num_live == 1
+        assert len(list(stream)) > 10
+    assert engine.num_live == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_the_work(address: str, engine: FakeEngine, stream: bool) -> None:
+    engine.step_delay_s = 0.02
+    async with httpx.AsyncClient() as client:
+        body = chat(max_tokens=200, stream=stream)
+        task = asyncio.create_task(client.post(address + CHAT, json=body))
+        await until(lambda: engine.num_live == 1)
+        task.cancel()
+        await asyncio.wait([task])
+    await until(lambda: engine.num_live == 0)
+    assert len(engine.closed_early) == 1
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_without_a_replica_there_is_an_error(replicas: LocalReplicas, front: FastAPI, path: str) -> None:
+    replicas.lost_after = 0
+    async with client_of(front) as client:
+        answer = await client.post(path, json=BODIES[path])
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == LOST.message
+        assert answer.headers["x-should-retry"] == "true"
+        assert (await client.get("/metrics")).status_code == 503
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_stream_that_breaks_off_says_so(replicas: LocalReplicas, front: FastAPI, path: str) -> None:
+    replicas.lost_after = 4
+    async with client_of(front) as client:
+        answer = await client.post(path, json={**BODIES[path], "stream": True})
+    assert answer.status_code == 200
+    *events, last = answer.text.removesuffix("\n\n").split("\n\n")
+    if path in (CHAT, COMPLETIONS):
+        assert last == "data: [DONE]"
+        last = events.pop()
+    data = json.loads(last.partition("data: ")[2])
+    error = data if path == RESPONSES else data["error"]
+    assert error["message"] == LOST.message
+    assert [event for event in events if "error" in event.partition("data: ")[0] or LOST.message in event] == []
+    if path == RESPONSES:
+        assert last.startswith("event: error\n")
+        numbers = [json.loads(event.partition("data: ")[2])["sequence_number"] for event in events]
+        assert data["sequence_number"] > max(numbers)
+        assert data["code"] == "server_error"
+    if path == MESSAGES:
+        assert last.startswith("event: error\n")
+        assert data["type"] == "error"
+        assert data["request_id"] == answer.headers["request-id"]
+
+
+def test_clients_raise_what_it_says(replicas: LocalReplicas, address: str) -> None:
+    replicas.lost_after = 4
+    with OpenAI(base_url=f"{address}/v1", api_key="-") as client, pytest.raises(APIError, match=LOST.message):
+        for _ in client.chat.completions.create(**chat(), stream=True):  # type: ignore[call-overload]
+            pass
+
+
+async def test_an_answer_that_is_no_stream_breaks_off(replicas: LocalReplicas, address: str) -> None:
+    """With its status and length sent, an error can be told in no other way."""
+    replicas.lost_after = 1
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(f"{address}/v1/models")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_replica_that_is_lost_after_its_answer_is_not_missed(
+    replicas: LocalReplicas, address: str, stream: bool
+) -> None:
+    async with httpx.AsyncClient() as client:
+        body = chat(seed=1, stream=stream)
+        whole = await client.post(address + CHAT, json=body)
+        replicas.is_lost_at_the_end = True
+        assert without_ids(await client.post(address + CHAT, json=body)) == without_ids(whole)
+
+
+async def test_what_is_stored_is_refused_where_there_may_be_several(front: FastAPI, replicas: LocalReplicas) -> None:
+    async with client_of(front) as client:
+        error = error_of(await client.get("/v1/responses/resp_1"))
+        assert "max_replicas=1" in error["message"]
+        body = {**BODIES[RESPONSES], "previous_response_id": "resp_1"}
+        assert error_of(await client.post(RESPONSES, json=body))["param"] == "previous_response_id"
+        assert replicas.forwarded == []
+        answer = await client.post(RESPONSES, json=BODIES[RESPONSES])
+        assert answer.json()["store"] is False
+
+
+async def test_a_single_replica_stores(replicas: LocalReplicas) -> None:
+    front = create_front(replicas, Settings(), has_many=False)
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        first = (await client.post(RESPONSES, json=BODIES[RESPONSES])).json()
+        assert first["store"] is True
+        body = {**BODIES[RESPONSES], "previous_response_id": first["id"]}
+        assert (await client.post(RESPONSES, json=body)).status_code == 200
+        assert (await client.get(f"{RESPONSES}/{first['id']}")).json()["id"] == first["id"]
+
+
+async def test_requests_of_a_session_have_its_name(front: FastAPI, replicas: LocalReplicas) -> None:
+    async with client_of(front) as client:
+        for body in (chat(), chat(temperature=0), chat(cache_salt="a")):
+            await client.post(CHAT, json=body)
+        await client.get("/v1/models")
+    first, second, salted, none = replicas.sessions
+    assert first == second != salted
+    assert none == ""
+
+
+async def test_isolated_keys_have_their_own_sessions(replicas: LocalReplicas, tmp_path: Any) -> None:
+    settings = Settings(api_keys_file=write_keys(tmp_path / "keys.yaml", one={}), isolate_keys=True)
+    async with client_of(create_front(replicas, settings, has_many=True)) as client:  # type: ignore[arg-type]
+        for key in ("sk-1", "sk-2", "sk-1"):
+            await client.post(CHAT, json=chat(), headers={"authorization": f"Bearer {key}"})
+    assert replicas.sessions[0] == replicas.sessions[2] != replicas.sessions[1]
+
+
+async def test_metrics_are_those_of_all_replicas(front: FastAPI) -> None:
+    async with client_of(front) as client:
+        await client.post(CHAT, json=chat())
+        answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    tokens = {sample.labels["replica"]: sample.value for sample in families["samewise:generation_tokens"].samples}
+    assert tokens == {"replica-0": 5.0, "replica-1": 0.0}
+    for family in families.values():
+        assert len({(one.name, *sorted(one.labels.items())) for one in family.samples}) == len(family.samples)
+        assert all("replica" in one.labels for one in family.samples)
+
+
+async def test_a_body_that_is_too_large_is_not_read(replicas: LocalReplicas) -> None:
+    front = create_front(replicas, Settings(max_body_mib=0.001), has_many=True)
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        answer = await client.post(MESSAGES, json={"messages": "x" * 2000})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "request_too_large"
+
+
+async def test_pages_of_other_origins_can_read_the_front_s_own_errors(replicas: LocalReplicas) -> None:
+    replicas.lost_after = 0
+    front = create_front(replicas, Settings(cors_origins="https://a.example"), has_many=True)  # type: ignore[arg-type]
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        answer = await client.post(CHAT, json=chat(), headers={"origin": "https://a.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://a.example"
+
+
+async def test_under_a_prefix_paths_are_the_same(front: FastAPI) -> None:
+    transport = httpx.ASGITransport(app=front, root_path="/llm")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.post(f"/llm{CHAT}", json=chat())).status_code == 200
+        assert error_of(await client.get("/llm/v1/files"))
+
+
+async def test_a_bug_is_told_as_one(front: FastAPI, replicas: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "metrics", None)
+    async with client_of(front) as client:
+        error = error_of(await client.get("/metrics"), 500, "server_error")
+    assert "request's id" in error["message"]

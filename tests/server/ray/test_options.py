@@ -1,0 +1,80 @@
+"""What an application may be told, and how it is told that it may not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config import Settings
+from server.ray.options import Options, OptionsError, read_arguments
+
+
+def test_nothing_need_be_said() -> None:
+    deployment = read_arguments({})
+    assert deployment.options == Options()
+    assert deployment.options.most == 1
+    assert deployment.settings == Settings(device="cpu", threads=1)
+
+
+def test_words_of_the_command_line_are_options_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEWISE_MAX_WAITING", "7")
+    monkeypatch.setenv("SAMEWISE_MAX_NUM_SEQS", "8")
+    given = {"min_replicas": "2", "max_replicas": "4", "num_cpus": "2.5", "model": "some/model", "max_num_seqs": "16"}
+    deployment = read_arguments(given)
+    assert (deployment.options.min_replicas, deployment.options.most) == (2, 4)
+    settings = deployment.settings
+    assert (settings.model, settings.max_num_seqs, settings.max_waiting, settings.threads) == ("some/model", 16, 7, 2)
+
+
+def test_values_of_yaml_are_taken_as_they_are() -> None:
+    settings = read_arguments({"served_model_name": ["a", "b"], "strict": True, "threads": 3}).settings
+    assert (settings.served_model_name, settings.strict, settings.threads) == (("a", "b"), True, 3)
+
+
+@pytest.mark.parametrize(("num_gpus", "device"), [(0, "cpu"), (0.5, "cuda"), (1, "cuda")])
+def test_replicas_look_for_no_device_that_is_not_theirs(num_gpus: float, device: str) -> None:
+    assert read_arguments({"num_gpus": num_gpus}).settings.device == device
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_replica": 2}, "max_replica: no option of replicas and no setting; did you mean max_replicas"),
+        ({"zzz": 1}, "zzz: no option of replicas and no setting"),
+        ({"min_replicas": "two"}, "min_replicas: input should be a valid integer"),
+        ({"min_replicas": 0}, "min_replicas: input should be greater than or equal to 1 (got 0)"),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas: less than min_replicas, 2 < 3"),
+        ({"num_gpus": 2}, "num_gpus: input should be less than or equal to 1 (got 2)"),
+        ({"target_load": 0}, "target_load: input should be greater than 0 (got 0)"),
+        ({"max_num_seqs": "many"}, "max_num_seqs: input should be a valid integer"),
+        ({"model": "x", "isolate_keys": True}, "isolate_keys needs the setting api_keys_file"),
+        ({"port": 8000}, "port: replicas do not listen"),
+        ({"host": "::1"}, "host: replicas do not listen"),
+        ({"device": "cuda"}, "device: cuda needs num_gpus"),
+        ({"device": "cpu", "num_gpus": 1}, "num_gpus: 1 that the device cpu does not use"),
+        ({"kv_events": "tcp://*:5557"}, "kv_events: replicas publish none"),
+        ({"data_dir": "/data", "max_replicas": 2}, "data_dir: what clients have a server keep"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        read_arguments(given)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
+def test_variables_of_a_server_that_listens_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEWISE_PORT", "9000")
+    with pytest.raises(OptionsError, match="port"):
+        read_arguments({})
+
+
+def test_one_replica_may_keep_things() -> None:
+    assert read_arguments({"data_dir": "/data"}).settings.data_dir == Path("/data")
+
+
+def test_secrets_are_not_said() -> None:
+    with pytest.raises(OptionsError) as caught:
+        read_arguments({"api_key": ["sk-secret"]})
+    assert "sk-secret" not in str(caught.value)

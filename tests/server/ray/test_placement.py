@@ -1,0 +1,72 @@
+"""Sessions stay where they are unless there is a reason, and no replica is overrun."""
+
+import math
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.ray.placement import LEAST_BOUND, Place, by_preference
+
+SESSIONS = [f"session-{number}" for number in range(400)]
+
+
+def idle(*names: str) -> list[Place]:
+    return [Place(name, 0, is_ready=True) for name in names]
+
+
+def first(session: str, places: list[Place]) -> str:
+    return by_preference(session, places)[0].name
+
+
+def test_a_session_has_a_replica_whatever_their_order() -> None:
+    places = idle("a", "b", "c")
+    assert [first(session, places) for session in SESSIONS] == [first(session, places[::-1]) for session in SESSIONS]
+
+
+def test_sessions_are_spread() -> None:
+    counts = Counter(first(session, idle("a", "b", "c", "d")) for session in SESSIONS)
+    assert min(counts.values()) > len(SESSIONS) / 4 * 0.7
+
+
+def test_a_replica_that_goes_moves_only_its_own_sessions() -> None:
+    before, after = idle("a", "b", "c"), idle("a", "c")
+    assert all(first(one, before) == first(one, after) for one in SESSIONS if first(one, before) != "b")
+
+
+def test_a_replica_that_comes_takes_sessions_and_moves_no_others() -> None:
+    before, after = idle("a", "b"), idle("a", "b", "c")
+    moved = [one for one in SESSIONS if first(one, before) != first(one, after)]
+    assert moved
+    assert {first(one, after) for one in moved} == {"c"}
+
+
+def test_a_full_replica_is_passed_over_and_the_next_one_is_always_the_same() -> None:
+    home, second, third = (place.name for place in by_preference("s", idle("a", "b", "c")))
+    loads = {home: LEAST_BOUND, second: 0, third: 0}
+    assert first("s", [Place(name, load, is_ready=True) for name, load in loads.items()]) == second
+    loads[home] -= 1
+    assert first("s", [Place(name, load, is_ready=True) for name, load in loads.items()]) == home
+
+
+def test_a_replica_that_is_not_ready_is_the_last() -> None:
+    home = first("s", idle("a", "b"))
+    places = [Place(name, 0, is_ready=name != home) for name in ("a", "b")]
+    assert [place.name for place in by_preference("s", places)][-1] == home
+    assert first("", places) != home
+
+
+def test_without_a_session_the_least_loaded_one_is_taken() -> None:
+    assert first("", [Place("a", 3, is_ready=True), Place("b", 1, is_ready=True)]) == "b"
+
+
+def test_there_may_be_none() -> None:
+    assert by_preference("s", []) == by_preference("", []) == []
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=8), st.text(min_size=1))
+def test_nobody_gets_more_than_the_bound(loads: list[int], session: str) -> None:
+    places = [Place(str(index), load, is_ready=True) for index, load in enumerate(loads)]
+    ranked = by_preference(session, places)
+    assert sorted(ranked, key=lambda place: place.name) == sorted(places, key=lambda place: place.name)
+    assert ranked[0].num_ongoing < max(LEAST_BOUND, math.ceil(1.25 * (sum(loads) + 1) / len(loads)))

@@ -1,0 +1,80 @@
+"""Several replicas refuse what one of them would have stored, and nothing else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from server.api.dialects import DIALECTS
+from server.errors import InvalidRequestError
+from server.ray.stored import check_body, check_path, unstored
+
+PATHS = {route.path for dialect in DIALECTS for route in dialect.router.routes}  # type: ignore[attr-defined]
+OF_WHAT_IS_STORED = {
+    *("/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"),
+    *("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"),
+    *("/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"),
+    "/v1/conversations/{conversation_id}/items/{item_id}",
+    *("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items"),
+    *("/v1/requests/{request_id}", "/v1/usage"),
+}
+RESPONSES = "/v1/responses"
+
+
+@pytest.mark.parametrize("path", sorted(OF_WHAT_IS_STORED))
+def test_paths_of_what_is_stored_are_refused(path: str) -> None:
+    assert path in PATHS
+    with pytest.raises(InvalidRequestError, match="max_replicas=1"):
+        check_path(path)
+
+
+@pytest.mark.parametrize("path", sorted(PATHS - OF_WHAT_IS_STORED))
+def test_all_other_paths_are_served(path: str) -> None:
+    check_path(path)
+
+
+@pytest.mark.parametrize("path", [RESPONSES, f"{RESPONSES}/input_tokens", f"{RESPONSES}/compact"])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"background": True}, "background"),
+        ({"store": True}, "store"),
+        ({"input": [{"role": "user", "content": "a"}, {"id": "msg_1"}]}, "input[1]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+    ],
+)
+def test_bodies_that_need_what_is_stored_are_refused(path: str, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_body(path, {"input": "hi", **fields})
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": "hi", "store": False, "background": False, "previous_response_id": None}),
+        (RESPONSES, {"input": [{"id": "msg_1", "role": "user", "content": "a"}]}),
+        ("/v1/chat/completions", {"messages": [], "store": True, "conversation": "x"}),
+    ],
+)
+def test_others_are_not(path: str, body: dict[str, Any]) -> None:
+    check_body(path, body)
+
+
+@pytest.mark.parametrize("written", ['{"input": "hi"}', ' \n{ "input":"hi","store" : null }'])
+def test_a_response_is_not_stored_by_default(written: str) -> None:
+    content = unstored(RESPONSES, written.encode(), json.loads(written))
+    assert sorted(json.loads(content, object_pairs_hook=list)) == [("input", "hi"), ("store", False)]
+
+
+@pytest.mark.parametrize(
+    ("path", "written"),
+    [(RESPONSES, '{"store":false}'), (RESPONSES, "{}"), (RESPONSES, "[1]"), ("/v1/completions", '{"prompt":"a"}')],
+)
+def test_all_else_stays_as_it_was_written(path: str, written: str) -> None:
+    body = json.loads(written)
+    assert unstored(path, written.encode(), body if isinstance(body, dict) else {}) == written.encode()
