@@ -6,9 +6,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 
@@ -28,22 +29,27 @@ class LocalServer:
 
 @contextlib.asynccontextmanager
 async def local_server(
-    arguments: Sequence[str], program: Sequence[str] = ("-m", "server.cli.main", "serve")
+    arguments: Sequence[str],
+    program: Sequence[str] = ("-m", "server.cli.main", "serve"),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[LocalServer]:
-    """Run `samewise serve`, or another program, with these arguments; wait until it is ready, end it afterwards.
+    """Run `samewise serve`, or another program, with these arguments and variables of the environment; wait until it is
+    ready, end it afterwards.
 
     Raises RuntimeError if it does not become ready, or does not end with code 0.
     """
-    async with started([sys.executable, *program, *arguments], "/ready") as server:
+    async with started([sys.executable, *program, *arguments], "/ready", variables) as server:
         yield server
 
 
 @contextlib.asynccontextmanager
-async def started(command: Sequence[str], ready_path: str) -> AsyncIterator[LocalServer]:
+async def started(
+    command: Sequence[str], ready_path: str, variables: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[LocalServer]:
     """The same for any server that takes --host and --port, and answers 200 at `ready_path` once it is ready."""
     port = _free_port()
     process = await asyncio.create_subprocess_exec(
-        *command, "--host", "127.0.0.1", "--port", str(port), env=environment()
+        *command, "--host", "127.0.0.1", "--port", str(port), env={**environment(), **variables}
     )
     try:
         url = f"http://127.0.0.1:{port}"

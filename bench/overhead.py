@@ -3,30 +3,38 @@
 Everything is the real thing but the runner, which sleeps as long as a forward pass would take and answers with the
 tokens of a text. So all CPU time of the engine process is overhead. CPU time, unlike the clock, does not depend on what
 else the machine does.
+
+With `--everything` also with all that tells of a server or counts for it, in turns with a server without.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import statistics
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench.everything import Everything, everything_on
 from bench.local_server import local_server, process_family
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.info import RunnerInfo, SpeculationStats
 from model_runner.models.repository import resolve_model
+from scheduler.cache_log import CacheLog
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.scheduler import Scheduler
 from server.app import create_app
+from server.cli.kv_events import open_publisher
 from server.cli.loadtest.benchmark import BenchOptions, run_bench
 from server.cli.loadtest.display import progress_bar
 from server.cli.loadtest.timed_request import Endpoint
@@ -86,6 +94,7 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_num_seqs=64,
         max_num_batched_tokens=512,
         max_model_len=CONTEXT,
+        policy=config.policy,
     )
     info = RunnerInfo(
         vocab_size=tokenizer.vocab_size,
@@ -99,22 +108,26 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         kv_dtype="none",
         kernels="none",
     )
-    return LoadedEngine(Engine(Scheduler(limits, NUM_BLOCKS), runner), info)
+    cache_log = CacheLog() if config.kv_events else None
+    scheduler = Scheduler(limits, NUM_BLOCKS, cache_log=cache_log)
+    return LoadedEngine(Engine(scheduler, runner), info, cache_log=cache_log)
 
 
 async def serve(port: int) -> None:
     """The HTTP process of `samewise serve`, with that engine."""
     settings = Settings(host="127.0.0.1", port=port, log_level="warning")
     folder = resolve_model(settings.model, Console(stderr=True))
-    config = EngineConfig(RunnerConfig(folder.path), log_level=settings.log_level)
+    publishes = settings.kv_events is not None
+    config = EngineConfig(RunnerConfig(folder.path), settings.policy, log_level="warning", kv_events=publishes)
     limits = EngineLimits(settings.max_waiting, settings.engine_timeout_s)
-    engine = EngineProcess(config, limits, factory="bench.overhead:load_engine")
-    app = create_app(engine, Tokenizer.from_folder(folder.path), settings, folder)
-    await engine.start()
-    with bind(settings.host, settings.port) as listener:
+    with open_publisher(settings) as publisher, bind(settings.host, settings.port) as listener:
+        publish = None if publisher is None else publisher.publish
+        engine = EngineProcess(config, limits, publish, factory="bench.overhead:load_engine")
+        app = create_app(engine, Tokenizer.from_folder(folder.path), settings, folder)
+        await engine.start()
         server = DrainingServer(configure(app, settings.client_timeout_s), engine, settings.drain_grace_s)
         await server.serve(sockets=[listener])
-    await engine.stop()
+        await engine.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,7 @@ class Overhead:
     """CPU time of one load, requests of `output_len` tokens."""
 
     endpoint: Endpoint
+    everything: bool
     concurrency: int
     step_ms: float
     output_len: int
@@ -134,24 +148,47 @@ class Overhead:
         return self.engine_us_per_token * self.concurrency / (1000 * self.step_ms)
 
 
-async def measure(endpoint: Endpoint, concurrency: int, step_ms: float, output_len: int, rounds: int) -> Overhead:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of a server."""
+
+    endpoint: Endpoint
+    concurrency: int
+    step_ms: float
+    output_len: int
+    rounds: int
+    """Requests of each stream."""
+
+
+async def measure(load: Load, everything: Everything | None) -> Overhead:
     """Start a server, put the load on it, and look at the CPU time of its processes before and after."""
-    os.environ[STEP_VARIABLE] = str(step_ms / 1000)
-    num_requests = rounds * concurrency
-    workload = Workload(num_requests, Lengths(128, 128), Lengths(output_len, output_len))
-    async with local_server([], program=("-m", "bench.overhead", "--serve")) as server:
-        options = BenchOptions(f"{server.url}/v1", workload, endpoint=endpoint, concurrency=concurrency)
-        await run_bench(options, lambda outcome: None)  # the first round pays for imports and caches
-        http, engine = (cpu_seconds(pid) for pid in process_family(server.pid))
-        with progress_bar(num_requests) as advance:
-            result = await run_bench(options, advance)
-        http_after, engine_after = (cpu_seconds(pid) for pid in process_family(server.pid))
+    os.environ[STEP_VARIABLE] = str(load.step_ms / 1000)
+    settings = {} if everything is None else everything.environment
+    num_requests = load.rounds * load.concurrency
+    workload = Workload(num_requests, Lengths(128, 128), Lengths(load.output_len, load.output_len))
+    async with local_server([], ("-m", "bench.overhead", "--serve"), settings) as server:
+        options = BenchOptions(
+            f"{server.url}/v1",
+            workload,
+            api_key=None if everything is None else everything.api_key,
+            endpoint=load.endpoint,
+            concurrency=load.concurrency,
+        )
+        with ExitStack() as stack:
+            if everything is not None:
+                stack.enter_context(everything.watching(server.url))
+            await run_bench(options, lambda outcome: None)  # the first round pays for imports and caches
+            http, engine = (cpu_seconds(pid) for pid in process_family(server.pid))
+            with progress_bar(num_requests) as advance:
+                result = await run_bench(options, advance)
+            http_after, engine_after = (cpu_seconds(pid) for pid in process_family(server.pid))
     tokens = result.report.output_tokens
     return Overhead(
-        endpoint=endpoint,
-        concurrency=concurrency,
-        step_ms=step_ms,
-        output_len=output_len,
+        endpoint=load.endpoint,
+        everything=everything is not None,
+        concurrency=load.concurrency,
+        step_ms=load.step_ms,
+        output_len=load.output_len,
         http_us_per_token=1e6 * (http_after - http) / tokens,
         engine_us_per_token=1e6 * (engine_after - engine) / tokens,
     )
@@ -165,12 +202,13 @@ def cpu_seconds(pid: int) -> float:
 
 def table(results: list[Overhead]) -> Table:
     """One line for each load."""
-    lines = Table("endpoint", "streams", "step ms", "HTTP us/token", "engine us/token", "engine, of a step")
-    for column in lines.columns[1:]:
+    lines = Table("endpoint", "all on", "streams", "step ms", "HTTP us/token", "engine us/token", "engine, of a step")
+    for column in lines.columns[2:]:
         column.justify = "right"
     for result in results:
         lines.add_row(
             result.endpoint,
+            "yes" if result.everything else "no",
             str(result.concurrency),
             f"{result.step_ms:g}",
             f"{result.http_us_per_token:.0f}",
@@ -178,6 +216,31 @@ def table(results: list[Overhead]) -> Table:
             f"{result.engine_share:.1%}",
         )
     return lines
+
+
+def in_turns(load: Load, turns: int, *, with_everything: bool) -> list[Overhead]:
+    """Medians of so many turns without everything, and of as many with it if that is asked for.
+
+    Raises RuntimeError if something that is on was not heard of.
+    """
+    off, on = [], []
+    for _ in range(turns):
+        off.append(asyncio.run(measure(load, None)))
+        if with_everything:
+            with everything_on() as everything:
+                on.append(asyncio.run(measure(load, everything)))
+            if silent := [name for name, count in everything.heard.items() if not count]:
+                raise RuntimeError(f"nothing was heard of {', '.join(silent)}")
+    return [median(results) for results in (off, on) if results]
+
+
+def median(results: Sequence[Overhead]) -> Overhead:
+    """Of the same load."""
+    return replace(
+        results[0],
+        http_us_per_token=statistics.median(result.http_us_per_token for result in results),
+        engine_us_per_token=statistics.median(result.engine_us_per_token for result in results),
+    )
 
 
 def main() -> None:
@@ -188,6 +251,8 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, nargs="+", default=[5.0, 25.0], help="one for each concurrency")
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=4, help="requests of each stream")
+    parser.add_argument("--turns", type=int, default=1, help="servers of each kind, of which medians are taken")
+    parser.add_argument("--everything", action="store_true", help="also with keys, limits, traces, KV events and more")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--host", help=argparse.SUPPRESS)
@@ -197,10 +262,14 @@ def main() -> None:
         uvloop.run(serve(arguments.port))
         return
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # for the engine process, which imports this module
-    loads = zip(arguments.concurrency, arguments.step_ms, strict=True)
     results = [
-        asyncio.run(measure(arguments.endpoint, concurrency, step_ms, arguments.output_len, arguments.rounds))
-        for concurrency, step_ms in loads
+        result
+        for concurrency, step_ms in zip(arguments.concurrency, arguments.step_ms, strict=True)
+        for result in in_turns(
+            Load(arguments.endpoint, concurrency, step_ms, arguments.output_len, arguments.rounds),
+            arguments.turns,
+            with_everything=arguments.everything,
+        )
     ]
     Console().print(table(results))
     if arguments.output:

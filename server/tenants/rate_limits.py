@@ -8,7 +8,7 @@ from math import ceil
 
 from server.errors import LimitError, QuotaError, RequestLimitError, TokenLimitError
 from server.tenants.tenant import Tenant
-from server.tenants.windows import DAY_S, MINUTE_S, Count, Taken, Unit, Window, Windows
+from server.tenants.windows import DAY_S, MINUTE_S, Count, Taken, Window, Windows
 
 _CHOICE_WAIT_S = 1.0
 """When to try again for a place of which nobody knows when it will be free."""
@@ -41,7 +41,11 @@ class Cost:
 class Reservation:
     """What a request may use, from its start to its end."""
 
-    def __init__(self, limits: "RateLimits", tenant: Tenant, cost: Cost, taken: Sequence[Taken]) -> None:
+    def __init__(
+        self, limits: "RateLimits", tenant: Tenant, cost: Cost, taken: Sequence[Taken], headers: Mapping[str, str]
+    ) -> None:
+        self.headers = headers
+        """How things stand with it: see `RateLimits.headers`."""
         self._limits = limits
         self._tenant = tenant
         self._cost = cost
@@ -74,6 +78,7 @@ class RateLimits:
         _refuse_for_ever(tenant, cost)
         self._enter(tenant, cost)
         taken: list[Taken] = []
+        counts: list[Count] = []
         try:
             for window in _windows(tenant):
                 amount, least = (1, 1) if window.unit == "requests" else (cost.num_tokens, cost.least)
@@ -82,12 +87,13 @@ class RateLimits:
                 if one is None:
                     raise _refusal(count, least)
                 taken.append(one)
+                counts.append(count)
         except BaseException:
             self._leave(tenant, cost)
             for one in taken:
                 await self._windows.correct(one, 0)
             raise
-        return Reservation(self, tenant, cost, taken)
+        return Reservation(self, tenant, cost, taken, _headers(counts))
 
     def settle(self, tenant: Tenant, cost: Cost, taken: Sequence[Taken], num_tokens: int) -> None:
         """A request that took this has ended, with so many tokens."""
@@ -100,11 +106,7 @@ class RateLimits:
 
     async def headers(self, tenant: Tenant) -> Mapping[str, str]:
         """How things stand, in the words of OpenAI's API; nothing of what has no limit."""
-        headers: dict[str, str] = {}
-        for window in _windows(tenant):
-            if f"x-ratelimit-limit-{window.unit}" not in headers:  # of a minute, or else of the day
-                headers |= _headers(await self._windows.look(window))
-        return headers
+        return _headers([await self._windows.look(window) for window in _windows(tenant)])
 
     async def close(self) -> None:
         """When all that has ended is corrected."""
@@ -171,13 +173,14 @@ def _per(window: Window) -> str:
     return "per day" if window.seconds == DAY_S else "per minute"
 
 
-def _headers(count: Count) -> Mapping[str, str]:
-    unit: Unit = count.window.unit
-    return {
-        f"x-ratelimit-limit-{unit}": str(count.window.limit),
-        f"x-ratelimit-remaining-{unit}": str(count.remaining),
-        f"x-ratelimit-reset-{unit}": _duration(count.reset_s),
-    }
+def _headers(counts: Sequence[Count]) -> Mapping[str, str]:
+    """Of each unit the first: of a minute, or else of the day."""
+    headers: dict[str, str] = {}
+    for unit, count in {count.window.unit: count for count in reversed(counts)}.items():
+        headers[f"x-ratelimit-limit-{unit}"] = str(count.window.limit)
+        headers[f"x-ratelimit-remaining-{unit}"] = str(count.remaining)
+        headers[f"x-ratelimit-reset-{unit}"] = _duration(count.reset_s)
+    return headers
 
 
 def _duration(seconds: float) -> str:
