@@ -114,7 +114,7 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
     provisioning = mounts["/etc/grafana/provisioning"]
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
-    assert SERVICES["prometheus"]["ports"] == ["9090:9090"]
+    assert SERVICES["prometheus"]["ports"] == ["127.0.0.1:9090:9090"]
     prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
     assert source["jsonData"]["timeInterval"] == prometheus["scrape_configs"][0]["scrape_interval"]
     (provider,) = yaml.safe_load((provisioning / "dashboards" / "samewise.yaml").read_text())["providers"]
@@ -125,7 +125,7 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
 
 def test_profiles_bring_what_belongs_together() -> None:
     profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
-    assert profiles == {"samewise": [], "prometheus": ["monitoring"], "grafana": ["monitoring"], "redis": ["limits"]}
+    assert profiles == {"samewise": [], "prometheus": [], "grafana": [], "redis": ["limits"]}
 
 
 def test_limits_can_be_shared_in_the_redis_beside_it_and_the_image_has_what_settings_need() -> None:
