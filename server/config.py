@@ -26,7 +26,7 @@ def _split_list(value: object) -> object:
 
 def _split_names(value: object) -> object:
     """One text may hold several names, with commas between them: folders are no names."""
-    return [name for name in value.split(",") if name] if isinstance(value, str) else value
+    return [word for name in value.split(",") if (word := name.strip())] if isinstance(value, str) else value
 
 
 def _split_words(value: object) -> object:
@@ -66,6 +66,9 @@ def _check_collector(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         message = "'{url}' is no URL of a collector, such as http://localhost:4318, which takes OTLP over HTTP"
         raise PydanticCustomError("no_collector", message, {"url": url})
+    if parts.username is not None:
+        message = "settings are shown in places where passwords are not to be: OTEL_EXPORTER_OTLP_HEADERS takes them"
+        raise PydanticCustomError("secret_in_url", message)
     return url if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
 

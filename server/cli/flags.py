@@ -157,7 +157,7 @@ def _describe(
         source = PREFIX + name.upper()
     else:
         source = f"{name} in {config_file}"
-    secret = SecretStr in _alternatives(Settings.model_fields[name].annotation)
+    secret = error["type"] == "secret_in_url" or SecretStr in _alternatives(Settings.model_fields[name].annotation)
     got = "" if secret else f" (got {error['input']!r})"
     return f"{source}: {error['msg'][0].lower()}{error['msg'][1:]}{got}{_advice(source, error['input'])}"
 

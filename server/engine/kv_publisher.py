@@ -12,6 +12,8 @@ import zmq
 
 BACKLOG = 10_000
 """Batches, of one step each, that can be sent again; as many may be on their way to each subscriber."""
+BACKLOG_BYTES = 64 << 20
+"""The same in bytes: steps of long prompts tell of thousands of tokens."""
 _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _NO_ADDRESS = "no network interface here has this address"
@@ -30,7 +32,10 @@ class KVPublisher:
     def __init__(self, endpoint: str, topic: str = "", replay: str | None = None, backlog: int = BACKLOG) -> None:
         """Raises OSError, in words for the user, if one of the endpoints cannot be listened on."""
         self._topic = topic.encode()
-        self._batches: deque[tuple[bytes, bytes]] = deque(maxlen=0 if replay is None else backlog)
+        self._most = 0 if replay is None else backlog
+        self._batches: deque[tuple[bytes, bytes]] = deque()
+        self._num_bytes = 0
+        """Of these."""
         self._num_batches = 0
         self._lock = threading.Lock()
         self._context = zmq.Context()
@@ -57,6 +62,9 @@ class KVPublisher:
         number = self._num_batches.to_bytes(_NUMBER_BYTES, "big")
         with self._lock:
             self._batches.append((number, batch))
+            self._num_bytes += len(batch)
+            while len(self._batches) > self._most or (self._num_bytes > BACKLOG_BYTES and len(self._batches) > 1):
+                self._num_bytes -= len(self._batches.popleft()[1])
         self._num_batches += 1
         self._subscribers.send_multipart((self._topic, number, batch), zmq.NOBLOCK)
 

@@ -178,6 +178,15 @@ def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.
         ),
         (["--metrics-prefix", "9"], "--metrics-prefix: '9' cannot begin the names of metrics"),
         (["--metrics-prefix", ""], "--metrics-prefix: '' cannot begin the names of metrics"),
+        (
+            ["--otlp-traces-endpoint", "collector:4317"],
+            "--otlp-traces-endpoint: 'collector:4317' is no URL of a collector",
+        ),
+        (
+            ["--otlp-traces-endpoint", "http://me:secret@host"],
+            "--otlp-traces-endpoint: settings are shown in places where passwords are not to be: "
+            "OTEL_EXPORTER_OTLP_HEADERS takes them\n",
+        ),
         (["--keepalive-s", "nan"], "--keepalive-s: input should be"),
         (["--keepalive-s", "inf"], "--keepalive-s: input should be a finite number"),
     ],

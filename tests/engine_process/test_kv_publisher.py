@@ -71,6 +71,17 @@ async def test_only_the_backlog_is_sent_again(stack):
         assert router.ask(0) == [7, 8, 9]
 
 
+async def test_a_backlog_of_large_batches_is_bounded_in_bytes(stack, monkeypatch):
+    monkeypatch.setattr("server.engine.kv_publisher.BACKLOG_BYTES", 250)
+    publisher = stack.enter_context(closing(KVPublisher(LOCAL, replay=LOCAL)))
+    for size in (100, 100, 100, 20, 30, 300):
+        publisher.publish(bytes(size))
+        kept = [len(batch) for _, batch in publisher._batches]
+        assert sum(kept) == publisher._num_bytes
+        assert sum(kept) <= 250 or len(kept) == 1
+    assert kept == [300]
+
+
 async def test_all_of_a_full_backlog_is_sent_again(stack):
     """More than ZeroMQ would queue for a peer by itself."""
     publisher = stack.enter_context(closing(KVPublisher(LOCAL, replay=LOCAL)))
