@@ -14,8 +14,6 @@ class RequestRecord:
 
     request_id: str
     path: str = ""
-    trace_context: Mapping[str, str] = field(default_factory=dict)
-    """What the client says of the trace that it belongs to, as in the headers of the same names."""
     answer_id: str | None = None
     """The answer's own; the ids of its requests in the engine's log begin with it."""
     client: str = ""
@@ -24,6 +22,8 @@ class RequestRecord:
     """Whether the server has sent it to itself, for a client that waits for no single answer."""
     headers: dict[str, str] = field(default_factory=dict)
     """Of the answer, whatever it is."""
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """What the client says of the trace that it belongs to, as in the headers of the same names."""
     started: float = field(default_factory=time.perf_counter)
     status: int = CLIENT_CLOSED
     stream_error: int | None = None

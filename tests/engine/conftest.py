@@ -43,7 +43,8 @@ class Answer:
     """One for each output."""
     error: Failure | None = None
     pooled: bytes = b""
-    history: ChoiceHistory | None = None
+    history: ChoiceHistory | None = field(default=None, compare=False)
+    """Has times, of which no two are the same."""
 
 
 @dataclass
