@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from server.config import Settings
 from server.tenants.keys_file import KeysEntry
 
-SCHEMA = Path(__file__).parents[1] / "deploy" / "helm" / "samewise" / "values.schema.json"
+CHART = Path(__file__).parents[1] / "deploy" / "helm" / "samewise"
+SCHEMA = CHART / "values.schema.json"
 OF_THE_CHART = frozenset(
     {
         *("port", "api_key", "api_keys_file", "redis_url", "data_dir"),

@@ -1,5 +1,5 @@
 """Writes the pages that are made from the code, so that they cannot drift from it: docs/api.md, the metrics of
-docs/monitoring.md, and the settings and keys in the schema of the Helm chart's values.
+docs/monitoring.md, the settings and keys in the schema of the Helm chart's values, and the chart's copy of the alerts.
 
 With `--check` it writes nothing and fails if a page is not what would be written.
 """
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from api_reference import render_api
-from chart_schema import SCHEMA, render_chart_schema
+from chart_schema import CHART, SCHEMA, render_chart_schema
 from monitoring_page import render_monitoring
 
 DOCS = Path(__file__).parent
@@ -20,6 +20,7 @@ def main() -> None:
         (DOCS / "api.md", render_api()),
         (DOCS / "monitoring.md", render_monitoring()),
         (SCHEMA, render_chart_schema()),
+        (CHART / "files" / "alerts.yml", (CHART.parents[1] / "alerts.yml").read_text()),
     )
     for path, text in pages:
         if "--check" not in sys.argv[1:]:

@@ -64,9 +64,21 @@ _DURATION: Schema = {"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"}
 _SERVICE_MONITOR = _object(
     {
         "selector": _object({"matchLabels": _LABELS}),
-        "endpoints": _list(_object({"port": _TEXT}, {"path": _TEXT, "interval": _DURATION})),
+        "endpoints": _list(
+            _object(
+                {"port": _TEXT},
+                {
+                    "path": _TEXT,
+                    "interval": _DURATION,
+                    "relabelings": _list(_object({"targetLabel": _TEXT, "replacement": _TEXT})),
+                },
+            )
+        ),
     }
 )
+_TEXTS: Schema = {"type": "object", "minProperties": 1, "additionalProperties": _TEXT}
+_RULE = _object({"alert": _TEXT, "expr": _TEXT}, {"for": _DURATION, "labels": _LABELS, "annotations": _TEXTS})
+_PROMETHEUS_RULE = _object({"groups": _list(_object({"name": _TEXT, "rules": _list(_RULE)}))})
 _INFERENCE_POOL = _object(
     {
         "selector": _object({"matchLabels": _LABELS}),
@@ -98,6 +110,7 @@ _HTTP_ROUTE = _object(
 CUSTOM_RESOURCES = {
     ("keda.sh/v1alpha1", "ScaledObject"): _SCALED_OBJECT,
     ("monitoring.coreos.com/v1", "ServiceMonitor"): _SERVICE_MONITOR,
+    ("monitoring.coreos.com/v1", "PrometheusRule"): _PROMETHEUS_RULE,
     ("inference.networking.k8s.io/v1", "InferencePool"): _INFERENCE_POOL,
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): _HTTP_ROUTE,
 }

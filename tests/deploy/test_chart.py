@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from typing import Any
 
 import kubernetes_validate
@@ -27,9 +28,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "data": {"data": {"enabled": True}},
     "budget": {"podDisruptionBudget": {"enabled": True, "maxUnavailable": "30%"}},
     "policy": {
-        "networkPolicy": {"enabled": True, "from": [{"podSelector": {}}], "extraEgress": [{"ports": [{"port": 4317}]}]}
+        "networkPolicy": {
+            "enabled": True,
+            "from": [{"podSelector": {}}],
+            "kvEventsFrom": [{"podSelector": {}}],
+            "extraEgress": [{"ports": [{"port": 4317}]}],
+        }
     },
     "monitor": {"serviceMonitor": {"enabled": True}},
+    "alerts": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "traces": {"settings": {"otlp_traces_endpoint": "http://collector:4318"}},
     "events": {"settings": {"served_model_name": "a,b"}, "kvEvents": {"enabled": True}},
     "pool": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}},
     "ingress": {"ingress": {"enabled": True, "host": "llm.example.com"}},
@@ -80,7 +88,7 @@ def test_helm_lint_finds_nothing(file: Any) -> None:
     assert [one for one in report["messages"] if one["error"] != "icon is recommended"] == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.sets(st.sampled_from(sorted(OPTIONS))))
 def test_combinations_render_what_clusters_take(names: set[str]) -> None:
     manifests = render(together(names))
@@ -134,10 +142,8 @@ def test_what_a_cluster_would_refuse_is_noticed() -> None:
         ({"apiKeys": {"keys": KEYS, "existingSecret": "a"}}, "existingSecret or keys, not both"),
         ({"apiKeys": {"keys": [{"key": "a"}]}}, "'/apiKeys/keys/0': missing property 'name'"),
         ({"apiKeys": {"keys": [{"name": "a", "tokens_per_hour": 1}]}}, "properties 'tokens_per_hour' not allowed"),
+        ({"data": {"enabled": True}, "autoscaling": {"type": "hpa"}}, "autoscaling would end replicas with the files"),
         ({"redis": {"existingSecret": "a"}}, "limits that replicas share need apiKeys"),
-        ({"settings": {"isolate_keys": True}}, "settings.isolate_keys needs apiKeys"),
-        ({"gpu": {"enabled": True}, "settings": {"device": "cpu"}}, "settings.device is cuda then"),
-        ({"kvEvents": {"enabled": True}}, "set settings.served_model_name"),
         ({"inferencePool": {"enabled": True}}, "inferencePool.endpointPicker.name is needed"),
         ({"ingress": {"enabled": True}}, "ingress.host is needed"),
         ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is needed"),
@@ -147,6 +153,28 @@ def test_what_does_not_go_is_refused_with_a_reason(values: dict[str, Any], messa
     with pytest.raises(HelmError) as refusal:
         render(values)
     assert message in str(refusal.value)
+
+
+def every_value(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each value of the chart, objects included."""
+    for name, value in values.items():
+        yield (*path, name)
+        if isinstance(value, dict) and name != "resources":
+            yield from every_value(value, (*path, name))
+
+
+@pytest.mark.parametrize("path", [*every_value(read_values(CHART / "values.yaml"))], ids=".".join)
+def test_null_is_refused_by_name_or_means_none(path: tuple[str, ...]) -> None:
+    values: Any = None
+    for name in reversed(path):
+        values = {name: values}
+    try:
+        manifests = render(values)
+    except HelmError as refusal:
+        assert f"missing property '{path[-1]}'" in str(refusal)  # noqa: PT017
+    else:
+        assert "<no value>" not in (text := yaml.safe_dump(manifests))
+        assert "<nil>" not in text
 
 
 @pytest.mark.parametrize("name", ["123", "1e3", "true", "null", "0x1f"])
@@ -211,5 +239,12 @@ def test_the_notes_say_what_is_open_and_what_is_lost() -> None:
     assert "Whoever reaches it may use it" in notes()
     assert "Authorization: Bearer" in notes(apiKeys={"keys": KEYS})
     assert "Whoever" not in notes(apiKeys={"keys": KEYS})
+    variable = [{"name": "SAMEWISE_API_KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]
+    assert "Authorization: Bearer" in notes(extraEnv=variable)
+    assert "Whoever" not in notes(extraEnv=variable)
+    events = {"settings": {"served_model_name": "a"}, "kvEvents": {"enabled": True}}
+    policy = {"enabled": True, "kvEventsFrom": [{"podSelector": {}}]}
+    assert "Whoever reaches port 5557 or 5558 of the pods" in notes(**events)
+    assert "networkPolicy.kvEventsFrom alone, if the cluster" in notes(**events, networkPolicy=policy)
     assert "is on the replica" in notes(replicas=2, data={"enabled": True})
     assert "is gone with the pod" in notes(settings={"learn": True})

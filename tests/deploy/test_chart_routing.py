@@ -1,12 +1,16 @@
 """What the chart tells autoscalers, Prometheus and routers is what the server has."""
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
+from starlette.datastructures import Headers
 
-from tests.deploy.chart import ROOT, container_of, render, render_one, render_pod, variables_of
+from server.api.batches.objects import CreateBatch
+from server.config import Settings
+from server.http.auth import key_in
+from tests.deploy.chart import CHART, ROOT, container_of, read_values, render, render_one, render_pod, variables_of
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 KEDA = {"type": "keda", "keda": {"prometheusAddress": "http://prometheus:9090"}}
@@ -31,10 +35,9 @@ def snippet(key: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
-def test_keda_asks_for_metrics_that_there_are(kind: str, metrics: set[str]) -> None:
-    spec = render_one("ScaledObject", {"autoscaling": KEDA, "data": {"enabled": kind == "StatefulSet"}})["spec"]
-    assert spec["scaleTargetRef"]["kind"] == kind
+def test_keda_asks_for_metrics_that_there_are(metrics: set[str]) -> None:
+    spec = render_one("ScaledObject", {"autoscaling": KEDA})["spec"]
+    assert spec["scaleTargetRef"]["kind"] == "Deployment"
     queries = [trigger["metadata"]["query"] for trigger in spec["triggers"]]
     assert sorted(queries) == [
         'sum(samewise:num_requests_running{namespace="llm",service="samewise"})',
@@ -134,7 +137,11 @@ def test_cache_events_are_published_where_the_ports_are() -> None:
 
 def test_the_policy_lets_in_what_is_listened_for() -> None:
     values = {
-        "networkPolicy": {"enabled": True, "from": [{"podSelector": {}}]},
+        "networkPolicy": {
+            "enabled": True,
+            "from": [{"podSelector": {}}],
+            "kvEventsFrom": [{"podSelector": {"matchLabels": {"a": "router"}}}],
+        },
         "kvEvents": {"enabled": True},
         "settings": {"served_model_name": "a"},
         "apiKeys": {"existingSecret": "keys"},
@@ -143,15 +150,64 @@ def test_the_policy_lets_in_what_is_listened_for() -> None:
     spec = render_one("NetworkPolicy", values)["spec"]
     let_in = [port["port"] for rule in spec["ingress"] for port in rule["ports"]]
     assert let_in == [one["name"] for one in container_of(render_pod(values))["ports"]]
-    assert all(rule["from"] == [{"podSelector": {}}] for rule in spec["ingress"])
-    assert [port["port"] for egress in spec["egress"] for port in egress["ports"]] == [53, 53, 443, 6380]
-    values["networkPolicy"] |= {"kvEventsFrom": [{"podSelector": {"matchLabels": {"a": "router"}}}]}  # type: ignore[operator]
-    api, events = render_one("NetworkPolicy", values)["spec"]["ingress"]
-    assert api == spec["ingress"][0]
+    api, events = spec["ingress"]
+    assert api["from"] == [{"podSelector": {}}]
     assert events["from"] == [{"podSelector": {"matchLabels": {"a": "router"}}}]
+    assert [port["port"] for egress in spec["egress"] for port in egress["ports"]] == [53, 53, 443, 6380]
     closed = render_one("NetworkPolicy", {"networkPolicy": {"enabled": True, "downloads": False}})["spec"]
     assert [port["port"] for egress in closed["egress"] for port in egress["ports"]] == [53, 53]
     assert "from" not in closed["ingress"][0]
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("http://collector.monitoring:4318", 4318),
+        ("HTTPS://user:pass@collector:8443/v1/traces?a=b:1", 8443),
+        ("http://[fd00::1]:4318/", 4318),
+        ("http://[fd00::1]", 80),
+        ("http://collector", 80),
+        ("https://collector/otlp", 443),
+    ],
+)
+def test_the_policy_lets_traces_out(url: str, port: int) -> None:
+    assert Settings(otlp_traces_endpoint=url).otlp_traces_endpoint
+    values = {"networkPolicy": {"enabled": True, "downloads": False}, "settings": {"otlp_traces_endpoint": url}}
+    spec = render_one("NetworkPolicy", values)["spec"]
+    assert [one["port"] for egress in spec["egress"] for one in egress["ports"]] == [53, 53, port]
+
+
+@pytest.mark.parametrize("prefix", ["samewise", "vllm"])
+def test_the_alerts_are_those_of_the_folder_and_find_what_the_monitor_reads(prefix: str) -> None:
+    values = {
+        "settings": {"metrics_prefix": prefix},
+        **{key: {"enabled": True, "labels": {"release": "a"}} for key in ("prometheusRule", "serviceMonitor")},
+    }
+    rule = render_one("PrometheusRule", values)
+    ours = (ROOT / "deploy" / "alerts.yml").read_text()
+    assert rule["spec"] == yaml.safe_load(ours.replace("samewise:", f"{prefix}:"))
+    assert rule["metadata"]["labels"]["release"] == "a"
+    (endpoint,) = render_one("ServiceMonitor", {**values, "nameOverride": "b"})["spec"]["endpoints"]
+    (label,) = endpoint["relabelings"]
+    assert label["targetLabel"] == "job"
+    assert all(re.fullmatch(job, label["replacement"]) for job in re.findall(r'job=~?"(.*?)"', ours))
+
+
+def batch_hours() -> int:
+    (window,) = get_args(CreateBatch.model_fields["completion_window"].annotation)
+    return int(window.removesuffix("h"))
+
+
+def test_clients_stay_with_the_replica_that_has_their_files() -> None:
+    values = read_values(CHART / "ci" / "tenants-values.yaml")
+    service = next(one for one in render(values) if one["kind"] == "Service")["spec"]
+    assert service["sessionAffinity"] == "ClientIP"
+    assert service["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"] == batch_hours() * 3600
+    hashed = render_one("Ingress", values)["metadata"]["annotations"]["nginx.ingress.kubernetes.io/upstream-hash-by"]
+    assert hashed == "$http_authorization$http_x_api_key"
+    for header in ("authorization", "x-api-key"):
+        assert key_in(Headers({header: "Bearer a" if header == "authorization" else "a"})) == "a"
+    assert "sessionAffinityConfig" not in render_one("Service")["spec"]
 
 
 def test_another_prefix_of_metrics_is_everybody_s() -> None:

@@ -14,7 +14,7 @@ from helm_python import HelmError
 from server.cli.flags import OTHER_VARIABLES, PREFIX, load
 from server.config import Settings
 from server.tenants.key_ring import KeyRing
-from tests.cli.test_settings import EXAMPLES
+from tests.cli.test_settings import EXAMPLES as EXAMPLES_OF_FLAGS
 from tests.deploy.chart import (
     CHART,
     VALUES_FILES,
@@ -27,9 +27,12 @@ from tests.deploy.chart import (
 )
 from tests.deploy.test_docker import image_environment
 
+EXAMPLES = {**EXAMPLES_OF_FLAGS, "host": ("::", "::")}
+"""Of addresses to listen on, pods may have only those that mean all."""
 OWN = {"port", "api_key", "api_keys_file", "redis_url", "data_dir", "kv_events", "kv_events_replay", "kv_events_topic"}
 """What the chart sets itself."""
 GIVEN = sorted(EXAMPLES.keys() - OWN)
+EVENTS = {"kvEvents": {"enabled": True}, "settings": {"served_model_name": "a"}}
 KEYS = [
     {"name": "research", "key": ["sk-one", "sk-two"], "weight": 3, "tokens_per_day": 20_000_000},
     {"name": "nightly", "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "priority": 10},
@@ -117,7 +120,7 @@ def test_the_server_takes_the_settings_of_each_values_file(values: dict[str, Any
 
 
 def test_variables_are_settings() -> None:
-    values = {"kvEvents": {"enabled": True}, "settings": {"served_model_name": "a"}, "apiKeys": {"keys": KEYS}}
+    values = {**EVENTS, "apiKeys": {"keys": KEYS}}
     variables = variables_of(render_pod({**values, "redis": {"existingSecret": "redis"}}))
     assert set(_ours(variables)) - OTHER_VARIABLES <= {PREFIX + name.upper() for name in Settings.model_fields}
 

@@ -3,6 +3,9 @@
 {{- $several := include "samewise.severalReplicas" . -}}
 {{- $isDeployment := eq (include "samewise.kind" .) "Deployment" -}}
 {{- $hasKeys := include "samewise.hasKeys" . -}}
+{{- include "samewise.checkSettings" . -}}
+{{- include "samewise.checkVariables" . -}}
+{{- include "samewise.checkLabels" . -}}
 {{- with .Values -}}
 {{- if and (ne .autoscaling.type "none") (not (kindIs "invalid" .replicas)) }}
   {{- fail "replicas: leave it out, autoscaling decides on it between minReplicas and maxReplicas" }}
@@ -15,6 +18,14 @@
 {{- end }}
 {{- if and (eq .autoscaling.type "keda") (not .autoscaling.keda.prometheusAddress) }}
   {{- fail "autoscaling.keda.prometheusAddress is needed, such as http://prometheus.monitoring:9090" }}
+{{- end }}
+{{- if and (ne .autoscaling.type "none") .data.enabled }}
+  {{- fail "data.enabled: autoscaling would end replicas with the files, batches and responses that only they have; set replicas instead" }}
+{{- end }}
+{{- $running := .autoscaling.runningPerReplica }}
+{{- $atMost := int (include "samewise.maxNumSeqs" $) }}
+{{- if and (ne .autoscaling.type "none") $running (ge (int $running) $atMost) }}
+  {{- fail (printf "autoscaling.runningPerReplica: a replica runs %d at most (settings.max_num_seqs), so more than %v are never reached; set it lower, or null" $atMost $running) }}
 {{- end }}
 {{- if and $several $isDeployment .cache.persistent (not (has "ReadWriteMany" .cache.accessModes)) }}
   {{- fail "cache.persistent: several replicas of a Deployment share one claim, so cache.accessModes needs ReadWriteMany; or leave the cache in each pod, or enable data for a claim each" }}
@@ -34,14 +45,8 @@
 {{- if and .redis.existingSecret (not $hasKeys) }}
   {{- fail "redis: limits that replicas share need apiKeys" }}
 {{- end }}
-{{- if and .settings.isolate_keys (not $hasKeys) }}
-  {{- fail "settings.isolate_keys needs apiKeys" }}
-{{- end }}
-{{- if and .gpu.enabled (has .settings.device (list "auto" "cpu")) }}
-  {{- fail "gpu.enabled: settings.device is cuda then; leave it out" }}
-{{- end }}
-{{- if and .kvEvents.enabled (not (include "samewise.modelName" $)) }}
-  {{- fail "kvEvents: routers know a model by its name; set settings.served_model_name" }}
+{{- if and .kvEvents.enabled .networkPolicy.enabled (not .networkPolicy.kvEventsFrom) }}
+  {{- fail "networkPolicy.kvEventsFrom is needed with kvEvents: they show the tokens of prompts, so name the routers that may read them" }}
 {{- end }}
 {{- if and .inferencePool.enabled (not .inferencePool.endpointPicker.name) }}
   {{- fail "inferencePool.endpointPicker.name is needed: the Service of the endpoint picker" }}

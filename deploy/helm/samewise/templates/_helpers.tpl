@@ -17,6 +17,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{- define "samewise.podLabels" -}}
+{{ include "samewise.labels" . }}
+{{- /* By these endpoint pickers know which names the metrics have. */}}
+llm-d.ai/engine-type: {{ include "samewise.metricsPrefix" . | quote }}
+inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . | quote }}
+{{- end -}}
+
 {{- define "samewise.kind" -}}
 {{ .Values.data.enabled | ternary "StatefulSet" "Deployment" }}
 {{- end -}}
@@ -30,6 +37,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* "true", or nothing. */}}
 {{- define "samewise.hasKeys" -}}
 {{- if or .Values.apiKeys.existingSecret .Values.apiKeys.keys }}true{{ end -}}
+{{- end -}}
+
+{{/* "true", or nothing: whether a request needs no key. */}}
+{{- define "samewise.isOpen" -}}
+{{- $hasKey := include "samewise.hasKeys" . -}}
+{{- range .Values.extraEnv }}{{ if eq (upper .name) "SAMEWISE_API_KEY" }}{{ $hasKey = "true" }}{{ end }}{{ end -}}
+{{- if not $hasKey }}true{{ end -}}
 {{- end -}}
 
 {{- define "samewise.keysSecret" -}}
@@ -61,6 +75,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* In whole seconds: until no balancer sends requests, until running ones have ended, and to end the processes. */}}
 {{- define "samewise.gracePeriod" -}}
 {{ add .Values.preStopSeconds (ceil .Values.settings.drain_grace_s | int) 10 }}
+{{- end -}}
+
+{{/* How many choices run in a replica at most, if need be by the server's own default. */}}
+{{- define "samewise.maxNumSeqs" -}}
+{{- $cuda := or .Values.gpu.enabled (eq (toString .Values.settings.device) "cuda") -}}
+{{ default ($cuda | ternary 256 64) .Values.settings.max_num_seqs | int }}
+{{- end -}}
+
+{{/* Of the collector of traces: what its URL says, or what its scheme stands for. */}}
+{{- define "samewise.collectorPort" -}}
+{{- $url := urlParse .Values.settings.otlp_traces_endpoint -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
+{{ default (eq (lower $url.scheme) "https" | ternary 443 80) $port }}
 {{- end -}}
 
 {{/* The first name of the model in the API. */}}

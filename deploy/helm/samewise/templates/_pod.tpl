@@ -1,6 +1,5 @@
 {{/* The pod's template, for the Deployment and the StatefulSet. */}}
 {{- define "samewise.pod" -}}
-{{- $engine := include "samewise.metricsPrefix" . -}}
 metadata:
   annotations:
     checksum/settings: {{ include "samewise.settings" . | sha256sum | quote }}
@@ -8,10 +7,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   labels:
-    {{- include "samewise.labels" . | nindent 4 }}
-    {{- /* By these endpoint pickers know which names the metrics have. */}}
-    llm-d.ai/engine-type: {{ $engine | quote }}
-    inference.networking.k8s.io/engine-type: {{ $engine | quote }}
+    {{- include "samewise.podLabels" . | nindent 4 }}
     {{- with .Values.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
