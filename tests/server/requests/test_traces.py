@@ -264,7 +264,9 @@ def test_a_trace_state_that_cannot_be_read_is_not_logged(
     assert "secret" not in capfd.readouterr().err
 
 
-async def test_a_trace_state_in_several_headers_is_one(with_scripted: Serve, collector: Collector) -> None:
+async def test_a_trace_state_in_several_headers_is_one(
+    with_scripted: Serve, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
     async with with_scripted(otlp_traces_endpoint=collector.url) as (client, _):
         for states in ((b"a=1", b"b=2"), (b"a=1\x1b[31m",), (b"a=\xff",), (b"a=" + b"x" * 511,)):
             headers = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode())]
@@ -272,6 +274,7 @@ async def test_a_trace_state_in_several_headers_is_one(with_scripted: Serve, col
             assert (await client.post(COMPLETIONS, json=completion(), headers=headers)).status_code == 200
     roots = sorted((root for root, _ in collector.tree()), key=lambda root: root.start_time_unix_nano)
     assert [root.trace_state for root in roots] == ["a=1,b=2", "", "", ""]
+    assert not [line for line in caplog.records if line.name == "opentelemetry.trace.span"], "it has not seen them"
 
 
 async def test_phases_that_were_not_there_have_no_span(with_model: Serve, collector: Collector) -> None:
