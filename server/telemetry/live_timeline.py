@@ -43,7 +43,9 @@ class LiveTimeline:
     @property
     def asked(self) -> dict[int, str]:
         """By the prompt's index, the engine's requests whose choices are told one by one and have not all ended."""
-        open_prompts = dict.fromkeys(prompt for prompt, choice in self._told if (prompt, choice) not in self._histories)
+        open_prompts = dict.fromkeys(
+            prompt for prompt, choice in self._shown if (prompt, choice) not in self._histories
+        )
         return {index: self._prompts[index].request_id for index in open_prompts}
 
     def admitted(self, prompt: "PromptTimeline", request: EngineRequest) -> None:
@@ -108,13 +110,13 @@ class LiveTimeline:
             num_choices=len(self._reasons),
             choices=tuple(
                 ChoiceTimeline(*key, self._reasons[key], histories.get(key), tuple(self._prompts[key[0]].restarts))
-                for key in self._told
+                for key in self._shown
             ),
             trace_context=record.trace_context,
         )
 
     @property
-    def _told(self) -> list[ChoiceKey]:
+    def _shown(self) -> list[ChoiceKey]:
         """The choices that are told one by one."""
         return list(islice(self._reasons, MOST_CHOICES))
 
