@@ -95,7 +95,7 @@ class Choices:
             self._end(request)
         elif looks_only:
             return []
-        if request.progress.is_prefilling:
+        if request.progress.is_prefilling and verdict.num_kept:
             request.progress.note_token(now)
         return [output_of(request, choice, verdict, now)]
 

@@ -9,7 +9,7 @@ Those who go on together are counted together: a beam search has one history, wh
 steps of a choice with a guide are those of either. Tokens of the prompt and of the output are the choice's own.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ChoiceHistory:
     admitted_at: float | None = None
     """It left the queue, for the first time."""
     first_token_at: float | None = None
-    """The prompt was computed, which brought the first token of this engine, or the numbers asked for in its place."""
+    """The prompt was computed, which brought the first token of this engine. None where other things are asked for."""
     cached_tokens: int = 0
     """Of the prompt, found in the prefix cache at the first admission."""
     output_tokens: int = 0
@@ -56,20 +56,35 @@ class ChoiceHistory:
 
     @property
     def queue_s(self) -> float:
-        """Until it was first admitted. With the next two this is the whole time since it arrived."""
+        """Until it was first admitted. With the next two, this is all the time since it arrived."""
         return (self.as_of if self.admitted_at is None else self.admitted_at) - self.arrived_at
 
     @property
-    def prefill_s(self) -> float:
-        """From there to the first token."""
+    def prefill_s(self) -> float | None:
+        """From there to the first token, or on, where none came; None before it."""
         if self.admitted_at is None:
-            return 0.0
+            return None
         return (self.as_of if self.first_token_at is None else self.first_token_at) - self.admitted_at
 
     @property
-    def decode_s(self) -> float:
-        """From there on."""
-        return 0.0 if self.first_token_at is None else self.as_of - self.first_token_at
+    def decode_s(self) -> float | None:
+        """From the first token on; None before it."""
+        return None if self.first_token_at is None else self.as_of - self.first_token_at
+
+    def until(self, moment: float) -> "ChoiceHistory":
+        """The same with times up to this moment. What was counted after it stays counted."""
+        if moment >= self.as_of:
+            return self
+        admitted_at, first_token_at = (
+            None if at is None or at > moment else at for at in (self.admitted_at, self.first_token_at)
+        )
+        return replace(
+            self,
+            arrived_at=min(self.arrived_at, moment),
+            as_of=moment,
+            admitted_at=admitted_at,
+            first_token_at=first_token_at,
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,6 @@ import asyncio
 import http
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
@@ -159,7 +158,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await services.accounts.limits.remember(await services.storage.on_usage(lambda table: table.tokens_of_day(today())))
     for dialect in app.state.dialects:
         if dialect.resume is not None:
-            services.jobs.spawn(partial(dialect.resume, services))
+            services.jobs.spawn(await dialect.resume(services))
     yield
     await services.jobs.close()
     services.intake.close()

@@ -1,13 +1,13 @@
 """An API that the server speaks. A new one is a folder with such an object, and a line in server/api/dialects.py."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
 from server.api.fields.rules import RequestModel
+from server.api.jobs import Work
 from server.api.openai.errors import error_response, stream_error
 from server.api.services import Services
 from server.http.responses import ErrorWriter, StreamErrorWriter
@@ -26,5 +26,5 @@ class Dialect:
     """By path, the bodies that clients send: for capabilities and docs."""
     events: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     """By path, the events of streams that are something else than the answer."""
-    resume: Callable[[Services], Coroutine[Any, Any, None]] | None = None
-    """Takes up what the server has promised and not done, when it starts."""
+    resume: Callable[[Services], Awaitable[Work]] | None = None
+    """Finds what the server has promised and not done, before it takes requests; what it returns takes that up."""

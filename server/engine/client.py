@@ -92,7 +92,8 @@ class EngineClient(Protocol):
     async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
         """What became so far of a request's choices that have not ended. Takes as long as a step does.
 
-        Nothing of a request that is unknown or has ended, or that the engine does not have: it restarts, or dies.
+        Nothing of a request that is unknown or has ended, or that the engine does not have: it restarts, or dies. Of
+        choices that were aborted before, followers have been told when this returns.
         """
         ...
 

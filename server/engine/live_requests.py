@@ -1,12 +1,14 @@
 """The requests that are under way: their outputs so far, and the streams that wait for more."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from scheduler.history import ChoiceHistory
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, RequestOutput
-from server.engine.follower import Follower, Unheard
+from server.engine.follower import Follower
 from server.engine.recovery import Crash, CrashPolicy
+from server.engine.unheard import Unheard
 
 
 class LiveRequest:
@@ -104,8 +106,7 @@ class LiveRequests:
         self._empty.set()
         self.num_choices = 0
         """Unfinished choices of all requests that are not in the background."""
-        self.unheard = Unheard()
-        """What the engine has to tell still of aborted choices, and of requests of which it was asked."""
+        self._unheard = Unheard()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -120,10 +121,6 @@ class LiveRequests:
     def num_submitted(self) -> int:
         """Requests that are in the engine."""
         return self._policy.num_inside
-
-    def is_inside(self, request_id: str) -> bool:
-        """Whether the engine has it."""
-        return self._policy.is_inside(request_id)
 
     def add(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> LiveRequest:
         """A new request, not yet submitted. Raises ValueError if one with this id is live."""
@@ -145,7 +142,7 @@ class LiveRequests:
         for output in outputs:
             live = self._live.get(output.request_id)
             if live is None or not live.apply(output):
-                self.unheard.hear_of(output)
+                self._unheard.hear_of(output)
                 continue
             if output.finish_reason is None:
                 continue
@@ -176,6 +173,26 @@ class LiveRequests:
         self._note_aborted(live, live.abort_all(), submitted)
         return submitted
 
+    async def explain(self, request_id: str, send: Callable[[], None]) -> Sequence[ChoiceHistory]:
+        """What became of a request that the engine has, or still has to tell the end of; `send` asks it. When this
+        returns, followers know the ends of all choices that were aborted before.
+        """
+        if not self._policy.is_inside(request_id) and not self._unheard.is_expected(request_id):
+            return ()
+        return await self._unheard.ask(request_id, send)
+
+    def explained(self, request_id: str, histories: Sequence[ChoiceHistory]) -> None:
+        """The engine has answered that."""
+        self._unheard.hear_explanation(request_id, histories)
+
+    def aborted(self, request_id: str, choice: int | None, histories: Iterable[ChoiceHistory]) -> None:
+        """The engine has ended a choice, or all of them, as it was told; these are the ends of those that ran."""
+        self._unheard.hear_of_abort(request_id, choice, histories)
+
+    def engine_ended(self) -> None:
+        """It tells nothing more. `crashed` says what that means for the requests."""
+        self._unheard.hear_no_more()
+
     def in_background(self) -> list[LiveRequest]:
         """Those that get only the room that others leave."""
         return [live for live in self._live.values() if live.is_background]
@@ -192,7 +209,7 @@ class LiveRequests:
 
     def crashed(self, error: Exception) -> Crash:
         """The engine died: nothing is submitted any more. The culprit, if there is one, ends with the error."""
-        self.unheard.hear_no_more()  # of what was aborted while it was being buried
+        self._unheard.hear_no_more()  # of what was aborted while it was being buried
         crash = self._policy.crashed()
         for victim in crash.victims:
             self._live[victim].follower.interrupted()
@@ -207,7 +224,7 @@ class LiveRequests:
     def _note_aborted(self, live: LiveRequest, choices: Iterable[int], submitted: bool) -> None:
         """The follower is told what the engine says of these choices, if it has them."""
         if submitted:
-            self.unheard.expect(live.request_id, choices, live.follower)
+            self._unheard.expect(live.request_id, choices, live.follower)
         else:
             for choice in choices:
                 live.follower.ended(choice, None)

@@ -146,9 +146,9 @@ class EngineSupervisor(ABC):
         self._submit_released()
 
     async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
-        if self._link is None or not self._requests.is_inside(request_id):
+        if self._link is None:
             return ()
-        return await self._requests.unheard.ask(request_id, lambda: self._tell(Explain(request_id)))
+        return await self._requests.explain(request_id, lambda: self._tell(Explain(request_id)))
 
     async def drain(self, grace_s: float) -> None:
         self._draining = True
@@ -243,7 +243,7 @@ class EngineSupervisor(ABC):
         finally:
             gentle = self._stopping and self._link is not None
             self._link = None
-            self._requests.unheard.hear_no_more()
+            self._requests.engine_ended()
             self._stats = replace(self._stats, num_running=0, num_waiting=0, kv_usage=0.0)
             self._settled.clear()
             await link.close(SHUTDOWN_GRACE_S if gentle else 0.0)
@@ -260,9 +260,9 @@ class EngineSupervisor(ABC):
                     self._requests.fail(request_id, RequestFailedError(reason))
                     self._submit_released()
                 case Aborted(request_id, choice, histories):
-                    self._requests.unheard.hear_of_abort(request_id, choice, histories)
+                    self._requests.aborted(request_id, choice, histories)
                 case Explained(request_id, histories):
-                    self._requests.unheard.hear_explanation(request_id, histories)
+                    self._requests.explained(request_id, histories)
                 case KVEvents(batch):
                     self._publish(batch)
                 case Ready(info):

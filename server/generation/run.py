@@ -52,7 +52,7 @@ class PromptRun:
             self.prompt_logprobs = output.prompt_logprobs
             self.num_cached_tokens = output.num_cached_tokens
             if output.error is None:
-                self._meter.prefilled(len(self.request.prompt), output.num_cached_tokens)
+                self._meter.prefilled(self.index, len(self.request.prompt), output.num_cached_tokens)
             self.pooled = output.pooled
             early, self._early = self._early, []
             return (output, *early)
@@ -211,17 +211,17 @@ class Run:
             self._fill()
         except Exception as error:
             known = from_engine(error) or error
-            self.close(_reason(known))
+            self.close(known)
             if known is error:
                 raise
             raise known from error
 
-    def close(self, reason: EndReason = "abort") -> None:
-        """End all that still runs in the engine, for this reason."""
+    def close(self, error: Exception | None = None) -> None:
+        """End all that still runs in the engine: because of this error, or because nobody wants it any more."""
         self._deadline.cancel()
         if self._waker is not None:
             self._waker.cancel()
-        self._meter.end(reason)
+        self._meter.end("abort" if error is None else _reason(error), error)
         self._settle(self._used)
         for prompt in self._running:
             if prompt.stream is not None:

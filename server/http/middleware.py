@@ -133,10 +133,16 @@ class RequestMiddleware:
 
 
 def _trace_context(scope: Scope) -> Mapping[str, str]:
-    """What the client says of the trace that the request belongs to (W3C Trace Context); too long ones are left out."""
+    """What the client says of the trace that the request belongs to (W3C Trace Context): `tracestate` may come in
+    several headers. What is too long, or not printable ASCII, is left out.
+    """
     headers = Headers(scope=scope)
-    sent = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
-    return {name: value for name, value in sent.items() if 0 < len(value) <= _MAX_TRACE_CONTEXT}
+    sent = {name: ",".join(headers.getlist(name)) for name in ("traceparent", "tracestate")}
+    return {name: value for name, value in sent.items() if value and _can_be_told(value)}
+
+
+def _can_be_told(value: str) -> bool:
+    return len(value) <= _MAX_TRACE_CONTEXT and value.isascii() and value.isprintable()
 
 
 def request_id_of(scope: Scope) -> str:

@@ -7,19 +7,23 @@ import time
 from typing import Any, Literal
 
 _PLAIN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
-_CHATTY_LOGGERS = ("sse_starlette", "httpx", "httpcore", "asyncio")
+_CHATTY_LOGGERS = {
+    **dict.fromkeys(("sse_starlette", "httpx", "httpcore", "asyncio"), logging.WARNING),
+    "opentelemetry.trace.span": logging.ERROR,
+}
 
 
 def configure_logging(format: Literal["text", "json"], level: str) -> None:  # noqa: A002 - the setting's name
     """Send the logs of this process to standard error, replacing what was configured before.
 
-    Libraries that would log the text of streams at their debug level are kept at warnings.
+    Libraries that would log the text of streams at their debug level are kept at warnings, and one that warns of each
+    header it cannot read, which it quotes, at errors.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    for name in _CHATTY_LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, least in _CHATTY_LOGGERS.items():
+        logging.getLogger(name).setLevel(least)
 
 
 class TextFormatter(logging.Formatter):

@@ -114,14 +114,16 @@ class Metrics:
         self._output.observe(sum(generated))
         self._longest.observe(max(generated))
 
-    def observe_phases(self, queue_s: float, prefill_s: float, decode_s: float) -> None:
+    def observe_phases(self, queue_s: float, prefill_s: float | None, decode_s: float | None) -> None:
         """A request that somebody waited for has ended: how long it waited in the engine, until its first token then,
-        and from there to its last. Preemptions count where they fall.
+        and from there to its last; None for what it did not come to. Preemptions count where they fall.
         """
         self._queue.observe(queue_s)
-        self._prefill.observe(prefill_s)
-        self._decode.observe(decode_s)
-        self._inference.observe(prefill_s + decode_s)
+        if prefill_s is not None:
+            self._prefill.observe(prefill_s)
+            self._inference.observe(prefill_s + (decode_s or 0.0))
+        if decode_s is not None:
+            self._decode.observe(decode_s)
 
     def collect(self) -> Sequence[Metric]:
         """All of them as they are now, for whoever renders those of several servers."""

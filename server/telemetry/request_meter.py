@@ -32,8 +32,9 @@ class RequestMeter:
         self._timeline.admitted(follower, request)
         self._metrics.observe_start(len(request.prompt), request.max_tokens, len(request.choices))
 
-    def prefilled(self, num_tokens: int, num_cached: int) -> None:
+    def prefilled(self, prompt: int, num_tokens: int, num_cached: int) -> None:
         """The engine has been through a prompt of so many tokens, of which so many were in the prefix cache."""
+        self._timeline.prefilled(prompt, num_cached)
         self._metrics.observe_prefill(num_tokens, num_cached)
 
     def tokens(self, choice: ChoiceKey, count: int, now: float) -> None:
@@ -63,8 +64,10 @@ class RequestMeter:
         self._timeline.choice_end(choice, reason)
         self._metrics.observe_choice_end(reason)
 
-    def end(self, reason: EndReason) -> None:
-        """All choices that still run end for this reason."""
+    def end(self, reason: EndReason, error: Exception | None = None) -> None:
+        """All choices that still run end for this reason, and because of the error if there is one."""
+        if error is not None:
+            self._record.error = type(error).__name__
         for choice in sorted(self._running):
             self.choice_end(choice, reason)
         self._timeline.close()

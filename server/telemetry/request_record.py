@@ -30,8 +30,8 @@ class RequestRecord:
     """Status of the error that ended a stream, whose own status had been sent before."""
     error: str | None = None
     """The class of what went wrong."""
-    is_answered: bool = False
-    """Whether the response is over, or nobody waits for one."""
+    answered_at: float | None = None
+    """When the response was over, as `started`; from the beginning where nobody waits for one."""
     on_answered: list[Callable[[], None]] = field(default_factory=list)
     """Called then."""
     tokens_in: int | None = None
@@ -43,7 +43,7 @@ class RequestRecord:
 
     def answered(self) -> None:
         """The response is over."""
-        self.is_answered = True
+        self.answered_at = time.perf_counter()
         for tell in self.on_answered:
             tell()
 

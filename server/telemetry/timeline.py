@@ -37,10 +37,12 @@ class EngineWork:
 
     arrived_at: float
     """Of the first choice, and so are the next two. What went on after a restart arrived in the next engine."""
-    admitted_at: float
-    first_token_at: float
+    admitted_at: float | None
+    """None while all are in the queue, or if they never left it."""
+    first_token_at: float | None
+    """None before there is one, and where there is none to come."""
     ended_at: float
-    """Of the last choice. For what has not come yet, it and the two before are the time until when this is told."""
+    """Of the last choice; of those that run, the time until when this is told."""
     steps: int
     """Of single choices: a step that computed something for two of them counts twice."""
     prefill_steps: int
@@ -51,18 +53,25 @@ class EngineWork:
 
     @property
     def queue_s(self) -> float:
-        """Until a choice was admitted."""
-        return self.admitted_at - self.arrived_at
+        """Until a choice was admitted, or on."""
+        return (self.ended_at if self.admitted_at is None else self.admitted_at) - self.arrived_at
 
     @property
-    def prefill_s(self) -> float:
-        """From there to the first token."""
-        return self.first_token_at - self.admitted_at
+    def prefill_s(self) -> float | None:
+        """From there to the first token, or on; None before it."""
+        if self.admitted_at is None:
+            return None
+        return (self.ended_at if self.first_token_at is None else self.first_token_at) - self.admitted_at
 
     @property
-    def decode_s(self) -> float:
-        """From there to the end of the last choice."""
-        return self.ended_at - self.first_token_at
+    def decode_s(self) -> float | None:
+        """From the first token to the end of the last choice; None before it."""
+        return None if self.first_token_at is None else self.ended_at - self.first_token_at
+
+    @property
+    def inference_s(self) -> float | None:
+        """The last two together."""
+        return None if self.admitted_at is None else self.ended_at - self.admitted_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ class RequestTimeline:
     """Unix time in seconds."""
     started_at: float
     as_of: float
-    """When this was so: its end, if it has ended."""
+    """When this was so. If it has ended: when it was answered, and nobody waited for more."""
     has_ended: bool
     status: int | None
     """Of the HTTP response; that of the error where one has ended a stream. None before there is one."""
@@ -107,19 +116,22 @@ class RequestTimeline:
     trace_context: Mapping[str, str]
     """What the client says of the trace that it belongs to: traceparent and tracestate."""
 
+    def unix(self, at: float) -> float:
+        """The moment as Unix time in seconds."""
+        return self.started_unix + (at - self.started_at)
+
 
 def work_of(histories: Collection[ChoiceHistory]) -> EngineWork | None:
     """All of them together; None if there are none."""
     if not histories:
         return None
-    ended_at = max(history.as_of for history in histories)
+    admissions = [history.admitted_at for history in histories if history.admitted_at is not None]
+    first_tokens = [history.first_token_at for history in histories if history.first_token_at is not None]
     return EngineWork(
         arrived_at=min(history.arrived_at for history in histories),
-        admitted_at=min((at for history in histories if (at := history.admitted_at) is not None), default=ended_at),
-        first_token_at=min(
-            (at for history in histories if (at := history.first_token_at) is not None), default=ended_at
-        ),
-        ended_at=ended_at,
+        admitted_at=min(admissions, default=None),
+        first_token_at=min(first_tokens, default=None),
+        ended_at=max(history.as_of for history in histories),
         steps=sum(history.steps for history in histories),
         prefill_steps=sum(history.prefill_steps for history in histories),
         preemptions=sum(history.preemptions for history in histories),

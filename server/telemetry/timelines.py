@@ -1,6 +1,7 @@
 """The requests of late, by their ids."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -15,14 +16,16 @@ MOST_ENDED: Final = 1000
 """That are remembered, and as many of the background: a batch does not push out what somebody has waited for."""
 
 Observer = Callable[[RequestTimeline], None]
-"""Told of each request that has ended, once. Must not fail or take long: streams wait meanwhile."""
+"""Told of each request that has ended, once. Must not take long: streams wait meanwhile. The log has what it raises."""
+
+_logger = logging.getLogger("samewise.telemetry")
 
 
 class Timelines:
     """Follows the requests that the engine takes, and remembers the last of them.
 
     They are found by their client's name and the request's id or the answer's. A client may send several requests with
-    one id: the one that began last is found.
+    one id: the one that the engine took last is found.
     """
 
     def __init__(self, engine: EngineClient, model: str, observers: Sequence[Observer] = ()) -> None:
@@ -34,10 +37,8 @@ class Timelines:
         """The oldest first; by whether they were in the background."""
 
     def begin(self, record: RequestRecord) -> LiveTimeline:
-        """Follow a request, until its timeline ends. Nothing is remembered of one of which the engine took nothing."""
-        live = LiveTimeline(record, self._model, self._end)
-        self._found.update(dict.fromkeys(_keys(record.client, record.request_id, record.answer_id), live))
-        return live
+        """Follow a request, until its timeline ends. It is found once the engine has taken something of it."""
+        return LiveTimeline(record, self._model, self._taken, self._end)
 
     async def find(self, client: str, name: str) -> RequestTimeline | None:
         """The client's request with this id, or with an answer that has it. If it runs, the engine is asked."""
@@ -49,27 +50,28 @@ class Timelines:
         pairs = zip(prompts, answers, strict=True)
         return found.timeline({(prompt, one.choice): one for prompt, histories in pairs for one in histories})
 
+    def _taken(self, live: LiveTimeline) -> None:
+        record = live.record
+        self._found.update(dict.fromkeys(_keys(record.client, record.request_id, record.answer_id), live))
+
     def _end(self, live: LiveTimeline) -> None:
         record = live.record
         keys = _keys(record.client, record.request_id, record.answer_id)
         mine = [key for key in keys if self._found.get(key) is live]
-        if not live.is_taken:
-            self._forget(mine)
-            return
         ended = live.timeline({})
         self._found.update(dict.fromkeys(mine, ended))
         line = self._ended[ended.is_background]
         line.append(ended)
         if len(line) > MOST_ENDED:
             oldest = line.popleft()
-            keys = _keys(oldest.client, oldest.request_id, oldest.answer_id)
-            self._forget([key for key in keys if self._found.get(key) is oldest])
+            for key in _keys(oldest.client, oldest.request_id, oldest.answer_id):
+                if self._found.get(key) is oldest:
+                    del self._found[key]
         for observer in self._observers:
-            observer(ended)
-
-    def _forget(self, keys: Sequence[tuple[str, str]]) -> None:
-        for key in keys:
-            del self._found[key]
+            try:
+                observer(ended)
+            except Exception:  # the engine's reader calls this: no request may end for it
+                _logger.exception("an observer of ended requests failed", extra=record.ids)
 
 
 def _keys(client: str, *names: str | None) -> list[tuple[str, str]]:

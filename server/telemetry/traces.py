@@ -1,16 +1,9 @@
-"""OpenTelemetry traces: a span for each request, and within it where its time went.
+"""OpenTelemetry traces: a span for each request, and within it where its time went. The only module that imports it."""
 
-    chat tiny                     from the request to the end of its answer
-      prepare                     reading it, template, tokens, grammar, and the way to the engine
-      queue / prefill / decode    of each choice, by what the engine tells
-      respond                     the rest: the way back, and the client's reading
-
-Names are those of OpenTelemetry's conventions for generative AI; `gen_ai.latency.*` and `gen_ai.request.id` are vLLM's.
-The only module that imports OpenTelemetry.
-"""
-
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import logging
+import threading
+from queue import SimpleQueue
+from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -20,22 +13,20 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from server import __version__
-from server.telemetry.timeline import ChoiceTimeline, RequestTimeline
+from server.telemetry.spans import attributes_of, name_of, phases_of
+from server.telemetry.timeline import RequestTimeline
 
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-}
 _EXPORT_TIMEOUT_S = 5.0
-"""For a collector that does not answer: a server that stops waits as long."""
-Attributes = Mapping[str, str | int | float | tuple[str, ...] | None]
+"""For a collector that does not answer."""
+_CLOSE_S = 3.0
+"""That a server which ends waits for the collector, in all."""
+_MOST_WAITING: Final = 1000
+"""Requests that have ended and whose spans are still to be made."""
+_logger = logging.getLogger("samewise.traces")
 
 
 class Traces:
-    """Sends the spans of requests that have ended to a collector, from a thread of its own.
+    """Sends the spans of requests that have ended to a collector, from threads of its own.
 
     What else can be set, OpenTelemetry's own variables say: OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on.
     """
@@ -47,32 +38,54 @@ class Traces:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("samewise", __version__)
         self._propagator = TraceContextTextMapPropagator()
+        self._waiting: SimpleQueue[RequestTimeline | None] = SimpleQueue()
+        """None ends the thread."""
+        self._has_dropped = False
+        self._thread = threading.Thread(target=self._send_all, name="samewise-traces", daemon=True)
+        self._thread.start()
 
     def observe(self, timeline: RequestTimeline) -> None:
-        """See Observer."""
-        operation = _OPERATIONS.get(timeline.endpoint, timeline.endpoint.rpartition("/")[2])
+        """See Observer. Spans are made elsewhere; if too many are waiting for that, this one's are dropped."""
+        if self._waiting.qsize() < _MOST_WAITING:
+            self._waiting.put(timeline)
+        elif not self._has_dropped:
+            self._has_dropped = True
+            _logger.warning("Requests end faster than their spans are made: some are left out of the traces.")
+
+    def close(self) -> None:
+        """Send what is left, as far as the collector takes it within a few seconds."""
+        self._waiting.put(None)
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _logger.warning("The collector of traces did not take the last spans within %g s: dropped.", _CLOSE_S)
+
+    def _send_all(self) -> None:
+        while (timeline := self._waiting.get()) is not None:
+            try:
+                self._send(timeline)
+            except Exception:  # those behind it are sent all the same
+                _logger.exception("no spans of a request", extra={"request_id": timeline.request_id})
+        self._provider.shutdown()
+
+    def _send(self, timeline: RequestTimeline) -> None:
         span = self._tracer.start_span(
-            f"{operation} {timeline.model}",
+            name_of(timeline),
             context=self._propagator.extract(timeline.trace_context),
             kind=SpanKind.SERVER,
-            start_time=_unix_ns(timeline, timeline.started_at),
+            start_time=_ns(timeline, timeline.started_at),
         )
         if span.is_recording():
-            span.set_attributes(_given({"gen_ai.operation.name": operation, **_attributes(timeline)}))
+            span.set_attributes(attributes_of(timeline))
             if timeline.error is not None:
                 span.set_status(Status(StatusCode.ERROR, timeline.error))
             for at in timeline.restarts:
-                span.add_event("engine restarted", timestamp=_unix_ns(timeline, at))
+                span.add_event("engine restarted", timestamp=_ns(timeline, at))
             parent = set_span_in_context(span)
-            for phase in _phases(timeline):
-                start, attributes = _unix_ns(timeline, phase.start), _given(phase.attributes)
-                child = self._tracer.start_span(phase.name, parent, attributes=attributes, start_time=start)
-                child.end(_unix_ns(timeline, phase.end))
-        span.end(_unix_ns(timeline, timeline.as_of))
-
-    def close(self) -> None:
-        """Send what is left. Takes as long as the collector does, a few seconds at most."""
-        self._provider.shutdown()
+            for phase in phases_of(timeline):
+                start = _ns(timeline, phase.start)
+                child = self._tracer.start_span(phase.name, parent, attributes=phase.attributes, start_time=start)
+                child.end(_ns(timeline, phase.end))
+        span.end(_ns(timeline, timeline.as_of))
 
 
 def _resource() -> Resource:
@@ -84,93 +97,5 @@ def _resource() -> Resource:
     return said.merge(Resource(own))
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """A part of a request's time, on the clock of its timeline."""
-
-    name: str
-    start: float
-    end: float
-    attributes: Attributes = field(default_factory=dict)
-
-
-def _phases(timeline: RequestTimeline) -> Iterator[_Phase]:
-    if timeline.work is not None:
-        yield _Phase("prepare", timeline.started_at, timeline.work.arrived_at)
-    for choice in timeline.choices:
-        yield from _phases_of(choice)
-    if timeline.work is not None:
-        yield _Phase("respond", timeline.work.ended_at, timeline.as_of)
-
-
-def _phases_of(choice: ChoiceTimeline) -> Iterator[_Phase]:
-    history = choice.history
-    if history is None:
-        return
-    whose = {"samewise.prompt": choice.prompt, "samewise.choice": choice.choice}
-    admitted_at = history.arrived_at + history.queue_s
-    yield _Phase("queue", history.arrived_at, admitted_at, whose)
-    if history.admitted_at is None:
-        return
-    counts = {
-        "samewise.prompt_tokens": history.prompt_tokens,
-        "samewise.cached_tokens": history.cached_tokens,
-        "samewise.prefill_steps": history.prefill_steps,
-    }
-    prefilled_at = admitted_at + history.prefill_s
-    yield _Phase("prefill", admitted_at, prefilled_at, {**whose, **counts})
-    if history.first_token_at is None:
-        return
-    counts = {
-        "samewise.output_tokens": history.output_tokens,
-        "samewise.steps": history.steps,
-        "samewise.preemptions": history.preemptions,
-        **{f"samewise.drafts.{one.method}.accepted": one.accepted for one in history.drafts},
-        **{f"samewise.drafts.{one.method}.rejected": one.rejected for one in history.drafts},
-    }
-    waited = {"samewise.waited_again_s": history.waited_again_s}
-    yield _Phase(
-        "decode",
-        prefilled_at,
-        history.as_of,
-        {**whose, **counts, **waited, "samewise.finish_reason": choice.finish_reason},
-    )
-
-
-def _attributes(timeline: RequestTimeline) -> Attributes:
-    """Of the request itself; None is left out."""
-    reasons = tuple(choice.finish_reason for choice in timeline.choices if choice.finish_reason is not None)
-    work = timeline.work
-    return {
-        "gen_ai.provider.name": "samewise",
-        "gen_ai.request.model": timeline.model,
-        "gen_ai.response.model": timeline.model,
-        "gen_ai.request.id": timeline.request_id,
-        "gen_ai.response.id": timeline.answer_id or None,
-        "gen_ai.response.finish_reasons": reasons or None,
-        "gen_ai.request.max_tokens": timeline.max_tokens or None,
-        "gen_ai.request.choice.count": timeline.num_choices,
-        "gen_ai.usage.input_tokens": timeline.prompt_tokens,
-        "gen_ai.usage.output_tokens": timeline.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": timeline.cached_tokens,
-        "gen_ai.latency.e2e": timeline.as_of - timeline.started_at,
-        "gen_ai.latency.time_to_first_token": timeline.time_to_first_token_s,
-        "gen_ai.latency.time_in_queue": None if work is None else work.queue_s,
-        "gen_ai.latency.time_in_model_prefill": None if work is None else work.prefill_s,
-        "gen_ai.latency.time_in_model_decode": None if work is None else work.decode_s,
-        "gen_ai.latency.time_in_model_inference": None if work is None else work.prefill_s + work.decode_s,
-        "samewise.tenant": timeline.client or None,
-        "samewise.restarts": len(timeline.restarts),
-        "http.request.method": "POST",
-        "url.path": timeline.endpoint,
-        "http.response.status_code": timeline.status,
-        "error.type": timeline.error,
-    }
-
-
-def _given(attributes: Attributes) -> dict[str, str | int | float | tuple[str, ...]]:
-    return {name: value for name, value in attributes.items() if value is not None}
-
-
-def _unix_ns(timeline: RequestTimeline, at: float) -> int:
-    return int((timeline.started_unix + (at - timeline.started_at)) * 1e9)
+def _ns(timeline: RequestTimeline, at: float) -> int:
+    return int(timeline.unix(at) * 1e9)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from server.engine.client import EngineState, EngineUnavailableError, RequestFailedError
-from server.engine.follower import Unheard
+from server.engine.unheard import Unheard
 from tests.engine_process.conftest import collect, request
 from tests.engine_process.fake_engine import RAISE, REJECT
 from tests.engine_process.followers import Recorded
@@ -75,6 +75,16 @@ async def test_a_running_request_is_explained_and_others_are_not(running):
         assert await client.explain("a") == ()
 
 
+async def test_who_asks_after_an_abort_hears_of_it_first(running):
+    follower = Recorded()
+    async with running() as client:
+        await take(client, request("a", max_tokens=LONG, n=3), follower, count=3)
+        assert follower.histories == []
+        assert await client.explain("a") == ()
+        assert sorted(choice for choice, _ in follower.histories) == [0, 1, 2]
+        assert await client.explain("a") == (), "nothing is left of it to be asked for"
+
+
 async def test_an_engine_that_dies_interrupts_and_the_next_one_tells(running):
     follower = Recorded()
     async with running() as client:
@@ -125,6 +135,20 @@ async def test_a_question_to_an_engine_that_dies_is_answered_with_nothing():
     unheard.hear_no_more()
     assert [await answer for answer in answers] == [(), ()]
     assert follower.histories == [(0, None), (1, None)]
+
+
+def test_many_single_aborts_are_told_one_by_one():
+    unheard, follower = Unheard(), Recorded()
+    unheard.expect("a", range(3), follower)
+    unheard.expect("b", [1], follower)
+    for choice in (2, 0):
+        unheard.hear_of_abort("a", choice, ())
+    assert follower.histories == [(2, None), (0, None)]
+    assert unheard.is_expected("a")
+    unheard.hear_of_abort("a", None, ())
+    unheard.hear_of_abort("a", None, ())
+    assert follower.histories[2:] == [(1, None)]
+    assert (unheard.is_expected("a"), unheard.is_expected("b")) == (False, True)
 
 
 async def test_who_asks_and_leaves_takes_nothing_from_others():

@@ -131,5 +131,5 @@ def test_an_end_that_crosses_an_abort_counts_once():
     assert requests.abort_choice("a", 0)
     requests.apply([out(0, 1, finish=FinishReason.STOP)])
     assert requests.num_choices == 1
-    requests.unheard.hear_of_abort("a", 0, ())
+    requests.aborted("a", 0, ())
     assert follower.histories == [(0, None)]

@@ -77,6 +77,7 @@ class Truth:
         for begin, first, end in zip(admissions, firsts, bounds, strict=False):
             last = min((t for t in (first, end) if t is not None), default=now)
             prefills += sum(begin <= step.start and step.end <= last for step in mine)
+        with_tokens = [t for t, output in zip(self.output_times, self.outputs, strict=True) if output.tokens]
         accepted = sum(output.num_accepted for output in self.outputs)
         rejected = sum(output.num_rejected for output in self.outputs)
         return {
@@ -85,7 +86,7 @@ class Truth:
             "as_of": now,
             "prompt_tokens": num_prompt,
             "admitted_at": admissions[0] if admissions else None,
-            "first_token_at": self.output_times[0] if self.output_times else None,
+            "first_token_at": min(with_tokens, default=None),
             "output_tokens": sum(len(output.tokens) for output in self.outputs),
             "steps": len(mine),
             "prefill_steps": prefills,
@@ -138,7 +139,8 @@ class Watched:
         key = f"{request_id}/{history.choice}"
         expected = truth.history(key, history.choice, num_prompt, self.runner.steps, self.runner.now)
         assert {name: getattr(history, name) for name in expected} == expected
-        assert history.queue_s + history.prefill_s + history.decode_s == history.as_of - history.arrived_at
+        parts = (history.queue_s, history.prefill_s, history.decode_s)
+        assert sum(part for part in parts if part is not None) == history.as_of - history.arrived_at
         if truth.outputs:
             assert history.cached_tokens == truth.outputs[0].num_cached_tokens
         num_admitted = sum(key in step.admitted for step in self.runner.steps)

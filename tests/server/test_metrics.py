@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from model_runner.contract import Failure
 from scheduler.interface import STEP_TOKENS, EngineStats
 from server.engine.client import EngineState
-from server.telemetry.live_timeline import LiveTimeline
 from server.telemetry.metrics import Metrics
 from server.telemetry.request_meter import RequestMeter
 from server.telemetry.request_record import RequestRecord
+from server.telemetry.timelines import Timelines
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
 
@@ -118,8 +118,9 @@ async def test_steps_by_how_much_they_compute(client: httpx.AsyncClient, engine:
 
 def measured(*, is_background: bool = False, arrivals: dict[tuple[int, int], list[tuple[int, float]]]) -> Any:
     """The metrics after the choices of two prompts got tokens: how many, and when."""
-    metrics = Metrics(FakeEngine(), "m", "samewise")
-    meter = RequestMeter(metrics, LiveTimeline(RequestRecord("r", is_background=is_background), "m", lambda _: None))
+    engine = FakeEngine()
+    metrics = Metrics(engine, "m", "samewise")
+    meter = RequestMeter(metrics, Timelines(engine, "m").begin(RequestRecord("r", is_background=is_background)))
     for choice, tokens in arrivals.items():
         for count, now in tokens:
             meter.tokens(choice, count, now)

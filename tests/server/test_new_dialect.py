@@ -1,12 +1,16 @@
 """A new API is a folder and a line: the rest of the server serves it as it serves the others."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
 from server.api.dialects import DIALECTS
+from server.api.jobs import Work
+from server.api.services import Services
 from server.errors import RequestTimeoutError
 from tests.server import shout
 from tests.server.fake_engine import FakeEngine, scripted
@@ -43,6 +47,23 @@ async def test_it_is_described_as_they_are(client: httpx.AsyncClient):
     fields = (await client.get("/v1/capabilities")).json()["endpoints"]["/shout"]
     assert set(fields) == {"model", "say", "stream"}
     assert "/shout" in (await client.get("/openapi.json")).json()["paths"]
+
+
+async def test_what_it_has_promised_is_found_before_the_server_takes_requests(make_app: Callable[..., FastAPI]):
+    found, taken_up = [], asyncio.Event()
+
+    async def take_up() -> None:
+        taken_up.set()
+
+    async def resume(services: Services) -> Work:
+        await asyncio.sleep(0)
+        found.append(services)
+        return take_up
+
+    app = make_app(dialects=(replace(shout.DIALECT, resume=resume),))
+    async with app.router.lifespan_context(app):
+        assert found == [app.state.services]
+        await taken_up.wait()
 
 
 async def test_a_large_body_is_taken_in_elsewhere(client: httpx.AsyncClient):

@@ -5,17 +5,18 @@ from dataclasses import replace
 from model_runner.contract import SamplingParams, TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
 from server.generation.run import PromptRun
-from server.telemetry.live_timeline import LiveTimeline
 from server.telemetry.metrics import Metrics
 from server.telemetry.request_meter import RequestMeter
 from server.telemetry.request_record import RequestRecord
+from server.telemetry.timelines import Timelines
 from tests.server.fake_engine import FakeEngine
 
 OF_PROMPT = (TokenLogprobs(5, -1.0, 1, ()),)
 
 
 def shown(request: EngineRequest, outputs: list[RequestOutput]) -> list[list[int]]:
-    meter = RequestMeter(Metrics(FakeEngine(), "m", "samewise"), LiveTimeline(RequestRecord("r"), "m", lambda _: None))
+    engine = FakeEngine()
+    meter = RequestMeter(Metrics(engine, "m", "samewise"), Timelines(engine, "m").begin(RequestRecord("r")))
     prompt = PromptRun(0, request, (), meter)
     return [[output.tokens[0] for output in prompt.arrange(output)] for output in outputs]
 

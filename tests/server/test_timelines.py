@@ -36,7 +36,7 @@ class Scene:
 
     def begin(self, name: str, client: str = "", num_prompts: int = 1, n: int = 1, **fields: object):
         """A request that the engine has taken, with what follows its prompts."""
-        record = RequestRecord(name, "/v1/completions", f"cmpl-{name}", client=client, **fields)
+        record = RequestRecord(name, "/v1/completions", answer_id=f"cmpl-{name}", client=client, **fields)
         live = self.timelines.begin(record)
         prompts = []
         for index in range(num_prompts):
@@ -71,6 +71,18 @@ async def test_a_request_ends_when_it_is_answered_and_all_is_told():
         assert told == await scene.timelines.find("", "a") == await scene.timelines.find("", "cmpl-a")
         live.close()
         assert len(scene.told) == 1
+
+
+def test_an_observer_that_fails_is_logged_and_the_others_are_told(caplog):
+    def fails(timeline):
+        raise ValueError("broken")
+
+    scene = Scene()
+    scene.timelines = Timelines(scene.engine, "tiny", [fails, scene.told.append])
+    scene.end("a")
+    assert [told.request_id for told in scene.told] == ["a"]
+    (line,) = caplog.records
+    assert (line.request_id, line.exc_info[0]) == ("a", ValueError)
 
 
 async def test_the_last_are_remembered_and_background_does_not_push_out_others():
@@ -110,6 +122,69 @@ async def test_what_the_engine_took_nothing_of_is_forgotten():
     record.answered()
     assert scene.told == []
     assert await scene.timelines.find("", "a") is None
+
+
+async def test_a_try_that_is_refused_leaves_what_is_known_of_the_one_before():
+    scene = Scene()
+    scene.end("a")
+    refused = RequestRecord("a", answer_id="cmpl-b")
+    scene.timelines.begin(refused).close()
+    refused.answered()
+    assert (await scene.timelines.find("", "a")).answer_id == "cmpl-a"
+
+
+async def test_tries_that_are_refused_leave_nothing_behind_in_a_record_that_goes_on():
+    scene = Scene()
+    record = RequestRecord("a", answered_at=1.0)
+    for _ in range(3):
+        scene.timelines.begin(record).close()
+    assert record.on_answered == []
+
+
+async def test_the_engine_s_last_word_is_no_part_of_a_request_s_time():
+    scene = Scene()
+    record, live, (prompt,) = scene.begin("a")
+    start = record.started
+    live.choice_end((0, 0), "stop")
+    live.close()
+    record.answered()
+    late = record.answered_at + 60
+    prompt.ended(0, history(0, start, start, start, late))
+    (told,) = scene.told
+    assert told.as_of == told.work.ended_at == told.choices[0].history.as_of == record.answered_at
+    assert told.work.queue_s + told.work.prefill_s + told.work.decode_s == record.answered_at - start
+
+
+async def test_what_the_engine_did_after_the_answer_was_not_waited_for():
+    scene = Scene()
+    record, live, (prompt,) = scene.begin("a")
+    live.close()
+    record.answered()
+    at = record.answered_at
+    prompt.ended(0, history(0, at - 1.0, at + 1.0, at + 2.0, at + 3.0))
+    work = scene.told[0].work
+    assert (work.queue_s, work.prefill_s, work.decode_s) == (1.0, None, None)
+
+
+async def test_one_that_is_answered_before_it_is_made_ends_with_its_work():
+    scene = Scene()
+    record, live, (prompt,) = scene.begin("a", answered_at=1.0)
+    prompt.ended(0, history())
+    assert scene.told == []
+    live.close()
+    assert scene.told[0].as_of >= record.started
+
+
+async def test_cached_tokens_are_those_of_the_answer_whatever_the_next_engine_finds():
+    scene = Scene()
+    record, live, prompts = scene.begin("a", num_prompts=2)
+    live.prefilled(0, 3)
+    prompts[0].interrupted()
+    for prompt in prompts:
+        prompt.ended(0, history(cached_tokens=5))
+    live.close()
+    record.answered()
+    assert scene.told[0].cached_tokens == 3 + 5
 
 
 async def test_clients_find_only_their_own():
@@ -152,15 +227,15 @@ async def test_what_the_engine_told_stands_above_what_it_was_asked_for():
     [
         ([history()], (1.0, 2.0, 4.0)),
         ([history(), history(1, 10.0, 12.0, 15.0, 20.0)], (1.0, 2.0, 7.0)),
-        ([ChoiceHistory(0, 10.0, 14.0, False, 5)], (4.0, 0.0, 0.0)),  # waits
-        ([ChoiceHistory(0, 10.0, 14.0, False, 5, 11.0)], (1.0, 3.0, 0.0)),  # is within its prompt
+        ([ChoiceHistory(0, 10.0, 14.0, False, 5)], (4.0, None, None)),  # waits
+        ([ChoiceHistory(0, 10.0, 14.0, False, 5, 11.0)], (1.0, 3.0, None)),  # is within its prompt
         ([history(), ChoiceHistory(1, 10.0, 18.0, False, 5)], (1.0, 2.0, 5.0)),
     ],
 )
 def test_times_of_all_choices_follow_each_other(histories, expected):
     work = work_of(histories)
     assert (work.queue_s, work.prefill_s, work.decode_s) == expected
-    assert sum(expected) == work.ended_at - work.arrived_at
+    assert sum(part for part in expected if part is not None) == work.ended_at - work.arrived_at
 
 
 def test_an_interruption_is_told_with_each_choice_of_its_prompt():

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from server.api.batches.lines import batch_error, error_list
 from server.api.batches.objects import OPEN, BatchList, BatchObject, CreateBatch
 from server.api.dialect import Dialect
 from server.api.files.routes import SWEEP_S
+from server.api.jobs import Work
 from server.api.openai.pages import ListQuery, page, query_of
 from server.api.openapi import documented_errors, takes
 from server.api.services import FilesDep, Services, ServicesDep
@@ -160,11 +161,17 @@ def _json(value: Fields) -> Response:
     return json_response(msgspec.json.encode(value))
 
 
-async def resume(services: Services) -> None:
-    """Go on with the batches that were not finished before the server was started; now and then forget old ones."""
+async def resume(services: Services) -> Work:
+    """Finds the batches that were not finished before the server was started, to go on with them. See Dialect."""
+    batches = [] if services.files is None else await services.storage.on_batches(BatchTable.open)
+    return lambda: _go_on(batches, services)
+
+
+async def _go_on(batches: Sequence[Batch], services: Services) -> None:
+    """With these; now and then forget old ones."""
     if services.files is None:
         return
-    for batch in await services.storage.on_batches(BatchTable.open):
+    for batch in batches:
         services.jobs.start(batch.id, BatchJob(batch, services, services.files))
     while True:
         before = int(time.time()) - _KEPT_S

@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from server.api.dialect import Dialect
 from server.api.files.objects import FileDeleted, FileList, FileObject, FilesQuery, object_of
 from server.api.files.upload import UploadFile, take_in
+from server.api.jobs import Work
 from server.api.openai.pages import list_of, no_such_item, query_of
 from server.api.openapi import documented_errors, takes_form
 from server.api.services import FilesDep, Services, ServicesDep
@@ -86,6 +87,11 @@ async def delete(file_id: str, request: Request, files: FilesDep) -> Response:
     return _json({"id": file_id, "object": "file", "deleted": True})
 
 
+async def resume(services: Services) -> Work:
+    """Nothing is promised; files that nobody needs any more are deleted. See Dialect."""
+    return lambda: sweep(services)
+
+
 async def sweep(services: Services) -> None:
     """Delete what was left behind at the start, and from time to time what has expired."""
     if services.files is None:
@@ -115,4 +121,4 @@ def _not_found(file_id: str) -> NotFoundError:
     return NotFoundError(f"No such File object: {shorten(file_id, 128)}", param="id", code="not_found")
 
 
-DIALECT = Dialect(router, requests={_ALL: UploadFile}, resume=sweep)
+DIALECT = Dialect(router, requests={_ALL: UploadFile}, resume=resume)

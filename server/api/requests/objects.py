@@ -22,24 +22,24 @@ class DraftCounts(ResponseModel):
 
 
 class RequestTimes(ResponseModel):
-    """In milliseconds, one after the other: together they are `total`."""
+    """In milliseconds, one after the other: together they are `total`. Null is what there was not, or not yet."""
 
     before: float | None = Field(
         description="Until the engine had it: reading, checking and planning; after a restart, also what was before it."
     )
     queue: float | None = Field(description="Until the first choice left the engine's queue.")
-    prefill: float | None = Field(description="From there until the first token.")
-    decode: float | None = Field(description="From there until the engine ended the last choice.")
+    prefill: float | None = Field(description="From there until the first token, or the end where there is none.")
+    decode: float | None = Field(description="From the first token until the last choice ended.")
     after: float | None = Field(description="Until the answer was sent.")
-    total: float = Field(description="From the request's arrival to its end, or until now.")
+    total: float = Field(description="From the request's arrival to the end of its answer, or until now.")
 
 
 class ChoiceTimes(ResponseModel):
     """In milliseconds, in the engine, of one choice."""
 
     queue: float = Field(description="Until it left the queue.")
-    prefill: float = Field(description="From there until its first token.")
-    decode: float = Field(description="From there until its end.")
+    prefill: float | None = Field(description="From there until its first token; null if it never left the queue.")
+    decode: float | None = Field(description="From its first token until its end; null without one.")
 
 
 class ChoiceRecord(ResponseModel):

@@ -10,7 +10,7 @@ from server.telemetry.timeline import ChoiceTimeline, RequestTimeline
 
 def object_of(timeline: RequestTimeline) -> RequestObject:
     """What is told of it."""
-    work, first = timeline.work, timeline.time_to_first_token_s
+    work = timeline.work
     return RequestObject(
         id=timeline.request_id,
         answer_id=timeline.answer_id,
@@ -23,7 +23,7 @@ def object_of(timeline: RequestTimeline) -> RequestObject:
         input_tokens=timeline.prompt_tokens,
         cached_tokens=timeline.cached_tokens,
         output_tokens=timeline.output_tokens,
-        time_to_first_token_ms=None if first is None else _ms(first),
+        time_to_first_token_ms=_ms_or_none(timeline.time_to_first_token_s),
         times_ms=_times_of(timeline),
         steps=None if work is None else work.steps,
         prefill_chunks=None if work is None else work.prefill_steps,
@@ -41,8 +41,8 @@ def _times_of(timeline: RequestTimeline) -> RequestTimes:
     return RequestTimes(
         before=None if work is None else _ms(work.arrived_at - timeline.started_at),
         queue=None if work is None else _ms(work.queue_s),
-        prefill=None if work is None else _ms(work.prefill_s),
-        decode=None if work is None else _ms(work.decode_s),
+        prefill=None if work is None else _ms_or_none(work.prefill_s),
+        decode=None if work is None else _ms_or_none(work.decode_s),
         after=None if work is None else _ms(timeline.as_of - work.ended_at),
         total=_ms(timeline.as_of - timeline.started_at),
     )
@@ -83,7 +83,9 @@ def _state_of(
 
 
 def _choice_times_of(history: ChoiceHistory) -> ChoiceTimes:
-    return ChoiceTimes(queue=_ms(history.queue_s), prefill=_ms(history.prefill_s), decode=_ms(history.decode_s))
+    return ChoiceTimes(
+        queue=_ms(history.queue_s), prefill=_ms_or_none(history.prefill_s), decode=_ms_or_none(history.decode_s)
+    )
 
 
 def _drafts_of(drafts: Iterable[MethodDrafts]) -> list[DraftCounts]:
@@ -93,8 +95,12 @@ def _drafts_of(drafts: Iterable[MethodDrafts]) -> list[DraftCounts]:
 
 
 def _unix(times: Iterable[float], timeline: RequestTimeline) -> list[float]:
-    return [round(timeline.started_unix + at - timeline.started_at, 3) for at in times]
+    return [round(timeline.unix(at), 3) for at in times]
 
 
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 3)
+
+
+def _ms_or_none(seconds: float | None) -> float | None:
+    return None if seconds is None else _ms(seconds)

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from server.api.endpoint import start_run
+from server.api.jobs import Work
 from server.api.responses import store
 from server.api.responses.following import Following
 from server.api.responses.intake import Occasion, TakenResponse, take_in_response
@@ -128,9 +130,13 @@ def written_promise(body: bytes, stored: Stored | None, seed: int, created: int)
     return json.dumps({"body": body.decode(), "stored": found, "seed": seed, "created": created}).encode()
 
 
-async def resume(services: Services) -> None:
-    """Make the responses that were promised before the server was started."""
+async def resume(services: Services) -> Work:
+    """Finds the responses that were promised before the server was started, to be made again. See Dialect."""
     rows = await services.storage.run(store.unfinished)
+    return lambda: _make_again(rows, services)
+
+
+async def _make_again(rows: Sequence[Row], services: Services) -> None:
     if not rows:
         return
     try:
@@ -145,7 +151,9 @@ async def resume(services: Services) -> None:
 
 
 async def _resume(row: Row, services: Services) -> None:
-    record = RequestRecord(new_request_id(), "/v1/responses", client=row.client, status=200, is_answered=True)
+    record = RequestRecord(
+        new_request_id(), "/v1/responses", client=row.client, status=200, answered_at=time.perf_counter()
+    )
     while True:
         try:
             await _start_again(row, record, services)

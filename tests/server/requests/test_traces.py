@@ -1,22 +1,30 @@
 """Traces, as a collector gets them: each request is a span, and the spans within it say where its time went."""
 
 import asyncio
+import logging
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import Tracer
 
 from server.engine.client import RequestFailedError
+from server.telemetry.logs import configure_logging
+from server.telemetry.timeline import RequestTimeline
+from server.telemetry.traces import Traces
 from tests.engine_process.conftest import collect, request
 from tests.engine_process.fake_engine import RAISE
 from tests.server.helpers import COMPLETIONS, completion
 from tests.server.requests.conftest import Serve
 from tests.server.requests.test_explaining import LONG, ended, posted
+from tests.server.test_timelines import Scene, history
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PHASES = ["prepare", "queue", "prefill", "decode", "respond"]
@@ -61,6 +69,16 @@ def values(attributes: Any) -> dict[str, Any]:
         return [value(item) for item in one.array_value.values] if kind == "array_value" else getattr(one, kind)
 
     return {one.key: value(one.value) for one in attributes}
+
+
+def timeline(name: str = "a", **fields: Any) -> RequestTimeline:
+    """Of a request that has ended."""
+    scene = Scene()
+    record, live, (prompt,) = scene.begin(name, **fields)
+    live.close()
+    prompt.ended(0, history())
+    record.answered()
+    return scene.told[0]
 
 
 @pytest.fixture
@@ -158,6 +176,117 @@ async def test_a_collector_that_is_away_holds_nobody_up(
     async with asyncio.timeout(30), with_scripted(otlp_traces_endpoint="http://127.0.0.1:1") as (client, _):
         assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
     assert "Failed to export" in caplog.text
+
+
+def test_who_ends_a_request_does_not_make_its_spans(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("server.telemetry.traces._MOST_WAITING", 3)
+    monkeypatch.setattr("server.telemetry.traces._CLOSE_S", 30.0)
+    makes, may_go_on, make = threading.Event(), threading.Event(), Tracer.start_span
+
+    def slowly(*args: Any, **fields: Any) -> Any:
+        makes.set()
+        assert may_go_on.wait(30)
+        return make(*args, **fields)
+
+    monkeypatch.setattr(Tracer, "start_span", slowly)
+    traces = Traces(collector.url)
+    traces.observe(timeline("first"))
+    assert makes.wait(30)
+    for index in range(5):
+        traces.observe(timeline(f"r{index}"))
+    may_go_on.set()
+    traces.close()
+    sent = [values(root.attributes)["gen_ai.request.id"] for root, _ in collector.tree()]
+    assert sent == ["first", "r0", "r1", "r2"]
+    assert len([line for line in caplog.records if "left out of the traces" in line.message]) == 1
+
+
+def test_a_request_whose_spans_cannot_be_made_is_left_out_alone(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = Tracer.start_span
+    broken = iter([True])
+
+    def fails_once(*args: Any, **fields: Any) -> Any:
+        if next(broken, False):
+            raise ValueError("broken")
+        return make(*args, **fields)
+
+    monkeypatch.setattr(Tracer, "start_span", fails_once)
+    traces = Traces(collector.url)
+    for name in ("bad", "good"):
+        traces.observe(timeline(name))
+    traces.close()
+    assert [values(root.attributes)["gen_ai.request.id"] for root, _ in collector.tree()] == ["good"]
+    assert [line.request_id for line in caplog.records if line.exc_info] == ["bad"]
+
+
+def test_a_collector_that_never_answers_does_not_keep_a_server_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("server.telemetry.traces._CLOSE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for index in range(200):  # for several batches of spans
+            traces.observe(timeline(f"r{index}"))
+        began = time.monotonic()
+        traces.close()
+        assert time.monotonic() - began < 4  # less than one batch takes to fail
+    assert "did not take the last spans" in caplog.text
+
+
+def test_spans_tell_what_ran_in_the_background(collector: Collector) -> None:
+    traces = Traces(collector.url)
+    for is_background in (False, True):
+        traces.observe(timeline(is_background=is_background))
+    traces.close()
+    assert [values(root.attributes)["samewise.background"] for root, _ in collector.tree()] == [False, True]
+
+
+def test_a_trace_state_that_cannot_be_read_is_not_logged(
+    collector: Collector, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = logging.getLogger("opentelemetry.trace.span").level
+    root = logging.getLogger()
+    kept, level = list(root.handlers), root.level
+    try:
+        configure_logging("text", "info")
+        traces = Traces(collector.url)
+        parent = f"00-{TRACE}-{PARENT}-01"
+        traces.observe(timeline(trace_context={"traceparent": parent, "tracestate": "my secret junk"}))
+        traces.close()
+    finally:
+        root.handlers[:], root.level = kept, level
+        logging.getLogger("opentelemetry.trace.span").setLevel(before)
+    assert collector.tree()[0][0].trace_id.hex() == TRACE
+    assert "secret" not in capfd.readouterr().err
+
+
+async def test_a_trace_state_in_several_headers_is_one(
+    with_scripted: Serve, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with with_scripted(otlp_traces_endpoint=collector.url) as (client, _):
+        for states in ((b"a=1", b"b=2"), (b"a=1\x1b[31m",), (b"a=\xff",), (b"a=" + b"x" * 511,)):
+            headers = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode())]
+            headers += [(b"tracestate", state) for state in states]
+            assert (await client.post(COMPLETIONS, json=completion(), headers=headers)).status_code == 200
+    roots = sorted((root for root, _ in collector.tree()), key=lambda root: root.start_time_unix_nano)
+    assert [root.trace_state for root in roots] == ["a=1,b=2", "", "", ""]
+    assert not [line for line in caplog.records if line.name == "opentelemetry.trace.span"], "it has not seen them"
+
+
+async def test_phases_that_were_not_there_have_no_span(with_model: Serve, collector: Collector) -> None:
+    async with with_model(otlp_traces_endpoint=collector.url) as (client, _):
+        response = await client.post("/v1/embeddings", json={"model": "tiny", "input": [5, 6]})
+        assert response.status_code == 200
+        metrics = (await client.get("/metrics")).text
+    ((root, phases),) = collector.tree()
+    assert [phase.name for phase in phases] == ["prepare", "queue", "prefill", "respond"]
+    assert "gen_ai.latency.time_in_model_decode" not in values(root.attributes)
+    for phase, count in (("queue", 1), ("prefill", 1), ("decode", 0), ("inference", 1)):
+        assert f'request_{phase}_time_seconds_count{{model_name="tiny"}} {float(count)}' in metrics
 
 
 def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:

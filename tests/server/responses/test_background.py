@@ -108,6 +108,13 @@ async def test_a_failure_is_its_end(client: httpx.AsyncClient, engine: FakeEngin
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
 
 
+async def test_its_record_names_the_error(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.fail_after, engine.failure = 0, RequestFailedError("it broke")
+    response = await ended(client, await begun(client))
+    one = (await client.get(f"/v1/requests/{response['id']}")).json()
+    assert (one["state"], one["error"], one["choices"][0]["finish_reason"]) == ("ended", "InternalError", "error")
+
+
 async def test_a_full_queue_promises_nothing(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.refuse = QueueFullError()
     error_of(await client.post(RESPONSES, json=asking(background=True)), 429, "rate_limit_exceeded")
@@ -248,7 +255,8 @@ async def test_one_that_is_unwanted_while_it_is_taken_up_again_is_not_made(
         return await take_in(*args, **fields)
 
     monkeypatch.setattr(intake, "run", slowly)
-    resuming = asyncio.ensure_future(resume(app.state.services))
+    work = await resume(app.state.services)
+    resuming = asyncio.ensure_future(work())
     async with client_of(app) as client:
         await begins.wait()
         await client.request(method, path if method == "DELETE" else f"{path}/cancel")
@@ -260,6 +268,19 @@ async def test_one_that_is_unwanted_while_it_is_taken_up_again_is_not_made(
         assert answer.json()["status"] == "cancelled"
     else:
         error_of(answer, 404)
+
+
+async def test_what_is_promised_as_soon_as_the_server_runs_is_made_once(
+    make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path
+) -> None:
+    app = make_app(data_dir=tmp_path)
+    work = await resume(app.state.services)
+    async with client_of(app) as client:
+        engine.first_delay_s = 60
+        path = await begun(client)
+        await work()
+        assert len(engine.requests) == 1
+        await client.post(f"{path}/cancel")
 
 
 @pytest.mark.parametrize("dies", [False, True])
