@@ -24,7 +24,9 @@ def render_monitoring() -> str:
 def _metrics() -> str:
     """Those of the server's own, with the names under which they are read."""
     info = SimpleNamespace(block_size=32, num_blocks=1, kv_dtype="float32")
-    idle: Any = SimpleNamespace(info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0)
+    idle: Any = SimpleNamespace(
+        info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0, num_background_held=0
+    )
     lines = ["| metric | | |", "|---|---|---|"]
     for family in text_string_to_metric_families(Metrics(idle, "model", "samewise").render().decode()):
         if family.name.startswith("samewise:") and not family.name.endswith("_created"):

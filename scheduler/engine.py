@@ -89,7 +89,13 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
         stats = self.scheduler.stats(self.runner.speculation_stats(), self.runner.learning_stats())
-        return replace(stats, num_waiting=stats.num_waiting + len(self._preparing)) if len(self._preparing) else stats
+        if not len(self._preparing):
+            return stats
+        return replace(
+            stats,
+            num_waiting=stats.num_waiting + len(self._preparing),
+            num_background_waiting=stats.num_background_waiting + self._preparing.num_background,
+        )
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if the scheduler's books do not balance. Cheap enough for every idle moment."""

@@ -1,9 +1,9 @@
 """What the engine takes and what it gives back. Plain data that can cross a process boundary."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
 from model_runner.info import LearningStats, SpeculationStats
@@ -162,13 +162,23 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot after a step. Counters grow from the engine's start."""
+class EngineLoad:
+    """What an engine has at a moment. One that has ended has nothing."""
 
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
     """Share of the KV blocks that running choices hold, 0 to 1."""
+    num_background_running: int = 0
+    """Those of `num_running` that make way for others."""
+    num_background_waiting: int = 0
+    """Those of `num_waiting` that only get the room that others leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats(EngineLoad):
+    """A snapshot after a step: the load, and counters that grow from the engine's start."""
+
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
@@ -185,5 +195,8 @@ class EngineStats:
     """None where nothing is learnt."""
     steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
     """How many of the steps computed at most STEP_TOKENS[0], more but at most STEP_TOKENS[1], ..., more than all."""
-    num_background_waiting: int = 0
-    """Those of `num_waiting` that only get the room that others leave."""
+
+    def ended(self) -> "EngineStats":
+        """The last that is known of an engine that has ended: what it counted, and no load."""
+        nothing: dict[str, Any] = {one.name: one.default for one in fields(EngineLoad)}
+        return replace(self, **nothing)

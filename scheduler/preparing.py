@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from model_runner.contract import Failure
 from scheduler.history import ChoiceHistory, Progress
-from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
+from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, RequestOutput
 from scheduler.output import failure_of
 
 _PATIENCE_S = 0.02
@@ -41,6 +41,11 @@ class Preparing:
     def __len__(self) -> int:
         """How many choices they have."""
         return sum(len(held.request.choices) for held in self._held.values())
+
+    @property
+    def num_background(self) -> int:
+        """Those that only get the room that others leave."""
+        return sum(len(held.request.choices) for held in self._held.values() if held.request.tier >= BACKGROUND)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._held

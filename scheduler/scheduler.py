@@ -41,7 +41,7 @@ from scheduler.groups import BeamMembers, Guided, least_share, lockstep, search_
 from scheduler.history import ChoiceHistory
 from scheduler.idle_room import IdleRoom, OthersLoad
 from scheduler.integrity import check_books
-from scheduler.interface import BACKGROUND, EngineRequest, EngineStats, RequestOutput, WatchText
+from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
 from scheduler.prefix_cache import PrefixCache
 from scheduler.queues.policy import make_queue
@@ -143,9 +143,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
-        step = Step(self._limit.budget(self._running, self._waiting))
-        others = list(self._running.values())
-        background = [request for request in others if request.tier >= BACKGROUND]
+        step, others = Step(self._limit.budget(self._running, self._waiting)), list(self._running.values())
+        background = [request for request in others if request.is_background]
         if background:
             others = [request for request in others if not request.is_background]
         self._fill(step, others)
@@ -233,8 +232,9 @@ class Scheduler:
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_background_waiting=self._waiting.num_background,
             kv_usage=self._pool.num_used / self.num_blocks,
+            num_background_running=sum(request.is_background for request in self._running.values()),
+            num_background_waiting=self._waiting.num_background,
             speculation=speculation,
             learning=learning,
             **self._counters.totals(),

@@ -1,5 +1,6 @@
 """What whoever talks to an OpenAI-compatible server has to know of its answers. No I/O in here."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Self
 from urllib.parse import urlsplit
@@ -137,12 +138,17 @@ def base_url(url: str) -> str:
     if "://" not in url:
         url = f"http://{url}"
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url} is not an http or https address")
+        raise ValueError(f"{without_password(url)} is not an http or https address")
     try:
         urlsplit(url).port  # noqa: B018  (looking at it checks it)
     except ValueError as error:
-        raise ValueError(f"{url}: {error}") from None
+        raise ValueError(f"{without_password(url)}: {error}") from None
     return url
+
+
+def without_password(url: str) -> str:
+    """An address that may be shown: who is let in there is left out."""
+    return re.sub("//.*@", "//", url)
 
 
 def headers(api_key: str | None) -> dict[str, str]:

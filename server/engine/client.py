@@ -71,6 +71,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def num_background_held(self) -> int:
+        """Those of `num_held` that only get the room that others leave."""
+        ...
+
+    @property
     def num_restarts(self) -> int: ...
 
     async def start(self) -> None:

@@ -1,7 +1,7 @@
 """The requests that are under way: their outputs so far, and the streams that wait for more."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from scheduler.history import ChoiceHistory
@@ -114,8 +114,12 @@ class LiveRequests:
     @property
     def num_held(self) -> int:
         """Those of requests that are not in the engine."""
-        held = (live for request_id, live in self._live.items() if not self._policy.is_inside(request_id))
-        return sum(live.num_unfinished for live in held)
+        return sum(live.num_unfinished for live in self._held())
+
+    @property
+    def num_background_held(self) -> int:
+        """Those of `num_held` that only get the room that others leave."""
+        return sum(live.num_unfinished for live in self._held() if live.is_background)
 
     @property
     def num_submitted(self) -> int:
@@ -220,6 +224,9 @@ class LiveRequests:
     async def wait_empty(self) -> None:
         """Returns when no request is live."""
         await self._empty.wait()
+
+    def _held(self) -> Iterator[LiveRequest]:
+        return (live for request_id, live in self._live.items() if not self._policy.is_inside(request_id))
 
     def _note_aborted(self, live: LiveRequest, choices: Iterable[int], submitted: bool) -> None:
         """The follower is told what the engine says of these choices, if it has them."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from model_runner.info import RunnerInfo
@@ -113,6 +113,10 @@ class EngineSupervisor(ABC):
     @property
     def num_held(self) -> int:
         return self._requests.num_held
+
+    @property
+    def num_background_held(self) -> int:
+        return self._requests.num_background_held
 
     @property
     def num_restarts(self) -> int:
@@ -244,7 +248,7 @@ class EngineSupervisor(ABC):
             gentle = self._stopping and self._link is not None
             self._link = None
             self._requests.engine_ended()
-            self._stats = replace(self._stats, num_running=0, num_waiting=0, kv_usage=0.0)
+            self._stats = self._stats.ended()
             self._settled.clear()
             await link.close(SHUTDOWN_GRACE_S if gentle else 0.0)
 

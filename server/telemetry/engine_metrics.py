@@ -76,18 +76,28 @@ class EngineCollector(Collector):
         return self._families.gauges("cache_config_info", text, list(config), values)
 
     def _queues(self, stats: EngineStats) -> Iterator[Metric]:
-        make, held = self._families, self._engine.num_held
-        yield make.gauge("num_requests_running", "Choices that the engine computes now.", stats.num_running)
-        yield make.gauge("num_requests_waiting", "Choices that wait for the engine.", stats.num_waiting + held)
-        text = "By why: capacity, for a place; background, for one left over; deferred, for an engine that restarts."
-        background = stats.num_background_waiting
+        """Autoscalers and routers take what runs and waits for load, so what delays nobody is told apart."""
+        make, engine = self._families, self._engine
+        running = stats.num_running - stats.num_background_running
+        capacity, deferred = (
+            stats.num_waiting - stats.num_background_waiting,
+            engine.num_held - engine.num_background_held,
+        )
+        background = stats.num_background_waiting + engine.num_background_held
+        text = "Choices that the engine computes now, those of batches left out."
+        yield make.gauge("num_requests_running", text, running)
+        text = "Choices of batches that it computes now; they make way for others."
+        yield make.gauge("num_background_running", text, stats.num_background_running)
+        text = "Choices that wait for the engine, those of batches left out."
+        yield make.gauge("num_requests_waiting", text, capacity + deferred)
+        text = "By why: capacity, for a place; deferred, for an engine that restarts; background, those of batches."
         by_reason: dict[tuple[str, ...], float] = {
-            ("capacity",): stats.num_waiting - background,
+            ("capacity",): capacity,
             ("background",): background,
-            ("deferred",): held,
+            ("deferred",): deferred,
         }
         yield make.gauges("num_requests_waiting_by_reason", text, ["reason"], by_reason)
-        yield make.gauge("num_requests_held", "Those of them that are deferred.", held)
+        yield make.gauge("num_requests_held", "Those that are deferred.", deferred)
 
 
 def _describe_cache(info: RunnerInfo) -> dict[str, str]:

@@ -14,7 +14,7 @@ from server.telemetry.families import Families
 from server.telemetry.generated_tokens import GeneratedTokens
 
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error", "timeout"]
-"""Why a choice ended; `abort`: nobody wants it any more."""
+"""Why a choice ended; `abort`: the client left, or there was no room for another prompt of its request."""
 
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20)
@@ -43,10 +43,14 @@ class Metrics:
         self._make_histograms()
 
     def _make_counters(self) -> None:
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests that the engine took.")
-        self._cached_tokens = self._counter("prompt_tokens_cached", "Those of them that it found in the prefix cache.")
+        self._prompt_tokens_total = self._counter(
+            "prompt_tokens", "Prompt tokens of the requests that the engine took."
+        )
+        self._cached_tokens_total = self._counter(
+            "prompt_tokens_cached", "Those of them that it found in the prefix cache."
+        )
         self._sources = self._counter_of("prompt_tokens_by_source", "Prompt tokens by where they came from.", "source")
-        text = "Choices that ended, by reason; abort: the client left."
+        text = "Choices that ended, by reason; abort: the client left, or there was no room for all of its request."
         self._success = self._counter_of("request_success", text, "finished_reason")
         for reason in get_args(EndReason):
             self._success.labels(self._model, reason)  # so that the first one is an increase
@@ -65,12 +69,12 @@ class Metrics:
         self._prefill = make("request_prefill_time_seconds", "From its first step to its first token.", _PHASE_S)
         self._decode = make("request_decode_time_seconds", "From its first token to its last.", _PHASE_S)
         self._inference = make("request_inference_time_seconds", "From its first step to its last token.", _PHASE_S)
-        self._prompt = make("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self._prompt_length = make("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         text = "Prompt tokens of a request that were not in the prefix cache."
-        self._computed = make("request_prefill_kv_computed_tokens", text, _TOKENS)
-        self._output = make("request_generation_tokens", "Generated tokens of a request.", _TOKENS)
+        self._computed_length = make("request_prefill_kv_computed_tokens", text, _TOKENS)
+        self._generated_length = make("request_generation_tokens", "Generated tokens of a request.", _TOKENS)
         text = "Generated tokens of the longest choice of a request."
-        self._longest = make("request_max_num_generation_tokens", text, _TOKENS)
+        self._longest_choice_length = make("request_max_num_generation_tokens", text, _TOKENS)
         self._max_tokens = make("request_params_max_tokens", "max_tokens of a request.", _TOKENS)
         self._n = make("request_params_n", "n of a request.", _CHOICES)
 
@@ -79,17 +83,17 @@ class Metrics:
 
     def observe_start(self, prompt_tokens: int, max_tokens: int, n: int) -> None:
         """The engine has taken a prompt."""
-        self._prompt_tokens.inc(prompt_tokens)
-        self._prompt.observe(prompt_tokens)
+        self._prompt_tokens_total.inc(prompt_tokens)
+        self._prompt_length.observe(prompt_tokens)
         self._max_tokens.observe(max_tokens)
         self._n.observe(n)
 
     def observe_prefill(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine has been through a prompt, of which so much was in the prefix cache."""
-        self._cached_tokens.inc(cached_tokens)
+        self._cached_tokens_total.inc(cached_tokens)
         self._sources.labels(self._model, "local_cache_hit").inc(cached_tokens)
         self._sources.labels(self._model, "local_compute").inc(prompt_tokens - cached_tokens)
-        self._computed.observe(prompt_tokens - cached_tokens)
+        self._computed_length.observe(prompt_tokens - cached_tokens)
 
     def observe_usage(self, tenant: str, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
         """A request of the tenant of this name has ended; those that were cached are among the prompt's."""
@@ -111,8 +115,8 @@ class Metrics:
     def observe_end(self, seconds: float, generated: Sequence[int]) -> None:
         """All choices of a request have ended, with so many tokens each."""
         self._latency.observe(seconds)
-        self._output.observe(sum(generated))
-        self._longest.observe(max(generated))
+        self._generated_length.observe(sum(generated))
+        self._longest_choice_length.observe(max(generated))
 
     def observe_phases(self, queue_s: float, prefill_s: float | None, decode_s: float | None) -> None:
         """A request that somebody waited for has ended: how long it waited in the engine, until its first token then,

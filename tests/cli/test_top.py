@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from rich.console import Console
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -28,14 +28,16 @@ from typer.testing import CliRunner, Result
 
 from server.cli.live_table import watching
 from server.cli.live_table.load import Load, Quantile, quantile, together
-from server.cli.live_table.snapshot import NoMetricsError, Snapshot, parse
+from server.cli.live_table.snapshot import NoMetricsError, Snapshot, Source, parse
 from server.cli.live_table.table import screen_of
 from server.cli.live_table.window import Window
 from server.cli.main import app
+from server.ray.replica_metrics import render
 from tests.cli.fake_openai import running
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 TTFT = "time_to_first_token_seconds"
+M = Source("m")
 
 
 class Metrics:
@@ -63,6 +65,9 @@ class Metrics:
     def text(self) -> str:
         return generate_latest(self._registry).decode()
 
+    def collect(self) -> list[Metric]:
+        return list(self._registry.collect())
+
     def snapshot(self, at: float) -> Snapshot:
         return parse(self.text(), at)
 
@@ -78,8 +83,8 @@ def load_of(*snapshots: Snapshot, seconds: float = 100.0) -> Load:
     window = Window(seconds)
     for snapshot in snapshots:
         window.add(snapshot)
-    samples = snapshots[-1].models["m"]
-    return Load(samples.gauges, samples.counters, window.rates("m"))
+    samples = snapshots[-1].sources[M]
+    return Load(samples.gauges, samples.counters, window.rates(M))
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------
@@ -112,7 +117,7 @@ def test_restarts_lose_nothing_and_are_never_negative(seed: int) -> None:
         metrics.observe(TTFT, *(rng.random() for _ in range(tokens)))
         gained += tokens if second else 0
         window.add(metrics.snapshot(float(second)))
-    rates = window.rates("m")
+    rates = window.rates(M)
     assert rates is not None
     assert rates["generation_tokens_total", ()] == pytest.approx(gained / 39)
     assert rates[f"{TTFT}_count", ()] == pytest.approx(gained / 39)
@@ -129,14 +134,16 @@ def test_a_histogram_begins_again_as_a_whole() -> None:
     assert load.quantile(TTFT, 0.99) == Quantile(pytest.approx(0.01 + 0.09 * 0.99))
 
 
-def test_a_new_label_counts_from_0() -> None:
+def test_a_new_label_counts_from_when_it_is_seen() -> None:
     metrics = Metrics()
     metrics.count("tenant_tokens", 5, tenant="ann", kind="prompt")
-    before = metrics.snapshot(0.0)
-    metrics.count("tenant_tokens", 6, tenant="bob", kind="completion")
-    metrics.count("tenant_tokens", 1, tenant="ann", kind="prompt")
-    metrics.count("tenant_tokens", 100, tenant="ann", kind="cached")
-    assert load_of(before, metrics.snapshot(2.0)).tenants == (("bob", 3.0), ("ann", 0.5))
+    snapshots = [metrics.snapshot(0.0)]
+    for second in (1.0, 2.0):
+        metrics.count("tenant_tokens", 6, tenant="bob", kind="completion")
+        metrics.count("tenant_tokens", 1, tenant="ann", kind="prompt")
+        metrics.count("tenant_tokens", 100, tenant="ann", kind="cached")
+        snapshots.append(metrics.snapshot(second))
+    assert load_of(*snapshots).tenants == (("bob", 3.0), ("ann", 1.0))
 
 
 # -- quantiles ---------------------------------------------------------------------------------------------------------
@@ -175,6 +182,70 @@ def test_no_quantile_of_nothing() -> None:
     assert quantile([], 0.5) is None
 
 
+# -- replicas on Ray ---------------------------------------------------------------------------------------------------
+
+
+def page(at: float, **replicas: Metrics) -> Snapshot:
+    """As the front before them writes it."""
+    return parse(render((name, metrics.collect()) for name, metrics in replicas.items()).decode(), at)
+
+
+def replica(started: float, tokens: float) -> Metrics:
+    metrics = Metrics(started=started)
+    metrics.gauge("kv_cache_usage_perc", started / 10)
+    metrics.count("generation_tokens", tokens)
+    return metrics
+
+
+def test_each_replica_has_its_own_numbers() -> None:
+    a, b, c = replicas = [replica(started, 1e9) for started in (1.0, 2.0, 3.0)]
+    window = Window(100.0)
+    window.add(page(0.0, a=a, b=b, c=c))
+    for metrics, tokens in zip(replicas, (10, 20, 30), strict=True):
+        metrics.count("generation_tokens", tokens)
+    last = page(2.0, c=c, a=a, b=b)
+    window.add(last)
+    found = {source.replica: (samples.started, window.rates(source)) for source, samples in last.sources.items()}
+    assert {name: started for name, (started, _) in found.items()} == {"a": 1.0, "b": 2.0, "c": 3.0}
+    generated = {name: rates and rates["generation_tokens_total", ()] for name, (_, rates) in found.items()}
+    assert generated == {"a": 5.0, "b": 10.0, "c": 15.0}
+    loads = {source: Load(samples.gauges, samples.counters) for source, samples in last.sources.items()}
+    assert [load.kv_usage for load in loads.values()] == [0.3, 0.1, 0.2]
+    assert together(list(loads.values())).kv_usage == pytest.approx(0.2)
+
+
+def test_replicas_come_and_go_without_a_jump() -> None:
+    """One that was there before, or is there for the first time, brings what it counted while it was watched."""
+    a, b = replica(1.0, 1e9), replica(2.0, 1e9)
+    window = Window(100.0)
+    for second, here in enumerate([{"a": a}, {"a": a, "b": b}, {"b": b}, {"b": b, "a": a}, {"a": a, "b": b}]):
+        for metrics in (a, b):
+            metrics.count("generation_tokens", 8)
+        window.add(page(float(second), **here))
+    for name in "ab":
+        rates = window.rates(Source("m", name))
+        assert rates is not None
+        assert rates["generation_tokens_total", ()] == 8
+    window.add(page(5.0, a=a, b=replica(3.0, 24)))  # another process, which has counted all of it since
+    rates = window.rates(Source("m", "b"))
+    assert rates is not None
+    assert rates["generation_tokens_total", ()] == (3 * 8 + 24) / 4
+
+
+def test_each_replica_is_a_row() -> None:
+    console = Console(width=100, record=True, file=StringIO(), highlight=False)
+    sources = page(0.0, left=replica(1.0, 0), right=replica(2.0, 0)).sources
+    loads = {source: Load(samples.gauges, samples.counters) for source, samples in sources.items()}
+    console.print(screen_of({"host:8000": loads}, [], 1.0))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[0] == ["m", "host:8000"]
+    assert [line[:3] + line[4:5] for line in lines[4:7]] == [
+        ["left", "up", "0", "10%"],
+        ["right", "up", "0", "20%"],
+        ["total", "up", "0", "15%"],
+    ]
+
+
 # -- several engines and servers ---------------------------------------------------------------------------------------
 
 
@@ -184,10 +255,12 @@ def test_the_engines_of_a_vllm_server_are_one_row() -> None:
     for engine, usage in (("0", 0.25), ("1", 0.75)):
         metrics.gauge("kv_cache_usage_perc", usage, engine=engine)
         metrics.gauge("engine_sleep_state", 1, engine=engine, sleep_state="awake")
-    before = metrics.snapshot(0.0)
-    for name, count in (("drafts", 10), ("draft_tokens", 40), ("accepted_tokens", 15)):
-        metrics.count(f"spec_decode_num_{name}", count, engine="1")
-    load = load_of(before, metrics.snapshot(1.0))
+    snapshots = []
+    for second in (0.0, 1.0):
+        for name, count in (("drafts", 10), ("draft_tokens", 40), ("accepted_tokens", 15)):
+            metrics.count(f"spec_decode_num_{name}", count, engine="1")
+        snapshots.append(metrics.snapshot(second))
+    load = load_of(*snapshots)
     assert (load.state, load.running, load.kv_usage) == ("up", 3, 0.5)
     assert load.restarts is None
     (speculation,) = load.speculation
@@ -197,18 +270,18 @@ def test_the_engines_of_a_vllm_server_are_one_row() -> None:
 def test_the_total_adds_up() -> None:
     loads, values = [], (np.linspace(0.01, 0.1, 400), np.linspace(0.1, 1.0, 100))
     for usage, of_server in zip((0.2, 0.6), values, strict=True):
-        metrics = Metrics()
-        before = metrics.snapshot(0.0)
+        before, metrics = Metrics(started=0.0).snapshot(0.0), Metrics()
         metrics.gauge("num_requests_running", 2)
         metrics.gauge("kv_cache_usage_perc", usage)
         metrics.gauge("engine_state", 1, state="ready")
-        metrics.gauge("num_requests_waiting", 9)
+        metrics.gauge("num_background_running", 7)
+        metrics.gauge("num_requests_waiting", 3)
         metrics.gauge("num_requests_waiting_by_reason", 6, reason="background")
         metrics.observe(TTFT, *of_server)
         metrics.observe("e2e_request_latency_seconds", 1.0, bounds=(usage, 5.0))
         loads.append(load_of(before, metrics.snapshot(2.0)))
     total = together(loads)
-    assert (total.state, total.running, total.waiting, total.kv_usage) == ("ready", 4, 6, pytest.approx(0.4))
+    assert (total.state, total.running, total.waiting, total.kv_usage) == ("ready", 18, 6, pytest.approx(0.4))
     assert total.rate(f"{TTFT}_count") == 250
     found = total.quantile(TTFT, 0.9)
     assert found is not None
@@ -243,11 +316,36 @@ def test_garbage_is_told_as_such(text: str) -> None:
         parse(text, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vllm:num_requests_running 1\n", "begin with vllm: have no label model_name"),
+        (Metrics("vllm").text() + Metrics("samewise").text(), "of several servers (samewise:, vllm:)"),
+    ],
+)
+def test_what_cannot_be_told_apart_is_said(text: str, message: str) -> None:
+    with pytest.raises(NoMetricsError, match=re.escape(message)):
+        parse(text, 0.0)
+
+
+@pytest.mark.parametrize("label", ['le="x",', 'le="nan",', 'le="-Inf",', ""])
+def test_a_bucket_without_a_bound_is_not_known(label: str) -> None:
+    metrics, snapshots = Metrics(), []
+    for second in (0.0, 1.0):
+        metrics.observe(TTFT, 0.05)
+        name = f"samewise:{TTFT}_bucket"
+        snapshots.append(parse(f'{metrics.text()}# TYPE b histogram\n{name}{{{label}model_name="m"}} 9\n', second))
+    assert load_of(*snapshots).quantile(TTFT, 0.5) == Quantile(pytest.approx(0.055))
+
+
 @given(st.integers(0, 2000), st.text(max_size=6))
 def test_damaged_metrics_are_read_or_refused(place: int, inserted: str) -> None:
     text = DAMAGED.text()
     with suppress(NoMetricsError):
-        parse(text[:place] + inserted + text[place + 3 :], 0.0)
+        snapshot = parse(text[:place] + inserted + text[place + 3 :], 0.0)
+        for source, samples in snapshot.sources.items():
+            Load(rates=samples.counters).quantile(TTFT, 0.5)
+            assert source.model
 
 
 DAMAGED = Metrics()
@@ -264,8 +362,7 @@ def test_what_is_no_number_is_not_known() -> None:
 
 def busy(prefix: str = "samewise") -> tuple[Snapshot, Snapshot]:
     """The widest numbers that are likely."""
-    metrics = Metrics(prefix)
-    before = metrics.snapshot(0.0)
+    before, metrics = Metrics(prefix, started=0.0).snapshot(0.0), Metrics(prefix)
     for name, value in (("running", 1024), ("waiting", 9999)):
         metrics.gauge(f"num_requests_{name}", value)
     metrics.gauge("kv_cache_usage_perc", 1.0)
@@ -291,7 +388,7 @@ def busy(prefix: str = "samewise") -> tuple[Snapshot, Snapshot]:
 def shown(width: int, *servers: str) -> list[str]:
     console = Console(width=width, record=True, file=StringIO(), highlight=False)
     load = load_of(*busy())
-    console.print(screen_of({server: {"m": load} for server in servers}, ["gone: [red]"], 1.0))
+    console.print(screen_of({server: {M: load} for server in servers}, ["gone: [red]"], 1.0))
     return console.export_text().splitlines()
 
 
@@ -393,6 +490,18 @@ def test_what_is_no_server_of_ours_is_said_in_a_line(server: FakeServer, status:
     assert result.stdout == ""
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_passwords_are_sent_and_not_shown(server: FakeServer) -> None:
+    with serving(server) as url:
+        address = url.removeprefix("http://")
+        result = top(f"http://user:secret@{address}")
+        assert result.stdout.startswith(f"m  {address}\n")
+        assert server.keys == ["Basic dXNlcjpzZWNyZXQ="] * 2
+        server.metrics, server.status = None, 404
+        failed = [top(f"http://user:secret@{address}"), top("user:secret@127.0.0.1:9"), top("http://user:secret@a:x")]
+    assert [one.exit_code for one in failed] == [1, 1, 2]
+    assert "secret" not in "".join(one.stdout + one.stderr for one in [result, *failed])
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://host:99999", "http://[::1"])

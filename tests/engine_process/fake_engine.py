@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from model_runner.info import RunnerInfo
 from scheduler.history import ChoiceHistory, Progress
-from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
+from scheduler.interface import BACKGROUND, EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
 
@@ -111,7 +111,8 @@ class FakeEngine:
         )
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self.running), steps=self.steps)
+        num_background = sum(running.request.tier >= BACKGROUND for running in self.running.values())
+        return EngineStats(len(self.running), num_background_running=num_background, steps=self.steps)
 
     def check_integrity(self) -> None:
         assert not self.running

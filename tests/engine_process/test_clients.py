@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from model_runner.contract import SamplingParams
-from scheduler.interface import BACKGROUND, ChoiceState, FinishReason
+from scheduler.interface import BACKGROUND, ChoiceState, EngineStats, FinishReason
 from server.engine.client import (
     EngineClient,
     EngineState,
@@ -297,12 +297,14 @@ async def test_requests_that_come_during_a_restart_wait_for_it(running):
 async def test_nothing_runs_in_an_engine_that_has_ended(running):
     async with running(loads=("", "slowly")) as client:
         streams = [asyncio.create_task(collect(client, request("poison", RAISE, max_tokens=60, n=2)))]
-        streams.append(asyncio.create_task(collect(client, request("other", max_tokens=60, n=3))))
+        lines = replace(request("lines", max_tokens=60, n=3), tier=BACKGROUND)
+        streams.append(asyncio.create_task(collect(client, lines)))
         await until(lambda: client.state is EngineState.RESTARTING)
-        assert (client.stats.num_running, client.num_held) == (0, 5)
+        assert (client.num_held, client.num_background_held) == (5, 3)
+        assert client.stats == EngineStats(steps=client.stats.steps)
         assert client.stats.steps > 0
         await client.wait_ready()
-        assert client.num_held == 0
+        assert (client.num_held, client.num_background_held) == (0, 0)
         await asyncio.gather(*streams, return_exceptions=True)
 
 

@@ -113,7 +113,9 @@ def test_messages_to_the_engine(message):
         Ready(RunnerInfo(1, 2, 3, 4, 5, 6, "cpu", "float32", "float32", "none")),
         LoadFailed("too large"),
         StepDone((), EngineStats()),
-        StepDone((OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, (STATS,))),
+        StepDone(
+            (OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, 9, 10, (STATS,))
+        ),
         StepDone((), EngineStats(learning=LearningStats(1, 2, 3, 4, 5, 1.5, None))),
         Rejected("x", "too long"),
         StepDone((replace(OUTPUT, history=HISTORY),), EngineStats()),

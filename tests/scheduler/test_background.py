@@ -93,6 +93,7 @@ def test_whoever_comes_does_not_wait_for_it(settings):
     stats = engine.stats()
     assert (stats.num_waiting, stats.num_background_waiting) == (4 - stats.num_running, 3 - stats.num_running)
     assert stats.num_background_waiting > 0
+    assert stats.num_background_running == stats.num_running > 0
     before = len(engine.runner.plans)
     while engine.has_work:
         for output in engine.step():

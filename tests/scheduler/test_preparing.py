@@ -8,7 +8,7 @@ import pytest
 
 from scheduler import preparing
 from scheduler.engine import Engine
-from scheduler.interface import BeamSearch, FinishReason
+from scheduler.interface import BACKGROUND, BeamSearch, FinishReason
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import CONFIG, RecordingRunner, make_request, shares, tokens_of
 from tests.scheduler.simulated_beams import expected_sequences
@@ -84,7 +84,7 @@ def test_the_one_that_is_ready_first_runs_first(engine):
 def test_they_count_as_waiting(engine):
     engine.add(make_request("held", grammar="g", n=3))
     engine.add(make_request("free"))
-    assert engine.stats().num_waiting == 4
+    assert (engine.stats().num_waiting, engine.stats().num_background_waiting) == (4, 0)
     engine.step()
     assert (engine.stats().num_waiting, engine.stats().num_running) == (3, 1)
     engine.runner.works["g"].set_result(None)
@@ -92,6 +92,12 @@ def test_they_count_as_waiting(engine):
     assert engine.stats().num_waiting + engine.stats().num_running == 4
     engine.step()
     assert engine.stats().num_waiting == 0
+
+
+def test_those_in_the_background_count_as_such(engine):
+    engine.add(replace(make_request("lines", grammar="g", n=3), tier=BACKGROUND))
+    engine.add(make_request("other", grammar="g"))
+    assert (engine.stats().num_waiting, engine.stats().num_background_waiting) == (4, 3)
 
 
 def test_what_is_prepared_is_enough_for_all_that_runs_at_a_time(engine):

@@ -86,6 +86,7 @@ class FakeEngine:
     )
     num_restarts: int = 2
     num_held: int = 0
+    num_background_held: int = 0
     tokens_per_step: int = 1
     counts_drafts: bool = False
     """Report each step as one that verified `tokens_per_step` drafts, of which the last was rejected."""

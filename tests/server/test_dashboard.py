@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from model_runner.info import LearningStats, SpeculationStats
 from scheduler.interface import EngineStats
 from server.engine.client import RequestFailedError
+from server.ray.replica_metrics import render
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat
 from tests.server.tenants.keys import of_tenant
@@ -27,8 +28,6 @@ ALERTS = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
 OF_GRAFANA = {"__rate_interval": "1m", "__range": "1h"}
-OF_PROMETHEUS = {"instance": "samewise:8000", "job": "samewise"}
-"""Labels that it adds to all that it reads."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,12 @@ def filled_in(text: str, prefix: str) -> str:
 class Served:
     """The metrics of a server, as Prometheus has them."""
 
-    def __init__(self, text: str) -> None:
-        self.series: dict[str, list[dict[str, str]]] = {"up": [OF_PROMETHEUS]}
+    def __init__(self, text: str, job: str = "samewise") -> None:
+        added = {"instance": "samewise:8000", "job": job}
+        self.series: dict[str, list[dict[str, str]]] = {"up": [added]}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                self.series.setdefault(sample.name, []).append({**sample.labels, **OF_PROMETHEUS})
+                self.series.setdefault(sample.name, []).append({**sample.labels, **added})
 
     def labels_of(self, expression: promql.Expr) -> set[str] | None:
         """Of the result; None of a number. Raises AssertionError where there would be no result."""
@@ -115,8 +115,10 @@ def _fits(matcher: promql.Matcher, value: str) -> bool:
 
 
 @pytest.fixture
-async def served(make_with_keys: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[str], Any]:
-    async def metrics(prefix: str) -> Served:
+async def busy(make_with_keys: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[str], Any]:
+    """A server of which there is something to tell: its metrics as text, and those of two of it by Ray's front."""
+
+    async def metrics(prefix: str) -> tuple[str, str]:
         app = make_with_keys({"ann": {}}, metrics_prefix=prefix)
         speculation = SpeculationStats("suffix", 30, (8, 4), (10, 8), 10, 22, draft_s=0.5, verify_s=2.25)
         learning = LearningStats(900, 0, 7, 2, 1, 1.25, 1.75)
@@ -125,19 +127,45 @@ async def served(make_with_keys: Callable[..., FastAPI], engine: FakeEngine) -> 
             assert (await client.post(CHAT, json=chat())).status_code == 200
             engine.refuse = RequestFailedError("broken")
             assert (await client.post(CHAT, json=chat())).status_code >= 500
-            return Served((await client.get("/metrics")).text)
+            collected = app.state.services.metrics.collect()
+            return (await client.get("/metrics")).text, render((name, collected) for name in "ab").decode()
+
+    return metrics
+
+
+@pytest.fixture
+async def served(busy: Callable[[str], Any]) -> Callable[[str], Any]:
+    async def metrics(prefix: str) -> Served:
+        return Served((await busy(prefix))[0])
 
     return metrics
 
 
 @pytest.mark.parametrize("prefix", VARIABLES["prefix"]["query"].split(","))
-async def test_every_query_finds_what_it_asks_for(served: Callable[[str], Any], prefix: str) -> None:
-    metrics = await served(prefix)
+async def test_every_query_finds_what_it_asks_for(busy: Callable[[str], Any], prefix: str) -> None:
+    alone, on_ray = map(Served, await busy(prefix))
     for query in queries():
-        text = filled_in(query.expression, prefix).replace("samewise:", f"{prefix}:")
-        labels = metrics.labels_of(promql.parse(text))
+        expression = promql.parse(filled_in(query.expression, prefix).replace("samewise:", f"{prefix}:"))
         named = set(re.findall(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}", query.legend))
-        assert named <= labels, f"{query.title}: {named - labels} are no labels of the result"
+        for metrics, not_there in ((alone, {"replica"}), (on_ray, set())):
+            labels = metrics.labels_of(expression)
+            assert named - not_there <= labels, f"{query.title}: {named - labels} are no labels of the result"
+
+
+async def test_replicas_have_their_own_lines(busy: Callable[[str], Any]) -> None:
+    on_ray = Served((await busy("samewise"))[1])
+    for panel in PANELS:
+        for target in panel["targets"]:
+            if "replica" in (on_ray.labels_of(promql.parse(filled_in(target["expr"], "samewise"))) or ()):
+                assert "{{replica}}" in target["legendFormat"], panel["title"]
+
+
+@pytest.mark.parametrize("job", ["samewise", "llm-samewise", "samewise-http"])
+async def test_alerts_hold_whatever_the_service_is_called(busy: Callable[[str], Any], job: str) -> None:
+    """The Prometheus Operator calls a job after its Service."""
+    metrics = Served((await busy("samewise"))[0], job)
+    for rule in ALERTS:
+        metrics.labels_of(promql.parse(rule["expr"]))
 
 
 @pytest.mark.parametrize("name", ["model_name", "instance"])

@@ -99,12 +99,17 @@ async def test_the_longest_choice_of_each_request(client: httpx.AsyncClient, eng
     assert seen["samewise:request_max_num_generation_tokens_count",] == 1
 
 
-async def test_waiting_by_reason_adds_up(client: httpx.AsyncClient, engine: FakeEngine):
-    engine.stats, engine.num_held = EngineStats(num_waiting=5, num_background_waiting=4), 2
+async def test_lines_of_batches_are_no_load(client: httpx.AsyncClient, engine: FakeEngine):
+    """What autoscalers and routers read leaves them out, since they delay nobody."""
+    engine.stats = EngineStats(num_running=9, num_waiting=5, num_background_running=7, num_background_waiting=4)
+    engine.num_held, engine.num_background_held = 8, 6
     seen = await read(client)
     by_reason = {key[1]: value for key, value in seen.items() if key[0].endswith("_waiting_by_reason")}
-    assert by_reason == {"capacity": 1, "background": 4, "deferred": 2}
-    assert seen["samewise:num_requests_waiting",] == 7
+    assert by_reason == {"capacity": 5 - 4, "background": 4 + 6, "deferred": 8 - 6}
+    assert seen["samewise:num_requests_waiting",] == 1 + 2
+    assert seen["samewise:num_requests_held",] == 2
+    assert seen["samewise:num_requests_running",] == 9 - 7
+    assert seen["samewise:num_background_running",] == 7
 
 
 async def test_steps_by_how_much_they_compute(client: httpx.AsyncClient, engine: FakeEngine):

@@ -56,14 +56,14 @@ class Load:
 
     @property
     def running(self) -> float | None:
-        return _total(self.gauges, "num_requests_running")
+        """With those of batches: it is what the engine does."""
+        running = _total(self.gauges, "num_requests_running")
+        return None if running is None else running + (_total(self.gauges, "num_background_running") or 0.0)
 
     @property
     def waiting(self) -> float | None:
-        """Without those that only wait for room to be left."""
-        waiting = _total(self.gauges, "num_requests_waiting")
-        by_reason = _by_label(self.gauges, "num_requests_waiting_by_reason", "reason")
-        return None if waiting is None else waiting - by_reason.get("background", 0.0)
+        """Without those of batches, which only wait for room to be left."""
+        return _total(self.gauges, "num_requests_waiting")
 
     @property
     def kv_usage(self) -> float | None:

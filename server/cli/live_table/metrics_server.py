@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import time
-from urllib.parse import urlsplit
+from operator import itemgetter
 
 import httpx
 
 from server.cli.live_table.load import Load
-from server.cli.live_table.snapshot import NoMetricsError, Snapshot, parse
+from server.cli.live_table.snapshot import NoMetricsError, Snapshot, Source, parse
 from server.cli.live_table.window import Window
-from server.cli.openai_answers import error_message
+from server.cli.openai_answers import error_message, without_password
 
 _TIMEOUT_S = 5.0
 
@@ -28,11 +28,13 @@ class MetricsServer:
 
     def __init__(self, client: httpx.AsyncClient, url: str, window_s: float) -> None:
         """`url` is the server's address, without a path of ours."""
-        self.name = urlsplit(url).netloc + urlsplit(url).path
+        shown = without_password(url)
+        self.name = shown.partition("//")[2]
         self.problem = ""
         """Why there are no numbers now; empty while there are."""
         self._client = client
         self._url = f"{url}/metrics"
+        self._shown = f"{shown}/metrics"
         self._window = Window(window_s)
 
     @property
@@ -41,14 +43,14 @@ class MetricsServer:
         return self._window.seconds
 
     @property
-    def loads(self) -> dict[str, Load]:
-        """By model; empty while there is a problem."""
+    def loads(self) -> dict[Source, Load]:
+        """Of what was there at the last reading, in a lasting order; empty while there is a problem."""
         latest = self._window.latest
         if latest is None:
             return {}
         return {
-            model: Load(samples.gauges, samples.counters, self._window.rates(model))
-            for model, samples in latest.models.items()
+            source: Load(samples.gauges, samples.counters, self._window.rates(source))
+            for source, samples in sorted(latest.sources.items(), key=itemgetter(0))
         }
 
     async def read(self) -> None:
@@ -72,18 +74,18 @@ class MetricsServer:
         try:
             response = await self._client.get(self._url, timeout=_TIMEOUT_S)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise NotMetricsError(f"{self._url}: {error}") from None
+            raise NotMetricsError(f"{self._shown}: {error}") from None
         except httpx.RequestError as error:
-            raise UnreachableError(f"no server answers at {self._url} ({type(error).__name__})") from None
+            raise UnreachableError(f"no server answers at {self._shown} ({type(error).__name__})") from None
         at = time.monotonic()
         if response.status_code >= 500:
-            raise UnreachableError(f"{self._url}: HTTP {response.status_code}: {error_message(response.content)}")
+            raise UnreachableError(f"{self._shown}: HTTP {response.status_code}: {error_message(response.content)}")
         if response.status_code in (401, 403):
             said = error_message(response.content)
-            raise NotMetricsError(f"{self._url} wants another key (--api-key or SAMEWISE_API_KEY): {said}")
+            raise NotMetricsError(f"{self._shown} wants another key (--api-key or SAMEWISE_API_KEY): {said}")
         if response.status_code != 200:
-            raise NotMetricsError(f"{self._url}: HTTP {response.status_code}: {error_message(response.content)}")
+            raise NotMetricsError(f"{self._shown}: HTTP {response.status_code}: {error_message(response.content)}")
         try:
             return parse(response.text, at)
         except NoMetricsError as error:
-            raise NotMetricsError(f"{self._url}: {error}") from None
+            raise NotMetricsError(f"{self._shown}: {error}") from None

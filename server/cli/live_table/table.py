@@ -11,6 +11,7 @@ from rich.text import Text
 
 from server.cli.console import printable
 from server.cli.live_table.load import Load, Quantile, together
+from server.cli.live_table.snapshot import Source
 
 _WIDE = 132
 """Characters that one table for all takes."""
@@ -25,7 +26,7 @@ _LATENCIES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model on a server, or all of them."""
+    """A model on a server or on one of its replicas, or all of them."""
 
     name: str
     load: Load
@@ -61,13 +62,20 @@ class Screen:
             yield Text(printable(problem), style="red")
 
 
-def screen_of(loads: Mapping[str, Mapping[str, Load]], problems: Sequence[str], seconds: float) -> Screen:
-    """Of servers, their models; what is the same in all rows is in the title."""
-    models = {model for of_server in loads.values() for model in of_server}
-    named = [(server, model, load) for server, of_server in loads.items() for model, load in of_server.items()]
-    rows = [Row(_join(server * (len(loads) > 1), model * (len(models) > 1)), load) for server, model, load in named]
-    title = _join(*models if len(models) == 1 else (), *loads if len(loads) == 1 else ())
-    return Screen(title, rows, problems, seconds)
+def screen_of(loads: Mapping[str, Mapping[Source, Load]], problems: Sequence[str], seconds: float) -> Screen:
+    """Of servers, what they serve; what is the same in all rows is in the title."""
+    named = [(server, source, load) for server, of_server in loads.items() for source, load in of_server.items()]
+    models = {source.model for _, source, _ in named}
+    replicas = {source.replica for _, source, _ in named}
+    rows = [
+        Row(
+            _join(server * (len(loads) > 1), source.replica * (len(replicas) > 1), source.model * (len(models) > 1)),
+            load,
+        )
+        for server, source, load in named
+    ]
+    title = [names for names in (models, loads, replicas) if len(names) == 1]
+    return Screen(_join(*(name for names in title for name in names)), rows, problems, seconds)
 
 
 def _join(*names: str) -> str:

@@ -3,13 +3,13 @@
 from collections import deque
 from itertools import pairwise
 
-from server.cli.live_table.snapshot import ModelSamples, Series, Snapshot
+from server.cli.live_table.snapshot import Samples, Series, Snapshot, Source
 
 _OF_HISTOGRAMS = ("_bucket", "_count", "_sum")
 
 
 class Window:
-    """The last snapshots of one server, as many as reach back for some seconds."""
+    """The last snapshots of one address, as many as reach back for some seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -34,24 +34,30 @@ class Window:
         """Rates over a time in which the server was away would mean nothing."""
         self._snapshots.clear()
 
-    def rates(self, model: str) -> dict[Series, float] | None:
-        """What the model's counters gained a second, never less than 0; None before there are two snapshots."""
-        if self.seconds <= 0:
+    def rates(self, source: Source) -> dict[Series, float] | None:
+        """What its counters gained a second while it was seen, never less than 0; None until it was seen twice."""
+        seen = [snapshot for snapshot in self._snapshots if source in snapshot.sources]
+        seconds = seen[-1].at - seen[0].at if seen else 0.0
+        if seconds <= 0:
             return None
         gained: dict[Series, float] = {}
-        for before, after in pairwise(self._snapshots):
-            for series, value in _increase(before, after, model).items():
+        for before, after in pairwise(snapshot.sources[source] for snapshot in seen):
+            for series, value in _increase(before, after).items():
                 gained[series] = gained.get(series, 0.0) + value
-        return {series: value / self.seconds for series, value in gained.items()}
+        return {series: value / seconds for series, value in gained.items()}
 
 
-def _increase(before: Snapshot, after: Snapshot, model: str) -> dict[Series, float]:
-    """A counter that has become less has begun at 0 again, and all of a histogram with any part of it."""
-    now = after.models.get(model, ModelSamples()).counters
-    then = before.models.get(model, ModelSamples()).counters if before.started == after.started else {}
+def _increase(before: Samples, after: Samples) -> dict[Series, float]:
+    """What another process counted, it counted since. Within one, a series that is new counts from now on: the page may
+    have left it out before. One that has become less has begun at 0 again, and all of a histogram with any part of it.
+    """
+    now, then = after.counters, before.counters
+    if before.started != after.started:
+        return now
     restarted = {_whole(series) for series, value in now.items() if value < then.get(series, 0.0)}
     return {
-        series: value if _whole(series) in restarted else value - then.get(series, 0.0) for series, value in now.items()
+        series: value if _whole(series) in restarted else value - then.get(series, value)
+        for series, value in now.items()
     }
 
 
