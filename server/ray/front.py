@@ -1,11 +1,9 @@
 """The application before the replicas: refuses what they cannot serve together, and passes all else on, as it comes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
-import msgspec
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -18,7 +16,7 @@ from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS, by_path
 from server.config import Settings
 from server.errors import ApiError
-from server.http.auth import key_in
+from server.http.auth import OPEN_PATHS, key_in, owner_of
 from server.http.body import read_bytes
 from server.http.cors import allow_origins
 from server.http.disconnect import wait_unless_gone
@@ -29,14 +27,19 @@ from server.ray.exchange import ForwardedRequest, Taken
 from server.ray.prompt_start import session_of
 from server.ray.replica_metrics import render
 from server.ray.replicas import Replicas
+from server.ray.routing_fields import SHORT_BYTES, read_fields
 from server.telemetry.request_record import RequestRecord
+from server.tenants.key_ring import KeyRing
 
 _FORM_MIB = 1.0
 """Of a form, beside the file in it."""
 
 
 def create_front(replicas: Replicas, settings: Settings, *, has_many: bool) -> Starlette:
-    """The application. `has_many`: there may be more than one replica, so nothing can be stored."""
+    """The application. `has_many`: there may be more than one replica, so nothing can be stored.
+
+    Raises KeysError and OSError if the configured API keys cannot be used.
+    """
     app = Starlette(routes=[Route("/{path:path}", Front(replicas, settings, has_many=has_many))])
     allow_origins(app, settings.cors_origins)
     return app
@@ -49,6 +52,7 @@ class Front:
         self._replicas = replicas
         self._settings = settings
         self._has_many = has_many
+        self._keys = KeyRing(settings)
         self._dialect_of = by_path(DIALECTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,23 +81,38 @@ class Front:
 
     async def _pass_on(self, scope: Scope, receive: Receive, passing: "_Passing") -> None:
         request, path = Request(scope, receive), scope["path"]
+        key = key_in(request.headers)
+        if self._keys and path not in OPEN_PATHS:
+            owner_of(key, self._keys)
         if self._has_many:
             stored.check_path(path)
         content = await read_bytes(request, self._max_mib(path))
-        body = _object_in(content)
-        if self._has_many:
-            stored.check_body(path, body)
-            content = stored.unstored(path, content, body)
-        session = session_of(body, key_in(request.headers) if self._settings.isolate_keys else "")
+        session = ""
+        if not _is_of_files(path):
+            session_key = key if self._settings.isolate_keys else ""
+            if len(content) > SHORT_BYTES:
+                content, session = await asyncio.to_thread(self._route, path, content, session_key)
+            else:
+                content, session = self._route(path, content, session_key)
         forwarded = ForwardedRequest.of(scope, content, record_in(scope).request_id)
         answer = self._replicas.answer(forwarded, session)
         task = asyncio.create_task(passing.all_of(answer))
         await wait_unless_gone(request, task)
         await task
 
+    def _route(self, path: str, content: bytes, key: str) -> tuple[bytes, str]:
+        """The body as the replica gets it, and its session. Raises InvalidRequestError."""
+        fields = read_fields(content)
+        if fields is None:
+            return content, ""
+        if self._has_many:
+            stored.check_body(path, fields)
+            content = stored.unstored(path, content, fields)
+        return content, session_of(fields, key)
+
     def _max_mib(self, path: str) -> float:
         """Of a body; the replica knows better what may be in it."""
-        if path.startswith("/v1/files"):
+        if _is_of_files(path):
             return self._settings.max_file_mib + _FORM_MIB
         return self._settings.max_body_mib
 
@@ -160,10 +179,6 @@ def _with_ids(scope: Scope, send: Send) -> Send:
     return send_with_ids
 
 
-def _object_in(content: bytes) -> Mapping[str, Any]:
-    """The body, as far as routing needs it: empty if it is no JSON object, which the replica says better."""
-    try:
-        body = msgspec.json.decode(content)
-    except (ValueError, RecursionError):
-        return {}
-    return body if isinstance(body, dict) else {}
+def _is_of_files(path: str) -> bool:
+    """Whether what is uploaded may come: much that is no JSON."""
+    return path.startswith("/v1/files")

@@ -21,7 +21,7 @@ from server.ray.exchange import Answers, ForwardedRequest, Taken
 from server.ray.front import create_front
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, serving
-from tests.server.tenants.keys import write_keys
+from tests.server.tenants.keys import bearer, write_keys
 from tests.waiting import until
 
 LOST = UnavailableError("The replica is gone.")
@@ -245,11 +245,52 @@ async def test_requests_of_a_session_have_its_name(front: FastAPI, replicas: Loc
 
 
 async def test_isolated_keys_have_their_own_sessions(replicas: LocalReplicas, tmp_path: Any) -> None:
-    settings = Settings(api_keys_file=write_keys(tmp_path / "keys.yaml", one={}), isolate_keys=True)
+    settings = Settings(api_keys_file=write_keys(tmp_path / "keys.yaml", one={}, two={}), isolate_keys=True)
     async with client_of(create_front(replicas, settings, has_many=True)) as client:  # type: ignore[arg-type]
-        for key in ("sk-1", "sk-2", "sk-1"):
-            await client.post(CHAT, json=chat(), headers={"authorization": f"Bearer {key}"})
+        for name in ("one", "two", "one"):
+            await client.post(CHAT, json=chat(), headers=bearer(name))
     assert replicas.sessions[0] == replicas.sessions[2] != replicas.sessions[1]
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-wrong"}, {"x-api-key": ""}])
+@pytest.mark.parametrize("path", [*BODIES, "/nowhere", "/v1/files"])
+async def test_without_a_key_nothing_is_read_and_the_answer_is_the_replica_s(
+    make_app: Callable[..., FastAPI], path: str, headers: dict[str, str]
+) -> None:
+    replicas = LocalReplicas([make_app(api_key="sk-right")])
+    front = create_front(replicas, Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
+    was_read = False
+
+    async def body() -> AsyncGenerator[bytes]:
+        nonlocal was_read
+        was_read = True
+        yield b"{}"
+
+    async with client_of(front) as ours, client_of(replicas.apps[0]) as its:  # type: ignore[arg-type]
+        sent = {**headers, "x-request-id": "r"}
+        answer, its_answer = await ours.post(path, content=body(), headers=sent), await its.post(path, headers=sent)
+    assert (answer.status_code, answer.json()) == (401, its_answer.json())
+    missing = its_answer.headers.items() - answer.headers.items()
+    assert missing == {("x-request-id", "r")}  # Ray adds the one that it knows
+    assert not was_read
+    assert replicas.forwarded == []
+
+
+async def test_with_a_key_and_on_open_paths_replicas_answer(make_app: Callable[..., FastAPI]) -> None:
+    replicas = LocalReplicas([make_app(api_key="sk-right")])
+    front = create_front(replicas, Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        assert (await client.get("/ready")).status_code == 200
+        assert (await client.post(CHAT, json=chat(), headers={"x-api-key": "sk-right"})).status_code == 200
+
+
+async def test_files_are_not_looked_into(replicas: LocalReplicas) -> None:
+    front = create_front(replicas, Settings(), has_many=False)
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        await client.post("/v1/files", json=chat())
+        await client.post(CHAT, json=chat())
+    of_files, of_chat = replicas.sessions
+    assert (of_files, bool(of_chat)) == ("", True)
 
 
 async def test_metrics_are_those_of_all_replicas(front: FastAPI) -> None:
