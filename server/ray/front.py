@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from http import HTTPStatus
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,23 +25,26 @@ from server.http.middleware import record_in, report, request_id_of
 from server.http.responses import error_response
 from server.ray import stored
 from server.ray.exchange import ForwardedRequest, Taken
+from server.ray.own_answers import OwnAnswers
 from server.ray.prompt_start import session_of
 from server.ray.replica_metrics import render
 from server.ray.replicas import Replicas
 from server.ray.routing_fields import SHORT_BYTES, read_fields
-from server.telemetry.request_record import RequestRecord
+from server.telemetry.request_record import CLIENT_CLOSED, RequestRecord
 from server.tenants.key_ring import KeyRing
 
 _FORM_MIB = 1.0
 """Of a form, beside the file in it."""
 
 
-def create_front(replicas: Replicas, settings: Settings, *, has_many: bool) -> Starlette:
+def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name: str = "ingress") -> Starlette:
     """The application. `has_many`: there may be more than one replica, so nothing can be stored.
 
-    Raises KeysError and OSError if the configured API keys cannot be used.
+    `name` stands in metrics where replicas have theirs. Raises KeysError and OSError if the configured API keys cannot
+    be used.
     """
-    app = Starlette(routes=[Route("/{path:path}", Front(replicas, settings, has_many=has_many))])
+    front = Front(replicas, settings, OwnAnswers(name, settings.metrics_prefix), has_many=has_many)
+    app = Starlette(routes=[Route("/{path:path}", front)])
     allow_origins(app, settings.cors_origins)
     return app
 
@@ -48,9 +52,10 @@ def create_front(replicas: Replicas, settings: Settings, *, has_many: bool) -> S
 class Front:
     """Implements ASGI."""
 
-    def __init__(self, replicas: Replicas, settings: Settings, *, has_many: bool) -> None:
+    def __init__(self, replicas: Replicas, settings: Settings, own: OwnAnswers, *, has_many: bool) -> None:
         self._replicas = replicas
         self._settings = settings
+        self._own = own
         self._has_many = has_many
         self._keys = KeyRing(settings)
         self._dialect_of = by_path(DIALECTS)
@@ -65,18 +70,24 @@ class Front:
         try:
             if path == "/metrics":
                 await self._answer_metrics(scope, receive, send)
+                self._own.note(scope, dialect, HTTPStatus.OK)
             else:
                 await self._pass_on(scope, receive, passing)
         except ClientDisconnect:
-            return
-        except Exception as error:
+            if not passing.was_taken:
+                self._own.note(scope, dialect, CLIENT_CLOSED)
+        except Exception as error:  # noqa: BLE001 - the last line of defence
             known = report(error, scope)
-            if passing.has_begun:
-                raise
-            await error_response(known, scope)(scope, receive, send)
+            try:
+                if passing.has_begun:
+                    await passing.break_off(known)
+                else:
+                    await error_response(known, scope)(scope, receive, send)
+            finally:
+                self._own.note(scope, dialect, known.status)
 
     async def _answer_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content = render(await self._replicas.metrics())
+        content = render([*await self._replicas.metrics(), self._own.metrics()])
         await Response(content, media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, passing: "_Passing") -> None:
@@ -130,20 +141,28 @@ class _Passing:
         self._is_over = False
         self.has_begun = False
 
+    @property
+    def was_taken(self) -> bool:
+        """Whether a replica has the request."""
+        return bool(self._replica)
+
     async def all_of(self, answer: AsyncGenerator[Taken | Message]) -> None:
-        """Raises what the answer does, unless it is a stream, which then ends with an error that says so."""
+        """Raises what the answer does, unless all of it has come."""
         try:
             async with aclosing(answer):
                 async for message in answer:
                     await self._pass(message)
-        except ApiError as error:
-            if self._is_over:
-                return
-            if not self._is_stream:
+        except ApiError:
+            if not self._is_over:
                 raise
-            known = report(error, self._scope)
-            end = self._dialect.stream_error(known, self._scope, self._num_frames)
-            await self._send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def break_off(self, error: ApiError) -> None:
+        """End an answer that has begun: a stream says why; of any other, raises the error, and the connection ends."""
+        if not self._is_stream:
+            raise error
+        record_in(self._scope).stream_error = error.status
+        end = self._dialect.stream_error(error, self._scope, self._num_frames)
+        await self._send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _pass(self, message: Taken | Message) -> None:
         if isinstance(message, Taken):

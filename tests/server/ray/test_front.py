@@ -301,9 +301,80 @@ async def test_metrics_are_those_of_all_replicas(front: FastAPI) -> None:
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
     tokens = {sample.labels["replica"]: sample.value for sample in families["samewise:generation_tokens"].samples}
     assert tokens == {"replica-0": 5.0, "replica-1": 0.0}
+    requests = families["samewise:http_requests"].samples
+    assert {one.labels["replica"] for one in requests} == {"replica-0"}
     for family in families.values():
         assert len({(one.name, *sorted(one.labels.items())) for one in family.samples}) == len(family.samples)
         assert all("replica" in one.labels for one in family.samples)
+
+
+def counted(replicas: LocalReplicas, page: str) -> dict[tuple[str, str, str], float]:
+    """What the front has answered: method, handler and status."""
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    return {
+        (one.labels["method"], one.labels["handler"], one.labels["status"]): one.value
+        for one in families["tiny:http_requests"].samples
+        if one.labels["replica"] == "ingress" and one.name.endswith("_total")
+    }
+
+
+async def test_the_front_s_own_answers_are_counted_and_logged(
+    make_app: Callable[..., FastAPI], caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas = LocalReplicas([make_app(metrics_prefix="tiny")])
+    settings = Settings(metrics_prefix="tiny", max_body_mib=0.001, api_key="k")
+    front = create_front(replicas, settings, has_many=True)
+    caplog.set_level("INFO", "samewise.access")
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        await client.post(CHAT, json=chat())
+        client.headers["x-api-key"] = "k"
+        await client.post(MESSAGES, json={"messages": "x" * 2000})
+        await client.get("/v1/responses/resp_1")
+        replicas.lost_after = 4
+        await client.post(CHAT, json=chat(stream=True))
+        replicas.lost_after = 0
+        await client.post(CHAT, json=chat())
+        await client.get("/metrics")
+        await client.get("/nowhere")
+        replicas.lost_after = None
+        await client.post(CHAT, json=chat())
+        page = (await client.get("/metrics")).text
+    assert counted(replicas, page) == {
+        ("POST", CHAT, "401"): 1,
+        ("POST", MESSAGES, "413"): 1,
+        ("GET", "/v1/responses/{response_id}", "400"): 1,
+        ("POST", CHAT, "503"): 2,
+        ("GET", "/metrics", "503"): 1,
+        ("GET", "unmatched", "503"): 1,
+    }
+    lines = [record.__dict__ for record in caplog.records if record.name == "samewise.access"]
+    own = [(line["route"], line["status"]) for line in lines if line["status"] != 200]
+    counted_once = {(CHAT, 401), (MESSAGES, 413), ("/v1/responses/{response_id}", 400), ("unmatched", 503)}
+    assert sorted(own) == sorted([*counted_once, (CHAT, 503), (CHAT, 503)])
+
+
+async def test_a_client_that_does_not_wait_for_a_replica_is_counted(
+    replicas: LocalReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked = asyncio.Event()
+
+    async def never(*_: Any) -> AsyncGenerator[Taken]:
+        is_asked.set()
+        await asyncio.Event().wait()
+        yield Taken("")
+
+    monkeypatch.setattr(replicas, "answer", never)
+    front = create_front(replicas, Settings(metrics_prefix="tiny"), has_many=True)
+    with serving(front) as address:  # type: ignore[arg-type]
+        async with httpx.AsyncClient() as client:
+            task = asyncio.create_task(client.post(address + CHAT, json=chat()))
+            await is_asked.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            page = ""
+            while "499" not in page:
+                page = (await client.get(f"{address}/metrics")).text
+    assert counted(replicas, page)[("POST", CHAT, "499")] == 1
 
 
 async def test_a_body_that_is_too_large_is_not_read(replicas: LocalReplicas) -> None:
