@@ -33,6 +33,7 @@ from server.ray.routing_fields import SHORT_BYTES, read_fields
 from server.telemetry.request_record import CLIENT_CLOSED, RequestRecord
 from server.tenants.key_ring import KeyRing
 
+_REPLICA_HEADER = "x-samewise-replica"
 _FORM_MIB = 1.0
 """Of a form, beside the file in it."""
 
@@ -45,7 +46,7 @@ def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name
     """
     front = Front(replicas, settings, OwnAnswers(name, settings.metrics_prefix), has_many=has_many)
     app = Starlette(routes=[Route("/{path:path}", front)])
-    allow_origins(app, settings.cors_origins)
+    allow_origins(app, settings.cors_origins, exposed=(_REPLICA_HEADER,))
     return app
 
 
@@ -61,10 +62,11 @@ class Front:
         self._dialect_of = by_path(DIALECTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        prefix = scope.get("root_path", "")
+        path = scope["path"].removeprefix(prefix)
         dialect = self._dialect_of(path)
         state = {"record": RequestRecord(request_id_of(scope)), "error_writer": dialect.errors}
-        scope = {**scope, "path": path, "root_path": "", "state": state}
+        scope = {**scope, "path": path, "root_path": _harmless(prefix, path), "state": state}
         send = _with_ids(scope, send)
         passing = _Passing(scope, send, dialect)
         try:
@@ -178,7 +180,7 @@ class _Passing:
     def _begin(self, message: Message) -> None:
         self.has_begun = True
         headers = MutableHeaders(scope=message)
-        headers["x-samewise-replica"] = self._replica
+        headers[_REPLICA_HEADER] = self._replica
         self._is_stream = headers.get("content-type", "").startswith("text/event-stream")
 
 
@@ -196,6 +198,11 @@ def _with_ids(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return send_with_ids
+
+
+def _harmless(prefix: str, path: str) -> str:
+    """The prefix for links that pages have, unless it would be taken off the path as if that still had it."""
+    return "" if f"{path}/".startswith(f"{prefix}/") else prefix
 
 
 def _is_of_files(path: str) -> bool:

@@ -391,6 +391,7 @@ async def test_pages_of_other_origins_can_read_the_front_s_own_errors(replicas: 
     async with client_of(front) as client:  # type: ignore[arg-type]
         answer = await client.post(CHAT, json=chat(), headers={"origin": "https://a.example"})
     assert answer.headers["access-control-allow-origin"] == "https://a.example"
+    assert "x-samewise-replica" in answer.headers["access-control-expose-headers"].split(", ")
 
 
 async def test_under_a_prefix_paths_are_the_same(front: FastAPI) -> None:
@@ -398,6 +399,14 @@ async def test_under_a_prefix_paths_are_the_same(front: FastAPI) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         assert (await client.post(f"/llm{CHAT}", json=chat())).status_code == 200
         assert error_of(await client.get("/llm/v1/files"))
+        assert "'/llm/openapi.json'" in (await client.get("/llm/docs")).text
+        assert (await client.get("/llm/openapi.json")).status_code == 200
+
+
+async def test_a_prefix_that_paths_begin_with_is_taken_off_once(front: FastAPI) -> None:
+    transport = httpx.ASGITransport(app=front, root_path="/v1")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.post(f"/v1{CHAT}", json=chat())).status_code == 200
 
 
 async def test_a_bug_is_told_as_one(front: FastAPI, replicas: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> None:
