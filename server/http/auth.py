@@ -7,6 +7,7 @@ from server.errors import AuthenticationError
 from server.http.middleware import record_in
 from server.http.responses import error_response
 from server.tenants.accounts import Accounts
+from server.tenants.key_ring import KeyRing
 from server.tenants.tenant import Tenant
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
@@ -30,7 +31,7 @@ class AuthMiddleware:
                 if record.is_background:
                     self._check_background(record.client)
                 else:
-                    tenant = self._tenant(key_in(Headers(scope=scope)))
+                    tenant = owner_of(key_in(Headers(scope=scope)), self._accounts.keys)
                     record.client = tenant.name
                     record.headers |= await self._accounts.limits.headers(tenant)
             except AuthenticationError as error:
@@ -44,17 +45,18 @@ class AuthMiddleware:
             message = "The API key of whoever asked for this is not accepted any more."
             raise AuthenticationError(message, code="invalid_api_key")
 
-    def _tenant(self, key: str) -> Tenant:
-        """Who has the key. Raises AuthenticationError."""
-        if not key:
-            raise AuthenticationError(
-                "You didn't provide an API key. You need to provide your API key in an Authorization header using "
-                "Bearer auth (i.e. Authorization: Bearer YOUR_KEY), or in the header x-api-key."
-            )
-        tenant = self._accounts.keys.tenant_of(key)
-        if tenant is None:
-            raise AuthenticationError("Incorrect API key provided.", code="invalid_api_key")
-        return tenant
+
+def owner_of(key: str, keys: KeyRing) -> Tenant:
+    """Who has the key. Raises AuthenticationError."""
+    if not key:
+        raise AuthenticationError(
+            "You didn't provide an API key. You need to provide your API key in an Authorization header using "
+            "Bearer auth (i.e. Authorization: Bearer YOUR_KEY), or in the header x-api-key."
+        )
+    tenant = keys.tenant_of(key)
+    if tenant is None:
+        raise AuthenticationError("Incorrect API key provided.", code="invalid_api_key")
+    return tenant
 
 
 def key_in(headers: Headers) -> str:

@@ -14,8 +14,10 @@ EXPOSED_HEADERS = (
 """Those of answers that a page's scripts may read; clients look for them."""
 
 
-def allow_origins(app: Starlette, origins: Collection[str]) -> None:
+def allow_origins(app: Starlette, origins: Collection[str], exposed: Collection[str] = ()) -> None:
     """Let pages of these origins use the application; `*` stands for all. Of none, nothing changes.
+
+    Their scripts may also read the headers `exposed`.
 
     To be called after all other middleware was added, which this one then surrounds: a preflight, which a browser sends
     without the key, is answered here, and every error carries the headers without which a page could not read it.
@@ -26,5 +28,5 @@ def allow_origins(app: Starlette, origins: Collection[str]) -> None:
             allow_origins=origins,
             allow_methods=METHODS,
             allow_headers=("*",),
-            expose_headers=EXPOSED_HEADERS,
+            expose_headers=(*EXPOSED_HEADERS, *exposed),
         )

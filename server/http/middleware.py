@@ -110,26 +110,31 @@ class RequestMiddleware:
         matched = scope.get("route")
         route = matched.path if isinstance(matched, Route) else "unmatched"
         self._metrics.observe_http(scope["method"], route, record.status)
-        _access.log(
-            logging.DEBUG if route in _PROBES or record.is_background else logging.INFO,
-            "%s %s %d",
-            scope["method"],
-            scope["path"],
-            record.status,
-            extra={
-                **record.ids,
-                "route": route,
-                "status": record.status,
-                "stream_error": record.stream_error,
-                "tokens_in": record.tokens_in,
-                "tokens_out": record.tokens_out,
-                "ttft_s": record.ttft_s,
-                "duration_s": time.perf_counter() - record.started,
-                "prompt": record.prompt,
-                "output": record.output,
-            },
-        )
+        log_access(scope, route, record)
         record.answered()
+
+
+def log_access(scope: Scope, route: str, record: RequestRecord) -> None:
+    """The line of a request that is over; `route` is its path with the names of what varies."""
+    _access.log(
+        logging.DEBUG if route in _PROBES or record.is_background else logging.INFO,
+        "%s %s %d",
+        scope["method"],
+        scope["path"],
+        record.status,
+        extra={
+            **record.ids,
+            "route": route,
+            "status": record.status,
+            "stream_error": record.stream_error,
+            "tokens_in": record.tokens_in,
+            "tokens_out": record.tokens_out,
+            "ttft_s": record.ttft_s,
+            "duration_s": time.perf_counter() - record.started,
+            "prompt": record.prompt,
+            "output": record.output,
+        },
+    )
 
 
 def _trace_context(scope: Scope) -> Mapping[str, str]:

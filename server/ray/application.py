@@ -10,6 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
 from server.cli.flags import misspelt_variables
+from server.cli.start_warnings import warn_if_open, warn_if_unused
 from server.config import Settings
 from server.ray.autoscaling import LoadPolicy
 from server.ray.front import create_front
@@ -24,8 +25,8 @@ _ANY_NUMBER = 100_000
 Ray would let them wait in silence."""
 _STATS_PERIOD_S = 2.0
 _HEALTH_PERIOD_S = 5.0
-_END_S = 5.0
-"""After the last request, for the engine to end."""
+_END_S = 10.0
+"""After the last request, for the engine to end, and for what is stored and traced to be written."""
 _logger = logging.getLogger("samewise.ray")
 
 
@@ -39,6 +40,8 @@ def build(arguments: dict[str, Any]) -> Application:
         _logger.warning(warning)
     deployment = read_arguments(arguments)
     options, settings = deployment.options, deployment.settings
+    warn_if_open(settings, "the address of Ray's proxies", "The setting api_key sets a key.")
+    warn_if_unused(settings)
     if options.most > 1 and settings.api_keys_file is not None and settings.redis_url is None:
         _logger.warning("Each of the replicas counts by itself what keys use; with redis_url they count together.")
     ends = {
@@ -56,21 +59,24 @@ def build(arguments: dict[str, Any]) -> Application:
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
     )
     ingress = serve.deployment(Ingress).options(**ends, num_replicas=options.ingress_replicas)
-    return ingress.bind(replicas.bind(settings), settings, options.most > 1)
+    return ingress.bind(replicas.bind(settings), settings, options)
 
 
 @serve.ingress()
 class Ingress:
     """What Ray's proxies send requests to."""
 
-    def __init__(self, replicas: DeploymentHandle, settings: Settings, has_many: bool) -> None:
+    def __init__(self, replicas: DeploymentHandle, settings: Settings, options: Options) -> None:
         configure_logging(settings.log_format, settings.log_level)
         self._replicas = HandleReplicas(replicas)
         self._settings = settings
-        self._has_many = has_many
+        self._has_many = options.most > 1
+        # Each counts for itself, and whichever is asked tells only what it has counted.
+        tag = "" if options.ingress_replicas == 1 else f"-{serve.get_replica_context().replica_tag}"
+        self._name = f"ingress{tag}"
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        return create_front(self._replicas, self._settings, has_many=self._has_many)
+        return create_front(self._replicas, self._settings, has_many=self._has_many, name=self._name)
 
 
 def _autoscaling(options: Options) -> AutoscalingConfig:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-_KEPT = ("type", "asgi", "http_version", "method", "scheme", "path", "query_string", "client", "server")
+_KEPT = ("type", "asgi", "http_version", "method", "scheme", "path", "root_path", "query_string", "client", "server")
 """What goes along of a scope. Others are the ingress's own affair, or cannot be pickled."""
 _REPLACED = frozenset({b"content-length", b"transfer-encoding", b"x-request-id"})
 
@@ -25,7 +25,7 @@ class ForwardedRequest:
         kept = {name: scope[name] for name in _KEPT if name in scope}
         headers = [(name, value) for name, value in scope["headers"] if name not in _REPLACED]
         headers += [(b"content-length", str(len(body)).encode()), (b"x-request-id", request_id.encode())]
-        return cls({**kept, "root_path": "", "headers": headers}, body)
+        return cls({**kept, "headers": headers}, body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,10 @@
 """The application before the replicas: refuses what they cannot serve together, and passes all else on, as it comes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from http import HTTPStatus
 
-import msgspec
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -18,7 +17,7 @@ from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS, by_path
 from server.config import Settings
 from server.errors import ApiError
-from server.http.auth import key_in
+from server.http.auth import OPEN_PATHS, key_in, owner_of
 from server.http.body import read_bytes
 from server.http.cors import allow_origins
 from server.http.disconnect import wait_unless_gone
@@ -26,74 +25,107 @@ from server.http.middleware import record_in, report, request_id_of
 from server.http.responses import error_response
 from server.ray import stored
 from server.ray.exchange import ForwardedRequest, Taken
+from server.ray.own_answers import OwnAnswers
 from server.ray.prompt_start import session_of
 from server.ray.replica_metrics import render
 from server.ray.replicas import Replicas
-from server.telemetry.request_record import RequestRecord
+from server.ray.routing_fields import SHORT_BYTES, read_fields
+from server.telemetry.request_record import CLIENT_CLOSED, RequestRecord
+from server.tenants.key_ring import KeyRing
 
+_REPLICA_HEADER = "x-samewise-replica"
 _FORM_MIB = 1.0
 """Of a form, beside the file in it."""
 
 
-def create_front(replicas: Replicas, settings: Settings, *, has_many: bool) -> Starlette:
-    """The application. `has_many`: there may be more than one replica, so nothing can be stored."""
-    app = Starlette(routes=[Route("/{path:path}", Front(replicas, settings, has_many=has_many))])
-    allow_origins(app, settings.cors_origins)
+def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name: str = "ingress") -> Starlette:
+    """The application. `has_many`: there may be more than one replica, so nothing can be stored.
+
+    `name` stands in metrics where replicas have theirs. Raises KeysError and OSError if the configured API keys cannot
+    be used.
+    """
+    front = Front(replicas, settings, OwnAnswers(name, settings.metrics_prefix), has_many=has_many)
+    app = Starlette(routes=[Route("/{path:path}", front)])
+    allow_origins(app, settings.cors_origins, exposed=(_REPLICA_HEADER,))
     return app
 
 
 class Front:
     """Implements ASGI."""
 
-    def __init__(self, replicas: Replicas, settings: Settings, *, has_many: bool) -> None:
+    def __init__(self, replicas: Replicas, settings: Settings, own: OwnAnswers, *, has_many: bool) -> None:
         self._replicas = replicas
         self._settings = settings
+        self._own = own
         self._has_many = has_many
+        self._keys = KeyRing(settings)
         self._dialect_of = by_path(DIALECTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        prefix = scope.get("root_path", "")
+        path = scope["path"].removeprefix(prefix)
         dialect = self._dialect_of(path)
         state = {"record": RequestRecord(request_id_of(scope)), "error_writer": dialect.errors}
-        scope = {**scope, "path": path, "root_path": "", "state": state}
+        scope = {**scope, "path": path, "root_path": _harmless(prefix, path), "state": state}
         send = _with_ids(scope, send)
         passing = _Passing(scope, send, dialect)
         try:
             if path == "/metrics":
                 await self._answer_metrics(scope, receive, send)
+                self._own.note(scope, dialect, HTTPStatus.OK)
             else:
                 await self._pass_on(scope, receive, passing)
         except ClientDisconnect:
-            return
-        except Exception as error:
+            if not passing.was_taken:
+                self._own.note(scope, dialect, CLIENT_CLOSED)
+        except Exception as error:  # noqa: BLE001 - the last line of defence
             known = report(error, scope)
-            if passing.has_begun:
-                raise
-            await error_response(known, scope)(scope, receive, send)
+            try:
+                if passing.has_begun:
+                    await passing.break_off(known)
+                else:
+                    await error_response(known, scope)(scope, receive, send)
+            finally:
+                self._own.note(scope, dialect, known.status)
 
     async def _answer_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content = render(await self._replicas.metrics())
+        content = render([*await self._replicas.metrics(), self._own.metrics()])
         await Response(content, media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, passing: "_Passing") -> None:
         request, path = Request(scope, receive), scope["path"]
+        key = key_in(request.headers)
+        if self._keys and path not in OPEN_PATHS:
+            owner_of(key, self._keys)
         if self._has_many:
             stored.check_path(path)
         content = await read_bytes(request, self._max_mib(path))
-        body = _object_in(content)
-        if self._has_many:
-            stored.check_body(path, body)
-            content = stored.unstored(path, content, body)
-        session = session_of(body, key_in(request.headers) if self._settings.isolate_keys else "")
+        session = ""
+        if not _is_of_files(path):
+            session_key = key if self._settings.isolate_keys else ""
+            if len(content) > SHORT_BYTES:
+                content, session = await asyncio.to_thread(self._route, path, content, session_key)
+            else:
+                content, session = self._route(path, content, session_key)
         forwarded = ForwardedRequest.of(scope, content, record_in(scope).request_id)
         answer = self._replicas.answer(forwarded, session)
         task = asyncio.create_task(passing.all_of(answer))
         await wait_unless_gone(request, task)
         await task
 
+    def _route(self, path: str, content: bytes, key: str) -> tuple[bytes, str]:
+        """The body as the replica gets it, and its session. Raises InvalidRequestError."""
+        fields = read_fields(content)
+        if fields is None:
+            return content, ""
+        if self._has_many:
+            stored.check_body(path, fields)
+            content = stored.unstored(path, content, fields)
+        return content, session_of(fields, key)
+
     def _max_mib(self, path: str) -> float:
         """Of a body; the replica knows better what may be in it."""
-        if path.startswith("/v1/files"):
+        if _is_of_files(path):
             return self._settings.max_file_mib + _FORM_MIB
         return self._settings.max_body_mib
 
@@ -111,20 +143,28 @@ class _Passing:
         self._is_over = False
         self.has_begun = False
 
+    @property
+    def was_taken(self) -> bool:
+        """Whether a replica has the request."""
+        return bool(self._replica)
+
     async def all_of(self, answer: AsyncGenerator[Taken | Message]) -> None:
-        """Raises what the answer does, unless it is a stream, which then ends with an error that says so."""
+        """Raises what the answer does, unless all of it has come."""
         try:
             async with aclosing(answer):
                 async for message in answer:
                     await self._pass(message)
-        except ApiError as error:
-            if self._is_over:
-                return
-            if not self._is_stream:
+        except ApiError:
+            if not self._is_over:
                 raise
-            known = report(error, self._scope)
-            end = self._dialect.stream_error(known, self._scope, self._num_frames)
-            await self._send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def break_off(self, error: ApiError) -> None:
+        """End an answer that has begun: a stream says why; of any other, raises the error, and the connection ends."""
+        if not self._is_stream:
+            raise error
+        record_in(self._scope).stream_error = error.status
+        end = self._dialect.stream_error(error, self._scope, self._num_frames)
+        await self._send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _pass(self, message: Taken | Message) -> None:
         if isinstance(message, Taken):
@@ -140,7 +180,7 @@ class _Passing:
     def _begin(self, message: Message) -> None:
         self.has_begun = True
         headers = MutableHeaders(scope=message)
-        headers["x-samewise-replica"] = self._replica
+        headers[_REPLICA_HEADER] = self._replica
         self._is_stream = headers.get("content-type", "").startswith("text/event-stream")
 
 
@@ -160,10 +200,11 @@ def _with_ids(scope: Scope, send: Send) -> Send:
     return send_with_ids
 
 
-def _object_in(content: bytes) -> Mapping[str, Any]:
-    """The body, as far as routing needs it: empty if it is no JSON object, which the replica says better."""
-    try:
-        body = msgspec.json.decode(content)
-    except (ValueError, RecursionError):
-        return {}
-    return body if isinstance(body, dict) else {}
+def _harmless(prefix: str, path: str) -> str:
+    """The prefix for links that pages have, unless it would be taken off the path as if that still had it."""
+    return "" if f"{path}/".startswith(f"{prefix}/") else prefix
+
+
+def _is_of_files(path: str) -> bool:
+    """Whether what is uploaded may come: much that is no JSON."""
+    return path.startswith("/v1/files")

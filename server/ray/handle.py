@@ -16,6 +16,8 @@ from server.ray.exchange import ForwardedRequest, Taken
 NO_REPLICA_S = 30.0
 """A request that no replica takes for this long is refused. They take as many as they hold, so then there is none."""
 METRICS_S = 5.0
+"""For each replica to tell them."""
+_NO_METRICS = "No replica answers. Please try again later."
 _logger = logging.getLogger("samewise.ray")
 
 
@@ -48,8 +50,18 @@ class HandleReplicas:
 
     async def metrics(self) -> Sequence[tuple[str, Sequence[Metric]]]:
         """See Replicas."""
+        asked = self._handle.broadcast("metrics")
         try:
-            told = await self._handle.broadcast("metrics").results_async(timeout_s=METRICS_S, return_exceptions=True)
+            # Ray's results_async has one time limit for all of them, and then tells none.
+            results = await asyncio.wait_for(asked._fetch_replica_results_async(), METRICS_S)
         except (RayError, RayServeException, TimeoutError):
-            raise UnavailableError("No replica answers. Please try again later.") from None
-        return [one for one in told if not isinstance(one, BaseException)]
+            raise UnavailableError(_NO_METRICS) from None
+        told = await asyncio.gather(
+            *(asyncio.wait_for(result.get_async(), METRICS_S) for result in results), return_exceptions=True
+        )
+        pages = [one for one in told if not isinstance(one, BaseException)]
+        if errors := [type(one).__name__ for one in told if isinstance(one, BaseException)]:
+            _logger.warning("%d of %d replicas told no metrics: %s", len(errors), len(told), ", ".join(errors))
+        if not pages:
+            raise UnavailableError(_NO_METRICS)
+        return pages

@@ -1,5 +1,6 @@
 """The files for Docker: they fit each other and the code."""
 
+import os
 import re
 import subprocess
 import sys
@@ -128,14 +129,23 @@ def test_profiles_bring_what_belongs_together() -> None:
     assert profiles == {"samewise": [], "prometheus": [], "grafana": [], "redis": ["limits"]}
 
 
-def test_limits_can_be_shared_in_the_redis_beside_it_and_the_image_has_what_settings_need() -> None:
+def test_limits_can_be_shared_in_the_redis_beside_it() -> None:
     assert COMMENTED_OUT["SAMEWISE_REDIS_URL"] == "redis://redis:6379"
     assert f":{COMMENTED_OUT['SAMEWISE_API_KEYS_FILE']}:ro" in (ROOT / "deploy" / "compose.yaml").read_text()
-    (command,) = re.findall(r'^RUN (python -c "import tomllib.*?") +> requirements.txt', DOCKERFILE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("further", [(), ("ray",), ("bench", "ray")])
+def test_the_image_has_what_settings_need_and_further_extras(further: tuple[str, ...]) -> None:
+    (command,) = re.findall(r'^RUN (python -c "import os, tomllib.*?") +> requirements.txt', DOCKERFILE, re.MULTILINE)
     wanted = subprocess.run(
-        ["sh", "-c", command.replace("python", sys.executable, 1)], cwd=ROOT, check=True, capture_output=True, text=True
+        ["sh", "-c", command.replace("python", sys.executable, 1)],
+        cwd=ROOT,
+        env={**os.environ, "EXTRAS": " ".join(further)},
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    told = [one for name in ("kv-events", "redis", "traces") for one in extras[name]]
+    told = [one for name in ("kv-events", "redis", "traces", *further) for one in extras[name]]
     assert wanted.split("\n")[:-1] == [*project["dependencies"], *told]

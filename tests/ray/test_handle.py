@@ -68,9 +68,6 @@ class Handle:
         assert request is REQUEST
         return self.response
 
-    def broadcast(self, method: str) -> Any:
-        raise self.response._said[0]
-
 
 async def said(*said: Any) -> tuple[list[Any], ApiError | None, Handle]:
     from server.ray.handle import HandleReplicas  # noqa: PLC0415  (needs Ray)
@@ -138,8 +135,52 @@ async def test_nobody_waits_for_ever_for_a_replica(monkeypatch: pytest.MonkeyPat
     assert handle.response.is_cancelled
 
 
-async def test_without_replicas_there_are_no_metrics() -> None:
+class Result:
+    """What Ray has of a replica that was asked."""
+
+    def __init__(self, said: Any) -> None:
+        self._said = said
+
+    async def get_async(self) -> Any:
+        if isinstance(self._said, asyncio.Event):
+            await self._said.wait()
+        if isinstance(self._said, Exception):
+            raise self._said
+        return self._said
+
+
+async def metrics_of(*said: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Through Ray's own class, of which we use more than it shows."""
+    from ray.serve.handle import DeploymentBroadcastResponse  # noqa: PLC0415
+
     from server.ray.handle import HandleReplicas  # noqa: PLC0415
 
+    async def results() -> list[Result]:
+        if isinstance(said[0], Exception):
+            raise said[0]
+        return [Result(one) for one in said]
+
+    class Broadcasting:
+        def broadcast(self, method: str) -> Any:
+            assert method == "metrics"
+            return DeploymentBroadcastResponse(results(), None)
+
+    monkeypatch.setattr("server.ray.handle.METRICS_S", 0.05)
+    return await HandleReplicas(Broadcasting()).metrics()  # type: ignore[arg-type]
+
+
+async def test_without_replicas_there_are_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError):
-        await HandleReplicas(Handle(Response(undeployed()))).metrics()  # type: ignore[arg-type]
+        await metrics_of(undeployed(), monkeypatch=monkeypatch)
+
+
+async def test_a_replica_that_is_slow_or_dies_does_not_keep_the_others_from_telling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = await metrics_of(("one", []), asyncio.Event(), died(), ("two", []), monkeypatch=monkeypatch)
+    assert told == [("one", []), ("two", [])]
+
+
+async def test_where_no_replica_tells_anything_that_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnavailableError):
+        await metrics_of(asyncio.Event(), died(), monkeypatch=monkeypatch)

@@ -21,7 +21,7 @@ from server.ray.exchange import Answers, ForwardedRequest, Taken
 from server.ray.front import create_front
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, serving
-from tests.server.tenants.keys import write_keys
+from tests.server.tenants.keys import bearer, write_keys
 from tests.waiting import until
 
 LOST = UnavailableError("The replica is gone.")
@@ -245,11 +245,52 @@ async def test_requests_of_a_session_have_its_name(front: FastAPI, replicas: Loc
 
 
 async def test_isolated_keys_have_their_own_sessions(replicas: LocalReplicas, tmp_path: Any) -> None:
-    settings = Settings(api_keys_file=write_keys(tmp_path / "keys.yaml", one={}), isolate_keys=True)
+    settings = Settings(api_keys_file=write_keys(tmp_path / "keys.yaml", one={}, two={}), isolate_keys=True)
     async with client_of(create_front(replicas, settings, has_many=True)) as client:  # type: ignore[arg-type]
-        for key in ("sk-1", "sk-2", "sk-1"):
-            await client.post(CHAT, json=chat(), headers={"authorization": f"Bearer {key}"})
+        for name in ("one", "two", "one"):
+            await client.post(CHAT, json=chat(), headers=bearer(name))
     assert replicas.sessions[0] == replicas.sessions[2] != replicas.sessions[1]
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-wrong"}, {"x-api-key": ""}])
+@pytest.mark.parametrize("path", [*BODIES, "/nowhere", "/v1/files"])
+async def test_without_a_key_nothing_is_read_and_the_answer_is_the_replica_s(
+    make_app: Callable[..., FastAPI], path: str, headers: dict[str, str]
+) -> None:
+    replicas = LocalReplicas([make_app(api_key="sk-right")])
+    front = create_front(replicas, Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
+    was_read = False
+
+    async def body() -> AsyncGenerator[bytes]:
+        nonlocal was_read
+        was_read = True
+        yield b"{}"
+
+    async with client_of(front) as ours, client_of(replicas.apps[0]) as its:  # type: ignore[arg-type]
+        sent = {**headers, "x-request-id": "r"}
+        answer, its_answer = await ours.post(path, content=body(), headers=sent), await its.post(path, headers=sent)
+    assert (answer.status_code, answer.json()) == (401, its_answer.json())
+    missing = its_answer.headers.items() - answer.headers.items()
+    assert missing == {("x-request-id", "r")}  # Ray adds the one that it knows
+    assert not was_read
+    assert replicas.forwarded == []
+
+
+async def test_with_a_key_and_on_open_paths_replicas_answer(make_app: Callable[..., FastAPI]) -> None:
+    replicas = LocalReplicas([make_app(api_key="sk-right")])
+    front = create_front(replicas, Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        assert (await client.get("/ready")).status_code == 200
+        assert (await client.post(CHAT, json=chat(), headers={"x-api-key": "sk-right"})).status_code == 200
+
+
+async def test_files_are_not_looked_into(replicas: LocalReplicas) -> None:
+    front = create_front(replicas, Settings(), has_many=False)
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        await client.post("/v1/files", json=chat())
+        await client.post(CHAT, json=chat())
+    of_files, of_chat = replicas.sessions
+    assert (of_files, bool(of_chat)) == ("", True)
 
 
 async def test_metrics_are_those_of_all_replicas(front: FastAPI) -> None:
@@ -260,9 +301,80 @@ async def test_metrics_are_those_of_all_replicas(front: FastAPI) -> None:
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
     tokens = {sample.labels["replica"]: sample.value for sample in families["samewise:generation_tokens"].samples}
     assert tokens == {"replica-0": 5.0, "replica-1": 0.0}
+    requests = families["samewise:http_requests"].samples
+    assert {one.labels["replica"] for one in requests} == {"replica-0"}
     for family in families.values():
         assert len({(one.name, *sorted(one.labels.items())) for one in family.samples}) == len(family.samples)
         assert all("replica" in one.labels for one in family.samples)
+
+
+def counted(replicas: LocalReplicas, page: str) -> dict[tuple[str, str, str], float]:
+    """What the front has answered: method, handler and status."""
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    return {
+        (one.labels["method"], one.labels["handler"], one.labels["status"]): one.value
+        for one in families["tiny:http_requests"].samples
+        if one.labels["replica"] == "ingress" and one.name.endswith("_total")
+    }
+
+
+async def test_the_front_s_own_answers_are_counted_and_logged(
+    make_app: Callable[..., FastAPI], caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas = LocalReplicas([make_app(metrics_prefix="tiny")])
+    settings = Settings(metrics_prefix="tiny", max_body_mib=0.001, api_key="k")
+    front = create_front(replicas, settings, has_many=True)
+    caplog.set_level("INFO", "samewise.access")
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        await client.post(CHAT, json=chat())
+        client.headers["x-api-key"] = "k"
+        await client.post(MESSAGES, json={"messages": "x" * 2000})
+        await client.get("/v1/responses/resp_1")
+        replicas.lost_after = 4
+        await client.post(CHAT, json=chat(stream=True))
+        replicas.lost_after = 0
+        await client.post(CHAT, json=chat())
+        await client.get("/metrics")
+        await client.get("/nowhere")
+        replicas.lost_after = None
+        await client.post(CHAT, json=chat())
+        page = (await client.get("/metrics")).text
+    assert counted(replicas, page) == {
+        ("POST", CHAT, "401"): 1,
+        ("POST", MESSAGES, "413"): 1,
+        ("GET", "/v1/responses/{response_id}", "400"): 1,
+        ("POST", CHAT, "503"): 2,
+        ("GET", "/metrics", "503"): 1,
+        ("GET", "unmatched", "503"): 1,
+    }
+    lines = [record.__dict__ for record in caplog.records if record.name == "samewise.access"]
+    own = [(line["route"], line["status"]) for line in lines if line["status"] != 200]
+    counted_once = {(CHAT, 401), (MESSAGES, 413), ("/v1/responses/{response_id}", 400), ("unmatched", 503)}
+    assert sorted(own) == sorted([*counted_once, (CHAT, 503), (CHAT, 503)])
+
+
+async def test_a_client_that_does_not_wait_for_a_replica_is_counted(
+    replicas: LocalReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked = asyncio.Event()
+
+    async def never(*_: Any) -> AsyncGenerator[Taken]:
+        is_asked.set()
+        await asyncio.Event().wait()
+        yield Taken("")
+
+    monkeypatch.setattr(replicas, "answer", never)
+    front = create_front(replicas, Settings(metrics_prefix="tiny"), has_many=True)
+    with serving(front) as address:  # type: ignore[arg-type]
+        async with httpx.AsyncClient() as client:
+            task = asyncio.create_task(client.post(address + CHAT, json=chat()))
+            await is_asked.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            page = ""
+            while "499" not in page:
+                page = (await client.get(f"{address}/metrics")).text
+    assert counted(replicas, page)[("POST", CHAT, "499")] == 1
 
 
 async def test_a_body_that_is_too_large_is_not_read(replicas: LocalReplicas) -> None:
@@ -279,6 +391,7 @@ async def test_pages_of_other_origins_can_read_the_front_s_own_errors(replicas: 
     async with client_of(front) as client:  # type: ignore[arg-type]
         answer = await client.post(CHAT, json=chat(), headers={"origin": "https://a.example"})
     assert answer.headers["access-control-allow-origin"] == "https://a.example"
+    assert "x-samewise-replica" in answer.headers["access-control-expose-headers"].split(", ")
 
 
 async def test_under_a_prefix_paths_are_the_same(front: FastAPI) -> None:
@@ -286,6 +399,14 @@ async def test_under_a_prefix_paths_are_the_same(front: FastAPI) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         assert (await client.post(f"/llm{CHAT}", json=chat())).status_code == 200
         assert error_of(await client.get("/llm/v1/files"))
+        assert "'/llm/openapi.json'" in (await client.get("/llm/docs")).text
+        assert (await client.get("/llm/openapi.json")).status_code == 200
+
+
+async def test_a_prefix_that_paths_begin_with_is_taken_off_once(front: FastAPI) -> None:
+    transport = httpx.ASGITransport(app=front, root_path="/v1")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.post(f"/v1{CHAT}", json=chat())).status_code == 200
 
 
 async def test_a_bug_is_told_as_one(front: FastAPI, replicas: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,37 @@
+"""What is said when the application is put together, without a cluster."""
+
+import importlib
+import logging
+import warnings
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_is_imported() -> None:
+    """What Ray warns of while it is imported is not ours to mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("server.ray.application")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        ({}, "without an API key"),
+        ({"api_key": "k"}, ""),
+        ({"api_key": "k", "learn": True, "speculation": "off"}, "Heads learn that few requests will use"),
+    ],
+)
+def test_what_may_not_be_meant_is_said(
+    arguments: dict[str, Any], warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from server.ray.application import build  # noqa: PLC0415  (needs Ray)
+
+    build(arguments)
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == bool(warned)
+    assert all(warned in line for line in told)
