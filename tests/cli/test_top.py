@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
 
 import numpy as np
@@ -558,7 +559,8 @@ def test_ctrl_c_ends_it_quietly(server: FakeServer) -> None:
     terminal, child = pty.openpty()
     with serving(server) as url:
         command = [sys.executable, "-m", "server.cli.main", "top", url]
-        process = subprocess.Popen(command, stdin=child, stdout=child, stderr=subprocess.PIPE)
+        heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where the tests run in the background
+        process = subprocess.Popen(command, stdin=child, stdout=child, stderr=subprocess.PIPE, preexec_fn=heeds)
         os.close(child)
         assert server.read_twice.wait(60)
         process.send_signal(signal.SIGINT)
