@@ -52,13 +52,10 @@ class HandleReplicas:
         """See Replicas."""
         asked = self._handle.broadcast("metrics")
         try:
-            # Ray's results_async has one time limit for all of them, and then tells none.
-            results = await asyncio.wait_for(asked._fetch_replica_results_async(), METRICS_S)
+            # In a thread, since `results_async` has one time limit for all of them, after which it tells none.
+            told = await asyncio.to_thread(asked.results, timeout_s=METRICS_S, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError):
             raise UnavailableError(_NO_METRICS) from None
-        told = await asyncio.gather(
-            *(asyncio.wait_for(result.get_async(), METRICS_S) for result in results), return_exceptions=True
-        )
         pages = [one for one in told if not isinstance(one, BaseException)]
         if errors := [type(one).__name__ for one in told if isinstance(one, BaseException)]:
             _logger.warning("%d of %d replicas told no metrics: %s", len(errors), len(told), ", ".join(errors))

@@ -6,13 +6,19 @@ the sessions that it gets or had.
 
 import hashlib
 import math
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LOAD_FACTOR = 1.25
 """A replica that has more than this multiple of the mean load gets only what belongs to it least."""
 LEAST_BOUND = 8
 """Requests that every replica takes before that: a batch of so few is computed in little more time than one alone."""
+
+
+_SENT_WITHIN_S = 5.0
+"""A request for which a replica was chosen, and that was not sent by then, has been given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +45,38 @@ def by_preference(session: str, places: Sequence[Place]) -> list[Place]:
 
 def _distance(session: str, name: str) -> bytes:
     return hashlib.blake2b(f"{session}/{name}".encode(), digest_size=8).digest()
+
+
+class OngoingRequests:
+    """Those that were sent to replicas from here and have not ended, with those that are about to be sent.
+
+    What replicas tell of their queues comes late: of requests that come at once, none would know of the others.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._chosen: dict[str, tuple[str, float]] = {}
+        """Replica and time, by request, the oldest first: not sent yet."""
+        self._sent: dict[str, str] = {}
+
+    def choose(self, request: str, replica: str) -> None:
+        """The request is about to be sent there."""
+        self._chosen.pop(request, None)
+        self._chosen[request] = replica, self._clock()
+
+    def send(self, request: str, replica: str) -> None:
+        """The replica has taken it."""
+        self._chosen.pop(request, None)
+        self._sent[request] = replica
+
+    def end(self, request: str) -> None:
+        """It has ended, however it did."""
+        self._chosen.pop(request, None)
+        self._sent.pop(request, None)
+
+    def counts(self) -> Counter[str]:
+        """By replica."""
+        given_up = self._clock() - _SENT_WITHIN_S
+        while self._chosen and next(iter(self._chosen.values()))[1] < given_up:
+            del self._chosen[next(iter(self._chosen))]
+        return Counter(self._sent.values()) + Counter(replica for replica, _ in self._chosen.values())

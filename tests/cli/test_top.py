@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from io import StringIO
 
 import numpy as np
@@ -558,9 +557,12 @@ async def test_it_waits_for_a_server_and_follows_it(server: FakeServer, monkeypa
 def test_ctrl_c_ends_it_quietly(server: FakeServer) -> None:
     terminal, child = pty.openpty()
     with serving(server) as url:
-        command = [sys.executable, "-m", "server.cli.main", "top", url]
-        heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where the tests run in the background
-        process = subprocess.Popen(command, stdin=child, stdout=child, stderr=subprocess.PIPE, preexec_fn=heeds)
+        # What a shell runs in the background, as these tests perhaps, ignores SIGINT, and so would what it starts.
+        heeding = (
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import server.cli.main as cli"
+        )
+        command = [sys.executable, "-c", f"{heeding}; cli.main()", "top", url]
+        process = subprocess.Popen(command, stdin=child, stdout=child, stderr=subprocess.PIPE)
         os.close(child)
         assert server.read_twice.wait(60)
         process.send_signal(signal.SIGINT)

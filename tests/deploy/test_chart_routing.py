@@ -163,7 +163,7 @@ def test_the_policy_lets_in_what_is_listened_for() -> None:
     ("url", "port"),
     [
         ("http://collector.monitoring:4318", 4318),
-        ("HTTPS://user:pass@collector:8443/v1/traces?a=b:1", 8443),
+        ("HTTPS://collector:8443/v1/traces?a=b:1", 8443),
         ("http://[fd00::1]:4318/", 4318),
         ("http://[fd00::1]", 80),
         ("http://collector", 80),

@@ -141,16 +141,16 @@ class Result:
     def __init__(self, said: Any) -> None:
         self._said = said
 
-    async def get_async(self) -> Any:
+    def get(self, timeout_s: float | None) -> Any:
         if isinstance(self._said, asyncio.Event):
-            await self._said.wait()
+            raise TimeoutError
         if isinstance(self._said, Exception):
             raise self._said
         return self._said
 
 
 async def metrics_of(*said: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Through Ray's own class, of which we use more than it shows."""
+    """Through Ray's own class."""
     from ray.serve.handle import DeploymentBroadcastResponse  # noqa: PLC0415
 
     from server.ray.handle import HandleReplicas  # noqa: PLC0415

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.ray.placement import LEAST_BOUND, Place, by_preference
+from server.ray.placement import LEAST_BOUND, OngoingRequests, Place, by_preference
 
 SESSIONS = [f"session-{number}" for number in range(400)]
 
@@ -70,3 +70,23 @@ def test_nobody_gets_more_than_the_bound(loads: list[int], session: str) -> None
     ranked = by_preference(session, places)
     assert sorted(ranked, key=lambda place: place.name) == sorted(places, key=lambda place: place.name)
     assert ranked[0].num_ongoing < max(LEAST_BOUND, math.ceil(1.25 * (sum(loads) + 1) / len(loads)))
+
+
+def test_of_requests_that_come_at_once_each_knows_of_the_others() -> None:
+    now = [0.0]
+    ongoing, spread = OngoingRequests(lambda: now[0]), Counter()
+    for number in range(24):
+        counts = ongoing.counts()
+        places = [Place(name, counts[name], is_ready=True) for name in "ab"]
+        replica = first("session", places)
+        spread[replica] += 1
+        ongoing.choose(f"r{number}", replica)
+    assert 12 <= max(spread.values()) <= 16
+    for number in range(0, 24, 2):
+        ongoing.send(f"r{number}", "a")
+    assert sum(ongoing.counts().values()) == 24
+    now[0] = 6.0
+    assert ongoing.counts() == Counter(a=12), "those that were never sent were given up"
+    for number in range(24):
+        ongoing.end(f"r{number}")
+    assert not ongoing.counts()
