@@ -69,7 +69,7 @@ def assert_adds_up(one: dict[str, Any]) -> None:
 async def test_chunks_steps_and_tokens(with_model: Serve) -> None:
     async with with_model(chunk=16) as (client, _):
         before = time.time()
-        answer, one = await posted(client, max_tokens=10)
+        answer, one = await posted(client, max_tokens=10, ignore_eos=True)
     assert (one["id"], one["answer_id"], one["object"]) == (one["id"], answer["id"], "request")
     assert (one["endpoint"], one["model"], one["status"], one["error"]) == (COMPLETIONS, "tiny", 200, None)
     assert (one["prefill_chunks"], one["steps"], one["preemptions"]) == (4, 4 + 9, 0)  # of 16, 16, 16 and 2 tokens
@@ -91,17 +91,15 @@ async def test_a_second_one_with_the_same_prompt_finds_it_cached(with_model: Ser
 
 async def test_who_had_to_make_room_says_so(with_model: Serve) -> None:
     async with with_model(gib=5e-5) as (client, _):  # 8 blocks
-        bodies = [completion(prompt=[place] * 20, max_tokens=40, ignore_eos=True) for place in (5, 6, 7)]
-        responses = await asyncio.gather(*(client.post(COMPLETIONS, json=body) for body in bodies))
-        ones = [await ended(client, response.headers["x-request-id"]) for response in responses]
+        prompts = [[place] * 20 for place in (5, 6, 7)]  # of one request, so that they run at the same time
+        _, one = await posted(client, prompt=prompts, max_tokens=40, ignore_eos=True)
         metrics = (await client.get("/metrics")).text
-    num_preemptions = sum(one["preemptions"] for one in ones)
-    assert f'num_preemptions_total{{model_name="tiny"}} {float(num_preemptions)}' in metrics
-    assert num_preemptions > 0
-    for one in ones:
-        assert (one["waited_again_ms"] > 0) == (one["preemptions"] > 0)
-        assert one["prefill_chunks"] > one["preemptions"]
-        assert one["steps"] >= 40
+    assert f'num_preemptions_total{{model_name="tiny"}} {float(one["preemptions"])}' in metrics
+    assert one["preemptions"] > 0
+    for choice in one["choices"]:
+        assert (choice["waited_again_ms"] > 0) == (choice["preemptions"] > 0)
+        assert choice["prefill_chunks"] > choice["preemptions"]
+        assert choice["steps"] >= 40
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -97,8 +97,8 @@ async def test_the_spans_of_a_request_are_its_time_and_what_is_told_of_it(
     with_model: Serve, collector: Collector
 ) -> None:
     async with with_model(chunk=16, otlp_traces_endpoint=collector.url) as (client, _):
-        _, before = await posted(client, max_tokens=10)
-        _, one = await posted(client, max_tokens=10)
+        _, before = await posted(client, max_tokens=10, ignore_eos=True)
+        _, one = await posted(client, max_tokens=10, ignore_eos=True)
     assert collector.paths == {"/v1/traces"}
     assert collector.resources[0]["service.name"] == "samewise"
     assert collector.resources[0]["deployment.environment.name"] == "test"
