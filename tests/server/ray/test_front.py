@@ -280,7 +280,7 @@ async def test_with_a_key_and_on_open_paths_replicas_answer(make_app: Callable[.
     replicas = LocalReplicas([make_app(api_key="sk-right")])
     front = create_front(replicas, Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
     async with client_of(front) as client:  # type: ignore[arg-type]
-        assert (await client.get("/ready")).status_code == 200
+        assert (await client.get("/health")).status_code == 200
         assert (await client.post(CHAT, json=chat(), headers={"x-api-key": "sk-right"})).status_code == 200
 
 
