@@ -1,8 +1,6 @@
 """What the ingress answers by itself, mostly errors: counted and logged as replicas do it with what they answer."""
 
-import http
-
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from starlette.routing import Match
 from starlette.types import Scope
@@ -10,6 +8,7 @@ from starlette.types import Scope
 from server.api.dialect import Dialect
 from server.http.middleware import log_access, record_in
 from server.telemetry.families import Families
+from server.telemetry.http_requests import HttpRequests
 
 
 class OwnAnswers:
@@ -19,17 +18,14 @@ class OwnAnswers:
         """`name` stands where replicas have theirs; `prefix` is that of all metrics."""
         self._name = name
         self._registry = CollectorRegistry()
-        counted = Families(prefix, "").name("http_requests")
-        labels = ["method", "handler", "status"]
-        self._requests = Counter(counted, "HTTP requests.", labels, registry=self._registry)
+        self._requests = HttpRequests(Families(prefix, ""), self._registry)
 
     def note(self, scope: Scope, dialect: Dialect, status: int) -> None:
         """A request of this dialect's paths is over. Of a stream that broke off, the status is that of the error."""
-        method = scope["method"] if scope["method"] in http.HTTPMethod.__members__ else "other"
         route = _route(scope, dialect)
         record = record_in(scope)
         record.status = status
-        self._requests.labels(method, route, str(status)).inc()
+        self._requests.observe(scope["method"], route, status)
         log_access(scope, route, record)
 
     def metrics(self) -> tuple[str, list[Metric]]:

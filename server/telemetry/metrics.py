@@ -12,6 +12,7 @@ from server.engine.client import EngineClient
 from server.telemetry.engine_metrics import EngineCollector
 from server.telemetry.families import Families
 from server.telemetry.generated_tokens import GeneratedTokens
+from server.telemetry.http_requests import HttpRequests
 
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error", "timeout"]
 """Why a choice ended; `abort`: the client left, or there was no room for another prompt of its request."""
@@ -23,7 +24,6 @@ _PHASE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, *_REQUEST_S)
 """Of a request that is short, or waits for nothing, as well."""
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _CHOICES = (1, 2, 5, 10, 20, 50, 128)
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class Metrics:
@@ -54,8 +54,7 @@ class Metrics:
         self._success = self._counter_of("request_success", text, "finished_reason")
         for reason in get_args(EndReason):
             self._success.labels(self._model, reason)  # so that the first one is an increase
-        name = self._families.name("http_requests")
-        self._http = Counter(name, "HTTP requests.", ["method", "handler", "status"], registry=self._registry)
+        self._http = HttpRequests(self._families, self._registry)
         self._usage = self._counter_of("tenant_tokens", "Tokens of ended requests, by key.", "tenant", "kind")
         self._usage_requests = self._counter_of("tenant_requests", "Ended requests, by key.", "tenant")
 
@@ -79,7 +78,7 @@ class Metrics:
         self._n = make("request_params_n", "n of a request.", _CHOICES)
 
     def observe_http(self, method: str, handler: str, status: int) -> None:
-        self._http.labels(method if method in _METHODS else "other", handler, str(status)).inc()
+        self._http.observe(method, handler, status)
 
     def observe_start(self, prompt_tokens: int, max_tokens: int, n: int) -> None:
         """The engine has taken a prompt."""
