@@ -106,7 +106,8 @@ class RateLimits:
 
     async def headers(self, tenant: Tenant) -> Mapping[str, str]:
         """How things stand, in the words of OpenAI's API; nothing of what has no limit."""
-        return _headers([await self._windows.look(window) for window in _windows(tenant)])
+        shown = {window.unit: window for window in reversed([*_windows(tenant)])}
+        return _headers([await self._windows.look(window) for window in shown.values()])
 
     async def close(self) -> None:
         """When all that has ended is corrected."""
