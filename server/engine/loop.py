@@ -17,7 +17,6 @@ from server.engine.messages import (
     Explain,
     Explained,
     FromEngine,
-    KVEvents,
     LoadFailed,
     Ready,
     Rejected,
@@ -187,8 +186,8 @@ class EngineLoop:
     def _report(self, outputs: tuple[RequestOutput, ...]) -> None:
         stats = self._engine.stats()
         self._learnt = stats.learning
-        if self._cache_log is not None and (events := self._cache_log.take()):
-            self._channel.send(KVEvents(encode_batch(events, time.time())))
-        self._channel.send(StepDone(outputs, stats))
+        events = [] if self._cache_log is None else self._cache_log.take()
+        batch = encode_batch(events, time.time()) if events else None
+        self._channel.send(StepDone(outputs, stats, batch))
         if not self._engine.has_work:
             self._engine.check_integrity()

@@ -27,7 +27,7 @@ class EngineConfig:
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     kv_events: bool = False
-    """Whether to send KVEvents."""
+    """Whether to tell what changes in the prefix cache."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +79,8 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
 
     outputs: tuple[RequestOutput, ...]
     stats: EngineStats
+    kv_events: bytes | None = None
+    """What has changed in the prefix cache, as it is published (kv_events.py); None if nothing has, or nobody asks."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
@@ -106,14 +108,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     """Of the choices that have not ended; none if the request is unknown."""
 
 
-class KVEvents(msgspec.Struct, frozen=True, tag=True):
-    """What has changed in the prefix cache, as it is published (kv_events.py). Sent before the outputs of the step."""
-
-    batch: bytes
-
-
 ToEngine = Load | Submit | Abort | Explain | Shutdown
-FromEngine = Ready | LoadFailed | StepDone | Rejected | Aborted | Explained | KVEvents
+FromEngine = Ready | LoadFailed | StepDone | Rejected | Aborted | Explained
 
 
 def _to_plain(value: object) -> str:

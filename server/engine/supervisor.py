@@ -19,7 +19,6 @@ from server.engine.messages import (
     Explain,
     Explained,
     FromEngine,
-    KVEvents,
     LoadFailed,
     Ready,
     Rejected,
@@ -70,7 +69,7 @@ class EngineSupervisor(ABC):
     """The EngineClient, given a way to launch engines."""
 
     def __init__(self, limits: EngineLimits, publish: Callable[[bytes], None] | None = None) -> None:
-        """`publish` gets what engines send as KVEvents; it must not block. Without it these are dropped."""
+        """`publish` gets what engines tell of their prefix caches; it must not block. Without it these are dropped."""
         self._limits = limits
         self._publish = publish or _drop
         self._requests = LiveRequests()
@@ -256,8 +255,10 @@ class EngineSupervisor(ABC):
         """Apply what the engine sends; returns only if it could not load."""
         while True:
             match await link.receive():
-                case StepDone(outputs, stats):
+                case StepDone(outputs, stats, kv_events):
                     self._stats = stats
+                    if kv_events is not None:
+                        self._publish(kv_events)
                     if self._requests.apply(outputs):
                         self._submit_released()
                 case Rejected(request_id, reason):
@@ -267,8 +268,6 @@ class EngineSupervisor(ABC):
                     self._requests.aborted(request_id, choice, histories)
                 case Explained(request_id, histories):
                     self._requests.explained(request_id, histories)
-                case KVEvents(batch):
-                    self._publish(batch)
                 case Ready(info):
                     self._become_ready(link, info)
                 case LoadFailed(message):

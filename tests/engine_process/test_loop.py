@@ -18,7 +18,6 @@ from server.engine.messages import (
     Explain,
     Explained,
     FromEngine,
-    KVEvents,
     Load,
     LoadFailed,
     Ready,
@@ -85,13 +84,12 @@ class CachingEngine(FakeEngine):
         return outputs
 
 
-def test_changes_of_the_cache_come_before_the_outputs_of_their_step():
+def test_changes_of_the_cache_come_with_the_outputs_of_their_step():
     channel, cache_log = Script([Submit(request("a", max_tokens=5))]), CacheLog()
     run(lambda: LoadedEngine(CachingEngine(cache_log), INFO, cache_log=cache_log), channel)
-    assert [type(message) for message in channel.sent] == [
-        Ready, StepDone, KVEvents, StepDone, StepDone, KVEvents, StepDone, StepDone,
-    ]  # fmt: skip
-    batches = [msgspec.msgpack.decode(sent.batch) for sent in channel.sent if isinstance(sent, KVEvents)]
+    sent = [message.kv_events for message in channel.sent if isinstance(message, StepDone)]
+    assert [batch is not None for batch in sent] == [False, True, False, True, False]
+    batches = [msgspec.msgpack.decode(batch) for batch in sent if batch is not None]
     assert [[event[0] for event in events] for _, events, _ in batches] == [
         ["AllBlocksCleared", "BlockStored"],
         ["BlockStored"],

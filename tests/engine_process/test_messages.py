@@ -40,7 +40,6 @@ from server.engine.messages import (
     EngineConfig,
     Explain,
     Explained,
-    KVEvents,
     Load,
     LoadFailed,
     Ready,
@@ -122,7 +121,7 @@ def test_messages_to_the_engine(message):
         Aborted("x", None, (HISTORY, ChoiceHistory(0, 1.0, 2.0, False, 3))),
         Aborted("x", 3, ()),
         Explained("x", (HISTORY,)),
-        KVEvents(bytes(range(256))),
+        StepDone((), EngineStats(), bytes(range(256))),
     ],
 )
 def test_messages_from_the_engine(message):
