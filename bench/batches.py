@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.local_server import local_server
-from server.cli.openai_answers import ChunkParser
+from server.client.openai_answers import ChunkParser
 
 _MODEL = "served"
 _NUM_PROMPT, _NUM_OUTPUT = 64, 128

@@ -30,7 +30,7 @@ from bench.local_server import LocalServer, local_server, paused
 from model_runner.models.repository import resolve_model
 from server.cli.loadtest.discover import find_model
 from server.cli.loadtest.load import Arrivals, arrival_times, open_client
-from server.cli.openai_answers import AnswerError, EventParser
+from server.client.openai_answers import AnswerError, EventParser
 
 METHOD = "hydra"
 CALIBRATED = 24

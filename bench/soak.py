@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from bench.local_server import local_server, process_family, resident_mib
 from bench.soak_mix import SoakRequest, SoakTarget, make_mix
-from server.cli.openai_answers import AnswerError, Chunk, ChunkParser
+from server.client.openai_answers import AnswerError, Chunk, ChunkParser
 
 SETTLE_S = 10.0
 SETTLE_CHECK_S = 0.2

@@ -226,6 +226,10 @@ class Settings(BaseSettings):
         description="Origin of web pages that may use the server from a browser, * for all; may be given several "
         "times; by default none.",
     )
+    page: bool = Field(
+        True,
+        description="Show a page at / to talk to the model and see what the server does, if samewise[page] is there.",
+    )
     max_body_mib: float = Field(8.0, gt=0, description="Largest request body.")
     max_waiting: int = Field(1024, ge=0, description="Choices that may wait beyond those that run; more get 429.")
     request_timeout_s: float = Field(600.0, gt=0, description="A request that takes longer is ended with an error.")

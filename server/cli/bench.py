@@ -70,7 +70,7 @@ def bench(  # noqa: PLR0913  (one parameter for each flag)
     """Put load on an OpenAI-compatible server; report latencies and throughput. Exits with 1 if a request failed."""
     from server.cli.loadtest.benchmark import BenchOptions, parse_speculation  # noqa: PLC0415
     from server.cli.loadtest.workload import Lengths, Workload  # noqa: PLC0415
-    from server.cli.openai_answers import base_url as clean_url  # noqa: PLC0415
+    from server.client.openai_answers import base_url as clean_url  # noqa: PLC0415
 
     try:
         address = clean_url(base_url)

@@ -33,10 +33,10 @@ def chat(  # noqa: PLR0913  (one parameter for each flag)
     seed: Seed = None,
 ) -> None:
     """Talk to a model in the terminal. Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists commands."""
-    from server.cli.openai_answers import base_url as clean_url  # noqa: PLC0415
     from server.cli.terminal_chat.answering_server import ChatServer, ServerError  # noqa: PLC0415
     from server.cli.terminal_chat.conversation import Conversation  # noqa: PLC0415
     from server.cli.terminal_chat.terminal import Terminal  # noqa: PLC0415
+    from server.client.openai_answers import base_url as clean_url  # noqa: PLC0415
 
     given = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     try:

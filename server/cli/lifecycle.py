@@ -27,6 +27,7 @@ from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.generation.planning.speculation import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure
+from server.page.gate import PATH, PageGate, is_installed
 from server.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class _Life:
         self._console = console
         self._started = started
         self._model_found = self._elapsed()
+        self._page: PageGate | None = None
 
     async def run(self) -> None:
         publish = None if self._publisher is None else self._publisher.publish
@@ -119,6 +121,8 @@ class _Life:
             watch.cancel()
             await asyncio.wait([watch])
         finally:
+            if self._page is not None:
+                await self._page.close()
             await engine.stop()
         if not watch.cancelled() and (failure := watch.exception()):
             raise failure
@@ -131,8 +135,12 @@ class _Life:
     def _build_server(self, engine: EngineClient) -> tuple[DrainingServer, "Services"]:
         """Runs in a thread, so that the event loop goes on to start the engine."""
         app = make_app(engine, self._settings, self._checkpoints)
-        server = DrainingServer(configure(app, self._settings.client_timeout_s), engine, self._settings.drain_grace_s)
-        return server, app.state.services
+        if self._settings.page and is_installed():
+            self._page = PageGate(app, f"{self._address}/v1")
+            config = configure(self._page, self._settings.client_timeout_s, websockets_below=f"{PATH}/")
+        else:
+            config = configure(app, self._settings.client_timeout_s)
+        return DrainingServer(config, engine, self._settings.drain_grace_s), app.state.services
 
     async def _watch(
         self, engine: EngineClient, server: DrainingServer, services: "Services", http_ready: float
@@ -167,6 +175,8 @@ class _Life:
         tokens = info.num_blocks * info.block_size
         name = ", ".join(self._settings.served_model_name or (self._folder.name,))
         self._announce(f"Samewise {__version__}", f"{self._address}/v1")
+        if self._page is not None:
+            self._announce("Page", f"{self._address}/")
         self._announce("Model", f"{name}, {info.dtype} weights and {info.rows} rows on {info.device}")
         self._announce("Abilities", str(services.model.abilities))
         self._announce(

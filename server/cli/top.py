@@ -33,8 +33,8 @@ def top(urls: Urls = None, *, api_key: ApiKey = None, window: Window = 5.0, once
 
     from rich.console import Console  # noqa: PLC0415
 
-    from server.cli.live_table.metrics_server import NotMetricsError  # noqa: PLC0415
     from server.cli.live_table.watching import show_once, watch  # noqa: PLC0415
+    from server.client.metrics_server import NotMetricsError  # noqa: PLC0415
 
     addresses = _addresses(urls or ["http://127.0.0.1:8000"])
     console = Console(highlight=False)
@@ -51,7 +51,7 @@ def top(urls: Urls = None, *, api_key: ApiKey = None, window: Window = 5.0, once
 
 def _addresses(urls: list[str]) -> list[str]:
     """Each once, without the path of an endpoint that users are used to."""
-    from server.cli.openai_answers import base_url  # noqa: PLC0415
+    from server.client.openai_answers import base_url  # noqa: PLC0415
 
     try:
         cleaned = [base_url(url).removesuffix("/metrics").removesuffix("/v1") for url in urls]

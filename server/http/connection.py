@@ -18,15 +18,19 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of a request's head; also of the sizes of chunks, their extensions and trailers, between two pieces of a body."""
 
 
-def limited_connection(timeout_s: float) -> type[asyncio.Protocol]:
+def limited_connection(timeout_s: float, websockets_below: str | None = None) -> type[asyncio.Protocol]:
     """The protocol class of connections that wait at most this long for their client.
 
     That is: for the whole head of a request, for the next bytes of its body, for all that is left of a body that was
     answered before it had come, and for the client to read.
+
+    Paths below `websockets_below`, which ends with a slash, may become websockets. Those are not limited here: uvicorn
+    asks their clients now and then if they are still there. All other paths answer as if nobody had asked for one.
     """
 
     class Connection(LimitedConnection):
         client_timeout_s = timeout_s
+        websocket_prefix = None if websockets_below is None else websockets_below.encode()
 
     return Connection
 
@@ -35,6 +39,7 @@ class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection, with a deadline wherever it waits for the client."""
 
     client_timeout_s: ClassVar[float]
+    websocket_prefix: ClassVar[bytes | None] = None
 
     # The parser calls on_message_begin, on_headers_complete and on_message_complete from within data_received.
     _read_deadline: asyncio.TimerHandle | None = None
@@ -51,7 +56,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._read_deadline = self._later(self._drop_silent)
         self._bytes_beside_body += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return
         if self._bytes_beside_body > MAX_HEAD_BYTES:
             self._refuse(431, "The request's header fields are too large.")
@@ -81,6 +86,17 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._limit_closing()
+
+    def handle_websocket_upgrade(self) -> None:
+        from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # noqa: PLC0415
+
+        self.ws_protocol_class = WebSocketsSansIOProtocol
+        self._unset_keepalive_if_required()
+        super().handle_websocket_upgrade()
+
+    def _should_upgrade_to_ws(self) -> bool:
+        """Asked before the path was split off."""
+        return self.websocket_prefix is not None and self.url.startswith(self.websocket_prefix)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)

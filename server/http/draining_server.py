@@ -38,12 +38,15 @@ def bind(host: str, port: int) -> socket.socket:
         raise BindError(f"cannot listen on {host} port {port}: {reason}") from None
 
 
-def configure(app: ASGIApp, client_timeout_s: float) -> uvicorn.Config:
-    """Uvicorn's settings. It logs nothing itself: requests are logged by the application."""
+def configure(app: ASGIApp, client_timeout_s: float, websockets_below: str | None = None) -> uvicorn.Config:
+    """Uvicorn's settings. It logs nothing itself: requests are logged by the application.
+
+    Only paths below `websockets_below` may become websockets.
+    """
     return uvicorn.Config(
         app,
-        http=limited_connection(client_timeout_s),
-        ws="none",
+        http=limited_connection(client_timeout_s, websockets_below),
+        ws="none",  # but where the connection takes them
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -22,7 +22,7 @@ from bench.local_server import LocalServer
 from model_runner.training.held_out import held_out_prompts
 from model_runner.training.prompts import training_prompts
 from server.cli.loadtest.load import Arrivals, open_client
-from server.cli.openai_answers import AnswerError
+from server.client.openai_answers import AnswerError
 from tests.cli.fake_openai import running
 
 LENGTHS = (64, 128)

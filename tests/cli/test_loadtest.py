@@ -18,8 +18,8 @@ from server.cli.loadtest.report import distribution, percentile, summarize
 from server.cli.loadtest.timed_request import Failure, Outcome, Target
 from server.cli.loadtest.workload import WORDS, Lengths, LoadRequest, Workload, make_requests
 from server.cli.main import app
-from server.cli.openai_answers import EventParser, error_message
-from server.cli.openai_answers import base_url as clean_url
+from server.client.openai_answers import EventParser, error_message
+from server.client.openai_answers import base_url as clean_url
 from tests.cli.fake_openai import FakeOpenAI
 
 

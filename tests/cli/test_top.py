@@ -27,11 +27,11 @@ from starlette.routing import Route
 from typer.testing import CliRunner, Result
 
 from server.cli.live_table import watching
-from server.cli.live_table.load import Load, Quantile, quantile, together
-from server.cli.live_table.snapshot import NoMetricsError, Snapshot, Source, parse
 from server.cli.live_table.table import screen_of
-from server.cli.live_table.window import Window
 from server.cli.main import app
+from server.client.load import Load, Quantile, quantile, together
+from server.client.snapshot import NoMetricsError, Snapshot, Source, parse
+from server.client.window import Window
 from server.ray.replica_metrics import render
 from tests.cli.fake_openai import running
 

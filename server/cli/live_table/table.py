@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from server.cli.console import printable
-from server.cli.live_table.load import Load, Quantile, together
-from server.cli.live_table.snapshot import Source
+from server.client.load import Load, Quantile, together
+from server.client.snapshot import Source
 
 _WIDE = 132
 """Characters that one table for all takes."""

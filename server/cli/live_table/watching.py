@@ -8,9 +8,9 @@ import httpx
 from rich.console import Console
 from rich.live import Live
 
-from server.cli.live_table.metrics_server import MetricsServer, UnreachableError
 from server.cli.live_table.table import Screen, screen_of
-from server.cli.openai_answers import headers
+from server.client.metrics_server import MetricsServer, UnreachableError
+from server.client.openai_answers import headers
 
 INTERVAL_S = 1.0
 

@@ -13,7 +13,7 @@ from server.cli.loadtest.load import Arrivals, open_client, run_load
 from server.cli.loadtest.report import Report, summarize
 from server.cli.loadtest.timed_request import Endpoint, Outcome, Target
 from server.cli.loadtest.workload import LoadRequest, Workload, make_requests
-from server.cli.openai_answers import headers
+from server.client.openai_answers import headers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import msgspec
 
 from server.cli.loadtest.timed_request import Target, send
 from server.cli.loadtest.workload import LoadRequest
-from server.cli.openai_answers import AnswerError, error_message, first_model
+from server.client.openai_answers import AnswerError, error_message, first_model
 
 
 class DiscoveryError(Exception):

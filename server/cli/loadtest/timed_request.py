@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from server.cli.loadtest.workload import LoadRequest
-from server.cli.openai_answers import AnswerError, Chunk, ChunkParser
+from server.client.openai_answers import AnswerError, Chunk, ChunkParser
 
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/completions", "chat": "/chat/completions"}

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import httpx
 
-from server.cli.openai_answers import AnswerError, ChunkParser, error_message, first_model, headers
+from server.client.openai_answers import AnswerError, ChunkParser, error_message, first_model, headers
 
 CONNECT_TIMEOUT_S = 10.0
 

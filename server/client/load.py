@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from server.cli.live_table.snapshot import MEANS, Series
+from server.client.snapshot import MEANS, Series
 
 
 @dataclass(frozen=True, slots=True)

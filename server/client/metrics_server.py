@@ -7,10 +7,10 @@ from operator import itemgetter
 
 import httpx
 
-from server.cli.live_table.load import Load
-from server.cli.live_table.snapshot import NoMetricsError, Snapshot, Source, parse
-from server.cli.live_table.window import Window
-from server.cli.openai_answers import error_message, without_password
+from server.client.load import Load
+from server.client.openai_answers import error_message, without_password
+from server.client.snapshot import NoMetricsError, Snapshot, Source, parse
+from server.client.window import Window
 
 _TIMEOUT_S = 5.0
 

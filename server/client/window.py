@@ -3,7 +3,7 @@
 from collections import deque
 from itertools import pairwise
 
-from server.cli.live_table.snapshot import Samples, Series, Snapshot, Source
+from server.client.snapshot import Samples, Series, Snapshot, Source
 
 _OF_HISTOGRAMS = ("_bucket", "_count", "_sum")
 

@@ -1,0 +1,156 @@
+"""The API that the page speaks to: any OpenAI-compatible one, and what Samewise's has beyond that."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+import msgspec
+
+from server.client.openai_answers import EventParser, error_message, headers
+from server.page.answers import Chunk
+
+_CONNECT_S = 10.0
+_SHORT_S = 10.0
+"""For what takes no model."""
+_DONE = b"[DONE]"
+
+
+class ApiError(Exception):
+    """No answer, or not the one that was asked for. The message is the server's own where it gave one."""
+
+    def __init__(self, message: str, status: int | None = None, param: str | None = None) -> None:
+        """`status` is None where no server answered; `param` is the path of the field that is to blame."""
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+    @property
+    def wants_key(self) -> bool:
+        return self.status in (401, 403)
+
+
+class Api:
+    """One server, for all who look. Each call brings the key of its page, empty for none."""
+
+    def __init__(self, base_url: str) -> None:
+        """`base_url` has the version, as in http://127.0.0.1:8000/v1."""
+        self.base_url = base_url
+        self.server_url = base_url.removesuffix("/v1")
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=_CONNECT_S), limits=limits, trust_env=False
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def models(self, key: str) -> list[str]:
+        """Names that requests may have. Raises ApiError."""
+        answer = await self.get("/models", key)
+        models = answer.get("data")
+        return [str(model["id"]) for model in models if isinstance(model, Mapping) and "id" in model] if models else []
+
+    async def capabilities(self, key: str) -> dict[str, Any] | None:
+        """What /v1/capabilities says; None for servers that have no such thing. Raises ApiError."""
+        try:
+            return await self.get("/capabilities", key)
+        except ApiError as problem:
+            if problem.status in (404, 405):
+                return None
+            raise
+
+    async def get(self, path: str, key: str) -> dict[str, Any]:
+        """The JSON object at a path below the base URL. Raises ApiError."""
+        return await self._json("GET", path, key)
+
+    async def post(self, path: str, body: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """The JSON object that answers a body; takes as long as it takes. Raises ApiError."""
+        return await self._json("POST", path, key, body)
+
+    async def metrics(self) -> str:
+        """The text of /metrics. Raises ApiError."""
+        with _problems(self.server_url):
+            response = await self._client.get(f"{self.server_url}/metrics", timeout=_SHORT_S)
+        if response.status_code != 200:
+            raise _refusal(response.status_code, response.content)
+        return response.text
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: Mapping[str, Any], key: str) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """The chunks of a streamed answer. Leaving the context ends the request. Raises ApiError, as do the chunks."""
+        with _problems(self.server_url):
+            async with self._client.stream(
+                "POST", f"{self.base_url}{path}", json=dict(body), headers=headers(key)
+            ) as response:
+                if response.status_code != 200:
+                    raise _refusal(response.status_code, await response.aread())
+                yield _chunks(response, self.server_url)
+
+    async def _json(self, method: str, path: str, key: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        timeout = _SHORT_S if body is None else None
+        with _problems(self.server_url):
+            response = await self._client.request(
+                method, f"{self.base_url}{path}", json=body, headers=headers(key), timeout=timeout
+            )
+        if response.status_code != 200:
+            raise _refusal(response.status_code, response.content)
+        try:
+            return msgspec.json.decode(response.content, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ApiError(f"{path} answered with something else than a JSON object: {error}") from None
+
+
+async def _chunks(response: httpx.Response, server_url: str) -> AsyncIterator[Chunk]:
+    """Raises ApiError if the server says so, or ends before the answer does."""
+    events = EventParser()
+    with _problems(server_url):
+        async for data in response.aiter_bytes():
+            for payload in events.feed(data):
+                if payload == _DONE:
+                    return
+                yield _chunk(payload)
+    raise ApiError("The server closed the connection before the answer was complete.")
+
+
+def _chunk(payload: bytes) -> Chunk:
+    try:
+        chunk = msgspec.json.decode(payload, type=Chunk)
+    except msgspec.DecodeError as error:
+        raise ApiError(f"The server sent what is no part of an answer: {error}") from None
+    if chunk.error is not None:
+        raise ApiError(error_message(payload))
+    return chunk
+
+
+def _refusal(status: int, body: bytes) -> ApiError:
+    return ApiError(error_message(body), status, _param_of(body))
+
+
+def _param_of(body: bytes) -> str | None:
+    try:
+        error = msgspec.json.decode(body, type=_ErrorBody).error
+    except msgspec.DecodeError:
+        return None
+    return error.param
+
+
+class _Error(msgspec.Struct):
+    param: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+@contextmanager
+def _problems(server_url: str) -> Iterator[None]:
+    """Failures of the connection, in words for those who look at the page."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout):
+        raise ApiError(f"No server answers at {server_url}.") from None
+    except httpx.TimeoutException:
+        raise ApiError(f"The server at {server_url} takes too long to answer.") from None
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise ApiError(f"The connection to the server broke: {str(error) or type(error).__name__}.") from None

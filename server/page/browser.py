@@ -1,0 +1,97 @@
+"""What is kept in the browser: conversations and settings for good, the API key as long as its tab is open."""
+
+import json
+from typing import Any
+
+import msgspec
+from nicegui import Client
+
+_ANSWER_S = 10.0
+
+
+class Listed(msgspec.Struct):
+    """A conversation in the list of them."""
+
+    id: str
+    title: str
+    updated: float
+    """Unix time in seconds."""
+
+
+class Memory(msgspec.Struct):
+    """What was there when the page was opened."""
+
+    conversations: list[Listed] = []
+    key: str = ""
+    theme: str | None = None
+    settings: dict[str, Any] | None = None
+    system: str | None = None
+
+
+class Browser:
+    """The store of one tab; tabs of one address share all but the key."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def begin(self) -> Memory:
+        """All but the conversations themselves. What cannot be read is as if it were not there."""
+        found = await self._call("begin")
+        try:
+            return msgspec.convert(found, Memory)
+        except msgspec.ValidationError:
+            return Memory()
+
+    async def conversations(self) -> list[Listed]:
+        """The last used first."""
+        return listed(await self._call("conversations"))
+
+    async def load(self, conversation_id: str) -> str | None:
+        """A conversation's JSON; None if it is gone."""
+        text = await self._call("load", conversation_id)
+        return text if isinstance(text, str) else None
+
+    async def save(self, conversation_id: str, text: str) -> bool:
+        """Whether there was room for it."""
+        return await self._call("save", conversation_id, text) is True
+
+    def remove(self, conversation_id: str) -> None:
+        self._send("remove", conversation_id)
+
+    def remember(self, name: str, value: Any) -> None:
+        """Where `Memory` has it when the page is opened again."""
+        self._send("remember", name, value)
+
+    def remember_key(self, key: str) -> None:
+        """Until the tab is closed; empty forgets it."""
+        self._send("rememberKey", key)
+
+    def copy(self, text: str) -> None:
+        """To the clipboard."""
+        self._send("copy", text)
+
+    def follow(self) -> None:
+        """Keep the end of the log in sight while it grows."""
+        self._send("follow")
+
+    def to_end(self) -> None:
+        """Of the log."""
+        self._send("toEnd")
+
+    def _send(self, function: str, *arguments: Any) -> None:
+        self._client.run_javascript(_call_of(function, arguments))
+
+    async def _call(self, function: str, *arguments: Any) -> Any:
+        return await self._client.run_javascript(_call_of(function, arguments), timeout=_ANSWER_S)
+
+
+def listed(found: Any) -> list[Listed]:
+    """What the browser's script says of its conversations."""
+    try:
+        return msgspec.convert(found, list[Listed])
+    except msgspec.ValidationError:
+        return []
+
+
+def _call_of(function: str, arguments: tuple[Any, ...]) -> str:
+    return f"window.samewise.{function}({', '.join(json.dumps(argument) for argument in arguments)})"

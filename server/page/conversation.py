@@ -1,0 +1,149 @@
+"""A conversation as a tree: each turn may have been written, or answered, in several ways. No I/O in here."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+_TITLE_LENGTH = 60
+
+
+class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Something that was said: by `user`, `assistant` or a `tool`."""
+
+    id: int
+    parent: int | None = None
+    role: str
+    content: str = ""
+    chosen: int | None = None
+    """Of the turns that follow, the one that is looked at."""
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = []
+    tool_call_id: str | None = None
+    """Of a tool's: which call it answers."""
+    request: dict[str, Any] | None = None
+    """Of an answer: what was asked for, but for the messages; its seed is the one that was drawn."""
+    prefix: str | None = None
+    """Of an answer that goes on from a token of another: the text up to there, which was given."""
+    finish_reason: str | None = None
+    problem: str | None = None
+    """Why there is no answer, or no whole one."""
+    notices: list[str] = []
+    """What of the request the server left out or changed."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_token_s: float | None = None
+    seconds: float | None = None
+    fingerprint: str | None = None
+    request_id: str | None = None
+
+    def message(self) -> dict[str, Any]:
+        """As the API takes it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message |= {"tool_calls": self.tool_calls, "content": self.content or None}
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        return message
+
+
+class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """All turns, of which one path from the first to the last is looked at."""
+
+    id: str
+    title: str = ""
+    updated: float = 0.0
+    """Unix time in seconds."""
+    system: str = ""
+    turns: dict[int, Turn] = {}
+    first: int | None = None
+    """Of the turns that begin it, the one that is looked at."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises ValueError for what is no conversation."""
+        found = msgspec.json.decode(text, type=cls)
+        for turn in found.turns.values():
+            if turn.parent is not None and (turn.parent not in found.turns or turn.parent >= turn.id):
+                raise ValueError(f"turn {turn.id} follows no earlier one")
+        return found
+
+    def to_json(self) -> str:
+        """For `from_json`."""
+        return msgspec.json.encode(self).decode()
+
+    def path(self) -> list[Turn]:
+        """The turns that are looked at, in their order."""
+        turns = []
+        at = self.first
+        while at is not None and at in self.turns:
+            turns.append(self.turns[at])
+            at = self.turns[at].chosen
+        return turns
+
+    def path_to(self, turn: Turn | None) -> list[Turn]:
+        """The turns before this one, and itself; none for None."""
+        turns: list[Turn] = []
+        while turn is not None:
+            turns.append(turn)
+            turn = None if turn.parent is None else self.turns[turn.parent]
+        return turns[::-1]
+
+    def versions(self, turn: Turn) -> list[Turn]:
+        """All that was said in this turn's place, the oldest first."""
+        return [other for _, other in sorted(self.turns.items()) if other.parent == turn.parent]
+
+    def add(self, parent: Turn | None, role: str, content: str = "", **properties: Any) -> Turn:
+        """A new turn after `parent`, or at the start, which is looked at from now on."""
+        turn = Turn(
+            id=max(self.turns, default=-1) + 1,
+            parent=None if parent is None else parent.id,
+            role=role,
+            content=content,
+            **properties,
+        )
+        self.turns[turn.id] = turn
+        self.choose(turn)
+        if not self.title and role == "user":
+            self.title = title_of(content)
+        return turn
+
+    def choose(self, turn: Turn) -> None:
+        """Look at this one of its versions."""
+        if turn.parent is None:
+            self.first = turn.id
+        else:
+            self.turns[turn.parent].chosen = turn.id
+
+    def messages_before(self, turn: Turn) -> list[dict[str, Any]]:
+        """What the API is told in order to make this turn, the system's message included."""
+        before = self.path_to(None if turn.parent is None else self.turns[turn.parent])
+        start = [{"role": "system", "content": self.system}] if self.system else []
+        return [*start, *(one.message() for one in before)]
+
+    def to_markdown(self) -> str:
+        """The path that is looked at, for people."""
+        parts = [f"# {self.title or 'Conversation'}"]
+        if self.system:
+            parts.append(f"**System**\n\n{self.system}")
+        for turn in self.path():
+            parts.append(f"**{turn.role.capitalize()}**\n\n{turn.content}")
+            parts += [f"```json\n{msgspec.json.encode(call).decode()}\n```" for call in turn.tool_calls]
+        return "\n\n".join(parts) + "\n"
+
+    def to_messages(self, request: Mapping[str, Any]) -> str:
+        """The path that is looked at, as the body of a request that goes on with it."""
+        start = [{"role": "system", "content": self.system}] if self.system else []
+        body = {**request, "messages": [*start, *(turn.message() for turn in self.path())]}
+        return msgspec.json.format(msgspec.json.encode(body)).decode()
+
+
+def title_of(text: str) -> str:
+    """The first line, shortened between words."""
+    line = next((line for line in text.splitlines() if line.strip()), "").strip()
+    if len(line) <= _TITLE_LENGTH:
+        return line
+    return line[:_TITLE_LENGTH].rpartition(" ")[0] + " …" if " " in line[:_TITLE_LENGTH] else line[:_TITLE_LENGTH] + "…"

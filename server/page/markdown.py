@@ -1,0 +1,115 @@
+"""Markdown as HTML, block by block, so that of an answer that grows only its end is looked at again. No I/O in here."""
+
+import html
+from collections.abc import Sequence
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
+
+MAX_BLOCK = 8_000
+"""Characters of a paragraph, list or the like: a longer one is read as several, or it would take too long again."""
+_PIECE = 4_000
+"""Characters that are read at once."""
+_MAX_HIGHLIGHTED = 20_000
+_FORMATTER = HtmlFormatter(nowrap=True)
+
+
+class _Renderer(RendererHTML):
+    """Code with a button that copies it; links that lead out of the page; no pictures of other hosts."""
+
+    def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        token = tokens[idx]
+        language = token.info.split(maxsplit=1)[0] if token.info.strip() else ""
+        return _code(token.content, language)
+
+    def code_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return _code(tokens[idx].content, "")
+
+    def link_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        tokens[idx].attrs |= {"target": "_blank", "rel": "noopener noreferrer nofollow"}
+        return self.renderToken(tokens, idx, options, env)
+
+    def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        """A link: to load it would tell another host who reads this."""
+        token = tokens[idx]
+        text = html.escape(token.content or "picture")
+        source = html.escape(str(token.attrs.get("src", "")), quote=True)
+        return f'<a href="{source}" target="_blank" rel="noopener noreferrer nofollow">{text}</a>'
+
+    def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return '<div class="table" tabindex="0" role="region" aria-label="Table"><table>'
+
+    def table_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return "</table></div>"
+
+
+_MARKDOWN = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer).enable(
+    ["table", "strikethrough"]
+)
+
+
+class GrowingText:
+    """Text that grows at its end, as blocks of HTML of which all but the last stay as they are."""
+
+    def __init__(self) -> None:
+        self._tail = ""
+        """The text of the last block, which may still change."""
+        self.num_final = 0
+        """Blocks that will not change any more."""
+
+    def feed(self, text: str) -> list[str]:
+        """The blocks from number `num_final`, as it was before this call, to the end of the text so far."""
+        blocks: list[str] = []
+        for start in range(0, len(text), _PIECE):
+            *final, last = self._read(text[start : start + _PIECE])
+            blocks = [*blocks[:-1], *final, last]
+        return blocks
+
+    def _read(self, text: str) -> list[str]:
+        """The same, of what is short enough to be read at once."""
+        source = self._tail + text
+        tokens = _MARKDOWN.parse(source)
+        starts: list[int] = []
+        blocks: list[str] = []
+        begin = 0
+        for at, token in enumerate(tokens):
+            if token.level == 0 and token.nesting <= 0:
+                starts.append((tokens[begin].map or [0])[0])
+                blocks.append(_MARKDOWN.renderer.render(tokens[begin : at + 1], _MARKDOWN.options, {}))
+                begin = at + 1
+        self.num_final += max(0, len(blocks) - 1)
+        self._tail = source if len(blocks) < 2 else "".join(source.splitlines(keepends=True)[starts[-1] :])
+        if len(self._tail) > MAX_BLOCK:
+            self.num_final += 1
+            self._tail = _opening(tokens[-1])
+            blocks.append("")
+        return blocks or [""]
+
+
+def _opening(token: Token) -> str:
+    """What the rest of this block begins with, once it has become too long for one."""
+    return f"{token.markup}{token.info}\n" if token.type == "fence" else ""
+
+
+def _code(text: str, language: str) -> str:
+    shown = html.escape(language) or "text"
+    return (
+        f'<figure class="code"><figcaption>{shown}<button type="button" class="copy">Copy</button></figcaption>'
+        f'<pre tabindex="0"><code>{_highlighted(text, language)}</code></pre></figure>'
+    )
+
+
+def _highlighted(text: str, language: str) -> str:
+    if not language or len(text) > _MAX_HIGHLIGHTED:
+        return html.escape(text)
+    try:
+        lexer = get_lexer_by_name(language, stripnl=False)
+    except ClassNotFound:
+        return html.escape(text)
+    return str(highlight(text, lexer, _FORMATTER))

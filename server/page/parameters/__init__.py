@@ -1,0 +1,1 @@
+"""The settings of requests: what a server says of them, and a form made of that."""

@@ -1,0 +1,136 @@
+"""The fields of a chat request, from what the server says of them. No I/O in here."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal["boolean", "choice", "integer", "number", "text", "texts", "json"]
+
+OF_THE_PAGE = frozenset(
+    {
+        *("messages", "model", "stream", "stream_options", "n", "best_of"),
+        *("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "return_token_sources"),
+        *("add_generation_prompt", "continue_final_message", "use_beam_search", "beam_search"),
+        *("length_penalty", "early_stopping", "functions", "function_call", "user", "safety_identifier"),
+    }
+)
+"""What the page itself says in a request, or shows in views of their own."""
+_FIRST = ("temperature", "top_p", "top_k", "min_p", "max_completion_tokens", "max_tokens", "seed", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a request."""
+
+    name: str
+    kind: Kind
+    description: str = ""
+    default: Any = None
+    minimum: float | None = None
+    """Where it says nothing of bounds, there are none."""
+    maximum: float | None = None
+    choices: tuple[Any, ...] = ()
+    """Of a `choice`."""
+    excludes: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    is_hint: bool = False
+    """Left out, and reported, where it means nothing."""
+
+    @property
+    def range(self) -> str:
+        """In words; empty without bounds."""
+        low, high = _number(self.minimum), _number(self.maximum)
+        if low and high:
+            return f"{low} to {high}"
+        return f"at least {low}" if low else f"at most {high}" if high else ""
+
+    def parse(self, text: str) -> Any:
+        """The value that was typed. Raises ValueError, with a message for whoever typed it."""
+        if self.kind == "texts":
+            return [line for line in text.splitlines() if line]
+        if self.kind != "json":
+            return text
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"This is no JSON: {error}") from None
+
+    def format(self, value: Any) -> str:
+        """The reverse."""
+        if self.kind == "texts" and isinstance(value, list):
+            return "\n".join(str(line) for line in value)
+        return msgspec.json.format(msgspec.json.encode(value)).decode() if self.kind == "json" else str(value)
+
+
+def fields_of(described: Mapping[str, Any]) -> dict[str, Field]:
+    """Those that can be set, the usual ones first. `described` is what /v1/capabilities says of an endpoint, by name.
+
+    A server that says nothing is taken for one that knows what OpenAI's does.
+    """
+    found = {name: _field_of(name, one) for name, one in described.items() if _can_be_set(name, one)} or OPENAI
+    order = {name: at for at, name in enumerate(_FIRST)}
+    return dict(sorted(found.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
+
+
+def conflicts(name: str, fields: Mapping[str, Field], chosen: Iterable[str]) -> list[str]:
+    """Which of the chosen fields this one cannot go together with."""
+    excluded = fields[name].excludes if name in fields else ()
+    return [other for other in chosen if other != name and other in excluded]
+
+
+def _can_be_set(name: str, described: Mapping[str, Any]) -> bool:
+    return name not in OF_THE_PAGE and described.get("support") in ("honoured", "hint")
+
+
+def _field_of(name: str, described: Mapping[str, Any]) -> Field:
+    values = described.get("values", {})
+    alternatives = [one for one in values.get("anyOf", [values]) if one.get("type") != "null"]
+    one = alternatives[0] if len(alternatives) == 1 else {}
+    kind = _kind_of(one) if one else "json"
+    return Field(
+        name,
+        kind,
+        description=described.get("description") or "",
+        default=described.get("default"),
+        minimum=one.get("minimum", one.get("exclusiveMinimum")),
+        maximum=one.get("maximum", one.get("exclusiveMaximum")),
+        choices=tuple(one.get("enum", ())),
+        excludes=tuple(described.get("excludes", ())),
+        requires=tuple(described.get("requires", ())),
+        is_hint=described.get("support") == "hint",
+    )
+
+
+def _kind_of(schema: Mapping[str, Any]) -> Kind:
+    if "enum" in schema:
+        return "choice"
+    if schema.get("type") == "array" and schema.get("items", {}).get("type") == "string":
+        return "texts"
+    kinds: dict[Any, Kind] = {"boolean": "boolean", "integer": "integer", "number": "number", "string": "text"}
+    return kinds.get(schema.get("type"), "json")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+OPENAI: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("temperature", "number", "0 picks the most probable token.", 1, 0, 2),
+        Field("top_p", "number", "Draws from the most probable tokens of this mass.", 1, 0, 1),
+        Field("max_completion_tokens", "integer", "Most tokens of an answer.", minimum=1),
+        Field("max_tokens", "integer", "Older name of max_completion_tokens.", minimum=1),
+        Field("seed", "integer", "The same seed gives the same answer, as far as the server can."),
+        Field("stop", "texts", "Texts, one a line, before which an answer ends."),
+        Field("presence_penalty", "number", "Against tokens that were there.", 0, -2, 2),
+        Field("frequency_penalty", "number", "Against tokens, by how often they were there.", 0, -2, 2),
+        Field("reasoning_effort", "choice", "How much to think first.", choices=("minimal", "low", "medium", "high")),
+        Field("response_format", "json", 'Such as {"type": "json_object"}.'),
+        Field("tools", "json", "What the model may call."),
+        Field("tool_choice", "json", 'Such as "auto".'),
+    )
+}
+"""Where a server does not tell."""

@@ -1,0 +1,49 @@
+"""The drawer of settings: the system's message, and the form of parameters."""
+
+from typing import Any
+
+from nicegui import ui
+
+from server.page.api import ApiError
+from server.page.parameters.form import ParametersForm
+from server.page.session import Session
+
+
+class SettingsPanel:
+    """What all requests of the chat are sent with; remembered by the browser."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        with ui.column().classes("panel"):
+            ui.label("Settings").classes("title").props("role=heading aria-level=2")
+            self._system = ui.textarea("System message", value=session.memory.system or "")
+            self._system.props("outlined autogrow dense").classes("wide").on_value_change(self._remember_system)
+            self._form = ParametersForm(session.fields, session.memory.settings or {}, self._remember)
+
+    @property
+    def system(self) -> str:
+        return str(self._system.value or "").strip()
+
+    @system.setter
+    def system(self, text: str) -> None:
+        self._system.set_value(text)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The model and the settings."""
+        return {"model": self._session.model, **self._form.values}
+
+    @property
+    def problem(self) -> str:
+        """What has to be mended before a request can be sent; empty for nothing."""
+        return self._form.problem
+
+    def blame(self, problem: ApiError) -> None:
+        """Show beside a setting what the server says of it, where it says that of one."""
+        self._form.blame(problem.param, str(problem))
+
+    def _remember(self) -> None:
+        self._session.browser.remember("settings", self._form.values)
+
+    def _remember_system(self) -> None:
+        self._session.browser.remember("system", self.system)

@@ -1,0 +1,66 @@
+"""What one tab knows: its key, and the server's models and abilities."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from server.page.api import Api, ApiError
+from server.page.browser import Browser, Memory
+
+CHAT = "/v1/chat/completions"
+T = TypeVar("T")
+
+
+class Session:
+    """Of one tab."""
+
+    def __init__(self, api: Api, browser: Browser, ask_key: Callable[[str], Awaitable[str]]) -> None:
+        """`ask_key` shows why a key is needed and returns one, empty if there is none."""
+        self.api = api
+        self.browser = browser
+        self.memory = Memory()
+        self.key = ""
+        self.models: list[str] = []
+        self.model = ""
+        self.capabilities: dict[str, Any] | None = None
+        """None for servers that do not tell."""
+        self._ask_key = ask_key
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the server says of the fields of a chat request; empty where it says nothing."""
+        found: dict[str, Any] = (self.capabilities or {}).get("endpoints", {}).get(CHAT, {})
+        return found
+
+    def has_field(self, name: str) -> bool:
+        """Whether the server does something with this field."""
+        return self.fields.get(name, {}).get("support") in ("honoured", "hint")
+
+    async def open(self) -> None:
+        """Ask browser and server what there is. Raises ApiError."""
+        self.memory = await self.browser.begin()
+        self.key = self.memory.key
+        await self.look()
+
+    async def look(self) -> None:
+        """Ask the server what it has. Raises ApiError."""
+        self.models = await self.with_key(self.api.models)
+        self.capabilities = await self.with_key(self.api.capabilities)
+        if self.model not in self.models:
+            self.model = self.models[0] if self.models else ""
+
+    async def with_key(self, call: Callable[[str], Awaitable[T]]) -> T:
+        """What the call returns, which is given the key, and another one until the server takes it.
+
+        Raises ApiError, also if there is no other key.
+        """
+        while True:
+            try:
+                return await call(self.key)
+            except ApiError as problem:
+                if not problem.wants_key:
+                    raise
+                key = await self._ask_key(str(problem))
+                if not key:
+                    raise
+                self.key = key
+                self.browser.remember_key(key)

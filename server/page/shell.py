@@ -1,0 +1,87 @@
+"""The frame of the page: its head, its drawers, and the views between them."""
+
+from nicegui import context, ui
+
+from server.page.api import Api, ApiError
+from server.page.browser import Browser
+from server.page.chat.conversation_list import ConversationList
+from server.page.chat.view import ChatView
+from server.page.key_dialog import KeyDialog
+from server.page.parameters.panel import SettingsPanel
+from server.page.session import Session
+from server.page.theme import ThemeButton
+
+_HEAD = """
+<link rel="stylesheet" href="static/page.css">
+<script src="static/page.js"></script>
+"""
+_CONNECT_S = 30.0
+
+
+class Shell:
+    """One page that somebody looks at."""
+
+    def __init__(self, api: Api) -> None:
+        self._client = context.client
+        self._browser = Browser(self._client)
+        self._key_dialog = KeyDialog()
+        self._session = Session(api, self._browser, self._key_dialog.ask)
+
+    async def build(self) -> None:
+        """Show the frame, and all else once the browser has told what it remembers."""
+        ui.add_head_html(_HEAD)
+        ui.colors(primary="#2f5d8a", secondary="#4a6572", accent="#2f5d8a")
+        self._theme = ThemeButton(self._browser)
+        self._left = ui.left_drawer(value=None, fixed=True, bordered=True).props("width=280 breakpoint=900")
+        self._left.classes("side")
+        self._right = ui.right_drawer(value=False, fixed=True, bordered=True).props("width=340 breakpoint=1100")
+        self._right.classes("side").props('role=complementary aria-label="Settings"')
+        self._header()
+        self._main = ui.element("main").classes("main")
+        await self._client.connected(timeout=_CONNECT_S)
+        await self._open()
+
+    def _header(self) -> None:
+        with ui.header().classes("head"):
+            menu = ui.button(icon="menu", on_click=self._left.toggle)
+            menu.props('flat round dense aria-label="Conversations and views"')
+            ui.label("Samewise").classes("brand")
+            with ui.tabs().props("dense no-caps").classes("views") as self._tabs:
+                self._chat_tab = ui.tab("Chat")
+            self._models = ui.select([], on_change=self._choose_model).props("outlined dense options-dense")
+            self._models.props('aria-label="Model"').classes("model")
+            ui.space()
+            self._theme.build()
+            settings = ui.button(icon="tune", on_click=self._right.toggle)
+            settings.props('flat round dense aria-label="Settings"').tooltip("Settings")
+
+    async def _open(self) -> None:
+        try:
+            await self._session.open()
+        except ApiError as problem:
+            self._show_problem(problem)
+            return
+        self._theme.set(self._session.memory.theme)
+        self._models.set_options(self._session.models, value=self._session.model or None)
+        with self._right:
+            settings = SettingsPanel(self._session)
+        with self._main:
+            panels = ui.tab_panels(self._tabs, value=self._chat_tab, animated=False, keep_alive=True).classes("panels")
+        with panels, ui.tab_panel(self._chat_tab):
+            chat = ChatView(self._session, settings)
+        with self._left:
+            ConversationList(self._session, chat)
+        chat.begin()
+
+    def _show_problem(self, problem: ApiError) -> None:
+        self._main.clear()
+        with self._main, ui.column().classes("center"):
+            ui.label(str(problem)).classes("problem").props("role=alert")
+            ui.button("Try again", on_click=self._try_again).props("outline no-caps")
+
+    async def _try_again(self) -> None:
+        self._main.clear()
+        await self._open()
+
+    def _choose_model(self) -> None:
+        self._session.model = self._models.value or ""

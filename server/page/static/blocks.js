@@ -1,0 +1,14 @@
+// Blocks of HTML, of which the last ones are replaced while the text grows.
+export default {
+  template: "<div></div>",
+  methods: {
+    show(start, blocks) {
+      while (this.$el.children.length > start) this.$el.lastElementChild.remove();
+      for (const html of blocks) {
+        const block = document.createElement("div");
+        block.setHTML(html); // sanitises, see NiceGUI's index.html
+        this.$el.append(block);
+      }
+    },
+  },
+};

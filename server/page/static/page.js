@@ -1,0 +1,91 @@
+// What only a browser can do: keep conversations, copy code, follow an answer that grows.
+window.samewise = (() => {
+  const CONVERSATION = "samewise.conversation.";
+  const KEY = "samewise.key";
+
+  const stored = (name) => JSON.parse(localStorage.getItem(`samewise.${name}`));
+
+  function conversations() {
+    const found = [];
+    for (const key of Object.keys(localStorage)) {
+      if (!key.startsWith(CONVERSATION)) continue;
+      try {
+        const { id, title, updated } = JSON.parse(localStorage.getItem(key));
+        if (key === CONVERSATION + id) found.push({ id, title: title || "", updated: updated || 0 });
+      } catch {
+        continue; // not ours, or from a version that is gone
+      }
+    }
+    return found.sort((a, b) => b.updated - a.updated);
+  }
+
+  function follow() {
+    // Stays at the end of the log while its reader is there, and only then.
+    const log = document.querySelector(".log");
+    if (!log || log.dataset.followed) return;
+    log.dataset.followed = "yes";
+    let atEnd = true;
+    log.addEventListener("scroll", () => (atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40), {
+      passive: true,
+    });
+    new ResizeObserver(() => atEnd && (log.scrollTop = log.scrollHeight)).observe(log.firstElementChild);
+    log.addEventListener("toend", () => {
+      atEnd = true;
+      log.scrollTop = log.scrollHeight;
+    });
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button.copy");
+    if (!button) return;
+    const text = button.closest("figure").querySelector("pre").textContent;
+    button.textContent = (await copy(text)) ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      // Without HTTPS a page has no clipboard but this one.
+      const area = document.createElement("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      const done = document.execCommand("copy");
+      area.remove();
+      return done;
+    }
+  }
+
+  window.addEventListener("storage", (event) => {
+    if (event.key === null || event.key.startsWith(CONVERSATION)) emitEvent("conversations", conversations());
+  });
+
+  return {
+    copy,
+    follow,
+    conversations,
+    begin: () => ({
+      conversations: conversations(),
+      key: sessionStorage.getItem(KEY) || "",
+      theme: stored("theme"),
+      settings: stored("settings"),
+      system: stored("system"),
+    }),
+    load: (id) => localStorage.getItem(CONVERSATION + id),
+    save(id, text) {
+      try {
+        localStorage.setItem(CONVERSATION + id, text);
+        return true;
+      } catch {
+        return false; // full
+      }
+    },
+    remove: (id) => localStorage.removeItem(CONVERSATION + id),
+    remember: (name, value) => localStorage.setItem(`samewise.${name}`, JSON.stringify(value)),
+    rememberKey: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
+    toEnd: () => document.querySelector(".log")?.dispatchEvent(new Event("toend")),
+  };
+})();
