@@ -30,7 +30,6 @@ class Shell:
     async def build(self) -> None:
         """Show the frame, and all else once the browser has told what it remembers."""
         ui.add_head_html(_HEAD)
-        ui.colors(primary="#2f5d8a", secondary="#4a6572", accent="#2f5d8a")
         self._theme = ThemeButton(self._browser)
         self._left = ui.left_drawer(value=None, fixed=True, bordered=True).props("width=280 breakpoint=900")
         self._left.classes("side")
@@ -69,9 +68,9 @@ class Shell:
             panels = ui.tab_panels(self._tabs, value=self._chat_tab, animated=False, keep_alive=True).classes("panels")
         with panels, ui.tab_panel(self._chat_tab):
             chat = ChatView(self._session, settings)
+        await chat.reopen()
         with self._left:
             ConversationList(self._session, chat)
-        chat.begin()
 
     def _show_problem(self, problem: ApiError) -> None:
         self._main.clear()

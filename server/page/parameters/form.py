@@ -196,4 +196,5 @@ def _help_of(field: Field) -> str:
     default = "" if field.default is None else f"Default: {field.default}."
     bounds = f"{field.range[:1].upper()}{field.range[1:]}." if field.range else ""
     hint = "A hint: left out where it means nothing." if field.is_hint else ""
-    return " ".join(part for part in (field.description, bounds, default, hint) if part)
+    said = field.description.replace("`", "")
+    return " ".join(part for part in (said, bounds, default, hint) if part)
