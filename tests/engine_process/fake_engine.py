@@ -112,7 +112,8 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         num_background = sum(running.request.tier >= BACKGROUND for running in self.running.values())
-        return EngineStats(len(self.running), num_background_running=num_background, steps=self.steps)
+        counts = {"steps": self.steps, "steps_done": self.steps, "step_s": STEP_S * self.steps}
+        return EngineStats(len(self.running), num_background_running=num_background, **counts)
 
     def check_integrity(self) -> None:
         assert not self.running

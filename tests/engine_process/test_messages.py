@@ -113,7 +113,8 @@ def test_messages_to_the_engine(message):
         LoadFailed("too large"),
         StepDone((), EngineStats()),
         StepDone(
-            (OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, 9, 10, (STATS,))
+            (OUTPUT, SCORED, RequestOutput("y", 0, ())),
+            EngineStats(*(1, 2, 0.5, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (STATS,), steps_done=13, step_s=0.1 + 0.2),
         ),
         StepDone((), EngineStats(learning=LearningStats(1, 2, 3, 4, 5, 1.5, None))),
         Rejected("x", "too long"),
