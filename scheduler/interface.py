@@ -150,6 +150,8 @@ class RequestOutput:
     """Draft tokens of this step that became output, and ..."""
     num_rejected: int = 0
     """... those that did not."""
+    draft_method: str = ""
+    """Of speculation, that made the drafts that were accepted; empty without any."""
     error: Failure | None = None
     beam: BeamScore | None = None
     """With the end of what beam search found."""

@@ -107,6 +107,7 @@ class FakeEngine:
             finish_reason=reason,
             num_accepted=accepted,
             num_rejected=num_drafts - accepted,
+            draft_method=request.speculation.method if request.speculation and accepted else "",
             history=None if reason is None else running.history(has_ended=True),
         )
 

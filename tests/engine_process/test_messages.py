@@ -73,7 +73,9 @@ STATS = SpeculationStats("ngram", 9, (3, 1), (5, 4), 5, 9, 0.5, 0.25)
 REQUEST = EngineRequest(
     "é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8), 0.1 + 0.2)), -5, "salt", SPECULATION
 )
-OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, Failure("why", True))
+OUTPUT = RequestOutput(
+    *("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, "ngram", Failure("why", True))
+)
 HISTORY = ChoiceHistory(
     1, 0.1, 0.1 + 0.2, True, 7, 0.25, None, 4, 3, 2, 1, 1, 0.5, True, (MethodDrafts("ngram", 3, 2),)
 )

@@ -208,4 +208,5 @@ class FakeEngine:
             pooled=make_numbers(request, self.info_.hidden_size),
             num_accepted=accepted if self.counts_drafts else 0,
             num_rejected=self.tokens_per_step - accepted if self.counts_drafts else 0,
+            draft_method="suffix" if self.counts_drafts and accepted else "",
         )
