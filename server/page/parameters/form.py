@@ -13,7 +13,7 @@ class ParametersForm:
 
     def __init__(self, described: Mapping[str, Any], values: Mapping[str, Any], on_change: Callable[[], None]) -> None:
         """`described` is what the server says of its fields, `values` what is set at first."""
-        self._fields = fields_of(described)
+        self._fields = fields_of(described, also=values)
         self._values = dict(values)
         self._wrong: dict[str, str] = {}
         """Why what was typed is no value."""
