@@ -83,7 +83,8 @@ PRESETS = (
     ),
     Preset(
         "Guidance",
-        "Goes one and a half times as far as the prompt changes the answer, and takes the best token there.",
+        "Goes one and a half times as far in the direction in which the prompt changes the answer, and takes the best "
+        "token there.",
         {"guidance": {"scale": 1.5}, "temperature": 0},
     ),
     Preset(

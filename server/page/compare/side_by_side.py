@@ -97,7 +97,7 @@ class _Column:
                     self._remove.props("flat round dense size=sm").tooltip("Remove")
                 self.chooser = Chooser(session, presets, first)
                 use = ui.button("Use in chat", on_click=lambda: on_use(self.chooser.settings))
-                use.props("flat no-caps dense size=sm").classes("use")
+                use.props("flat no-caps dense").classes("use")
             self.view = AnswerView(session, "Answer")
 
     def begin(self, group: asyncio.TaskGroup, question: Question, on_more: Callable[[], None]) -> None:

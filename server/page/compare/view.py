@@ -63,10 +63,8 @@ class CompareView:
 
     def _show_common(self) -> None:
         with ui.element("div").classes("common"):
-            self._way = ui.toggle(list(self._makers), value=_SETTINGS, on_change=self._look).props(
-                "no-caps flat toggle-color=chosen"
-            )
-            self._way.props('role=group aria-label="What is compared"').classes("way")
+            self._way = ui.toggle(list(self._makers), value=_SETTINGS, on_change=self._look).classes("way")
+            self._way.props('no-caps flat toggle-color=chosen role=group aria-label="What is compared"')
             self._says = ui.label().classes("quiet way-says")
             self._system = ui.textarea("System message").props("outlined autogrow dense rows=1").classes("system")
             self._seed = ui.number("Seed", value=_new_seed(), min=0, precision=0).props("outlined dense")
