@@ -8,10 +8,10 @@ from server.page.chat.conversation_list import ConversationList
 from server.page.chat.view import ChatView
 from server.page.compare.view import CompareView
 from server.page.key_dialog import KeyDialog
+from server.page.lazily import when_first_chosen
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
 from server.page.theme import ThemeButton
-from server.page.views import Views
 
 _HEAD = """
 <link rel="stylesheet" href="static/page.css">
@@ -49,7 +49,9 @@ class Shell:
             menu = ui.button(icon="menu", on_click=self._left.toggle)
             menu.props('flat round dense aria-label="Conversations and views"')
             ui.label("Samewise").classes("brand")
-            self._views = Views("Chat", "Compare")
+            with ui.tabs().props("dense no-caps").classes("views") as self._tabs:
+                self._chat_tab = ui.tab("Chat")
+                self._compare_tab = ui.tab("Compare")
             self._models = ui.select([], on_change=self._choose_model).props("outlined dense options-dense")
             self._models.props('aria-label="Model"').classes("model")
             ui.space()
@@ -68,10 +70,11 @@ class Shell:
         with self._right:
             settings = SettingsPanel(self._session)
         with self._main:
-            self._views.open()
-        with self._views.panel("Chat"):
+            panels = ui.tab_panels(self._tabs, value=self._chat_tab, animated=False, keep_alive=True).classes("panels")
+        with panels, ui.tab_panel(self._chat_tab):
             chat = ChatView(self._session, settings)
-        self._views.make_later("Compare", lambda: CompareView(self._session, settings))
+        with panels, ui.tab_panel(self._compare_tab):
+            when_first_chosen(self._tabs, self._compare_tab, lambda: CompareView(self._session, settings))
         with self._left:
             ConversationList(self._session, chat)
         chat.begin()

@@ -63,7 +63,8 @@ class AnswerView:
             ui.label(answer.facts).classes("quiet")
             if answer.text:
                 copy = ui.button(icon="content_copy", on_click=lambda: self._session.browser.copy(answer.text))
-                copy.props('flat round dense size=sm aria-label="Copy"').tooltip("Copy")
+                # No tooltip: it would not find its button where the answer ends while another view is looked at.
+                copy.props('flat round dense size=sm aria-label="Copy" title="Copy"')
 
 
 def show_all(views: Iterable[AnswerView]) -> None:

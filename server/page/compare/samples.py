@@ -54,7 +54,7 @@ class Samples:
         finally:
             for view in views:
                 view.finish(None if view is views[0] else answers[0])
-        self._place.mark_differences()
+            self._place.mark_differences()
 
 
 def _column(session: Session, number: int) -> AnswerView:

@@ -45,12 +45,14 @@ class SideBySide:
         self._place.clear_marks()
         columns = list(self._columns)
         show = partial(show_all, [column.view for column in columns])
-        async with now_and_then(show) as more, asyncio.TaskGroup() as group:
-            for column in columns:
-                column.begin(group, question, more)
-        for column in columns[1:]:
-            column.view.finish(columns[0].view.answer)
-        self._place.mark_differences()
+        try:
+            async with now_and_then(show) as more, asyncio.TaskGroup() as group:
+                for column in columns:
+                    column.begin(group, question, more)
+        finally:
+            for column in columns[1:]:
+                column.view.finish(columns[0].view.answer)
+            self._place.mark_differences()
 
     def _add(self) -> None:
         taken = {column.chooser.name for column in self._columns}

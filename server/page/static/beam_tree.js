@@ -16,9 +16,10 @@ function written(text) {
   return place;
 }
 
-function item(branch, level) {
+// `parts` says whether others begin where it does.
+function item(branch, level, parts) {
   const row = make("div", "branch");
-  if (branch.share && level > 1) row.append(make("span", "share", branch.share));
+  if (branch.share && parts) row.append(make("span", "share", branch.share));
   row.append(written(branch.text));
   for (const beam of branch.ending) {
     const end = make("span", "beam");
@@ -28,7 +29,7 @@ function item(branch, level) {
   const place = make("li", branch.best ? "best" : "");
   place.setAttribute("role", "treeitem");
   place.setAttribute("aria-level", level);
-  place.setAttribute("aria-label", spoken(branch, level));
+  place.setAttribute("aria-label", spoken(branch, parts));
   place.tabIndex = -1;
   place.append(row);
   if (branch.branches.length) {
@@ -42,7 +43,7 @@ function group(branches, level) {
   const place = make("ul");
   place.setAttribute("role", "group");
   branches.forEach((branch, at) => {
-    const one = item(branch, level);
+    const one = item(branch, level, true);
     one.setAttribute("aria-posinset", at + 1);
     one.setAttribute("aria-setsize", branches.length);
     place.append(one);
@@ -50,10 +51,10 @@ function group(branches, level) {
   return place;
 }
 
-function spoken(branch, level) {
+function spoken(branch, parts) {
   const ends = branch.ending.map((beam) => `${beam.name}: ${beam.facts}`);
   const best = branch.best ? ["on the best beam's way"] : [];
-  const share = branch.share && level > 1 ? [branch.share] : [];
+  const share = branch.share && parts ? [branch.share] : [];
   return [branch.text.trim() || "nothing", ...share, branch.through, ...best, ...ends].join(", ");
 }
 
@@ -67,8 +68,9 @@ export default {
       root.setAttribute("role", "tree");
       root.setAttribute("aria-label", "Beams");
       // Without a common beginning, the branches are the trunks.
-      const trunks = tree.text || tree.ending.length ? [tree] : tree.branches;
-      trunks.forEach((branch) => root.append(item(branch, 1)));
+      const hasStem = tree.text || tree.ending.length;
+      const trunks = hasStem ? [tree] : tree.branches;
+      trunks.forEach((branch) => root.append(item(branch, 1, !hasStem)));
       root.firstElementChild.tabIndex = 0;
       root.addEventListener("keydown", (event) => this.go(event));
       root.addEventListener("click", (event) => this.click(event));
