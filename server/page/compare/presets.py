@@ -53,12 +53,12 @@ PRESETS = (
     ),
     Preset(
         "XTC",
-        "Each second time, leaves out all tokens of a probability of 0.1 or more but the least probable of them.",
+        "At every other token, by chance, leaves out all of a probability of 0.1 or more but the least of them.",
         {"xtc_probability": 0.5, "xtc_threshold": 0.1},
     ),
     Preset(
         "Mirostat",
-        "Draws from tokens below a bound of surprise, which it corrects so that 3 bits a token are kept on the way.",
+        "Draws from tokens below a bound of surprise, corrected after each so that the surprise stays near 3 bits.",
         {"mirostat": 2, "mirostat_tau": 3},
     ),
     Preset(
@@ -73,12 +73,12 @@ PRESETS = (
     ),
     Preset(
         "Contrastive decoding",
-        "Takes the token that the model finds more probable than the server's smaller model does.",
+        "Of the plausible tokens, takes the highest of 1.5 times its logit less half of the smaller model's.",
         {"contrastive": {}, "temperature": 0},
     ),
     Preset(
         "DoLa",
-        "Takes the token that gains most between the model's early layers and its last, of those that are plausible.",
+        "Of the plausible tokens, takes the one that gains most between an early layer of the model and its last.",
         {"dola": {"layers": "low"}, "repetition_penalty": 1.2, "temperature": 0},
     ),
     Preset(

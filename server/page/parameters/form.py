@@ -116,7 +116,8 @@ class _Row:
             ui.label(_help_of(field)).classes("quiet")
 
     def focus(self) -> None:
-        self._control.run_method("focus")
+        if self.field.kind != "boolean":  # a switch has no such method
+            self._control.run_method("focus")
 
     def delete(self) -> None:
         self._row.delete()
