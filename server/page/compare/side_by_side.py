@@ -50,8 +50,8 @@ class SideBySide:
                 for column in columns:
                     column.begin(group, question, more)
         finally:
-            for column in columns[1:]:
-                column.view.finish(columns[0].view.answer)
+            for column in self._columns[1:]:  # those that are still there
+                column.view.finish(self._columns[0].view.answer)
             self._place.mark_differences()
 
     def _add(self) -> None:
