@@ -131,6 +131,7 @@ class _Column:
             await ask(self._session, question, self.chooser.settings, [answer], on_more)
         finally:
             self._task = None
-            self._stop.set_visibility(False)
-            self.view.show()
-            self.view.finish(None)
+            if not self._section.is_deleted:
+                self._stop.set_visibility(False)
+                self.view.show()
+                self.view.finish(None)
