@@ -6,13 +6,16 @@ from server.page.api import Api, ApiError
 from server.page.browser import Browser
 from server.page.chat.conversation_list import ConversationList
 from server.page.chat.view import ChatView
+from server.page.compare.view import CompareView
 from server.page.key_dialog import KeyDialog
+from server.page.lazily import when_first_chosen
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
 from server.page.theme import ThemeButton
 
 _HEAD = """
 <link rel="stylesheet" href="static/page.css">
+<link rel="stylesheet" href="static/compare.css">
 <script src="static/page.js"></script>
 """
 _CONNECT_S = 30.0
@@ -47,6 +50,7 @@ class Shell:
             ui.label("Samewise").classes("brand")
             with ui.tabs().props("dense no-caps").classes("views") as self._tabs:
                 self._chat_tab = ui.tab("Chat")
+                self._compare_tab = ui.tab("Compare")
             self._models = ui.select([], on_change=self._choose_model).props("outlined dense options-dense")
             self._models.props('aria-label="Model"').classes("model")
             ui.space()
@@ -68,6 +72,8 @@ class Shell:
             panels = ui.tab_panels(self._tabs, value=self._chat_tab, animated=False, keep_alive=True).classes("panels")
         with panels, ui.tab_panel(self._chat_tab):
             chat = ChatView(self._session, settings)
+        with panels, ui.tab_panel(self._compare_tab):
+            when_first_chosen(self._tabs, self._compare_tab, lambda: CompareView(self._session, settings))
         await chat.reopen()
         with self._left:
             ConversationList(self._session, chat)

@@ -13,7 +13,7 @@ class ParametersForm:
 
     def __init__(self, described: Mapping[str, Any], values: Mapping[str, Any], on_change: Callable[[], None]) -> None:
         """`described` is what the server says of its fields, `values` what is set at first."""
-        self._fields = fields_of(described)
+        self._fields = fields_of(described, also=values)
         self._values = dict(values)
         self._wrong: dict[str, str] = {}
         """Why what was typed is no value."""
@@ -116,7 +116,8 @@ class _Row:
             ui.label(_help_of(field)).classes("quiet")
 
     def focus(self) -> None:
-        self._control.run_method("focus")
+        if self.field.kind != "boolean":  # a switch has no such method
+            self._control.run_method("focus")
 
     def delete(self) -> None:
         self._row.delete()

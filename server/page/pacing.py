@@ -1,0 +1,33 @@
+"""How often what grows is shown."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from nicegui import background_tasks
+
+_SHOWN_EVERY_S = 0.05
+_SHARE = 0.1
+"""Of the time that may go into showing what grows."""
+
+
+@asynccontextmanager
+async def now_and_then(show: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
+    """A function that says that there is more: `show` is called after it, but not too often, and at the end."""
+    more = asyncio.Event()
+
+    async def show_now_and_then() -> None:
+        while True:
+            await more.wait()
+            more.clear()
+            started = time.perf_counter()
+            show()
+            await asyncio.sleep(max(_SHOWN_EVERY_S, (time.perf_counter() - started) / _SHARE))
+
+    task = background_tasks.create(show_now_and_then(), name="show what grows")
+    try:
+        yield more.set
+    finally:
+        task.cancel()
+        show()
