@@ -68,10 +68,19 @@ class Api:
         """The JSON object that answers a body; takes as long as it takes. Raises ApiError."""
         return await self._json("POST", path, key, body)
 
-    async def metrics(self) -> str:
+    async def version(self) -> str:
+        """Of the server's program; empty where it does not say. Raises ApiError."""
+        with _problems(self.server_url):
+            response = await self._client.get(f"{self.server_url}/version", timeout=_SHORT_S)
+        try:
+            return msgspec.json.decode(response.content, type=_Version).version
+        except msgspec.DecodeError:
+            return ""
+
+    async def metrics(self, key: str) -> str:
         """The text of /metrics. Raises ApiError."""
         with _problems(self.server_url):
-            response = await self._client.get(f"{self.server_url}/metrics", timeout=_SHORT_S)
+            response = await self._client.get(f"{self.server_url}/metrics", headers=headers(key), timeout=_SHORT_S)
         if response.status_code != 200:
             raise _refusal(response.status_code, response.content)
         return response.text
@@ -133,6 +142,10 @@ def _param_of(body: bytes) -> str | None:
     except msgspec.DecodeError:
         return None
     return error.param
+
+
+class _Version(msgspec.Struct):
+    version: str = ""
 
 
 class _Error(msgspec.Struct):
