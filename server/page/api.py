@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from server.client.openai_answers import EventParser, error_message, headers
+from server.client.openai_answers import EventParser, error_message, headers, without_password
 from server.page.answers import Chunk
 
 _CONNECT_S = 10.0
@@ -159,6 +159,7 @@ class _ErrorBody(msgspec.Struct):
 @contextmanager
 def _problems(server_url: str) -> Iterator[None]:
     """Failures of the connection, in words for those who look at the page."""
+    server_url = without_password(server_url)
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout):

@@ -83,10 +83,10 @@ def cache_bar(load: Load, block_size: int | None) -> Bar | None:
     if total:
         unit, factor = ("blocks", 1) if block_size is None else ("tokens", block_size)
         parts = [
-            part(kind, name, f"{blocks.get(kind, 0) * factor:,.0f} {unit}", blocks.get(kind, 0) / total)
+            part(kind, name, f"{blocks.get(kind, 0) * factor:,.0f}", blocks.get(kind, 0) / total)
             for kind, name in _CACHE
         ]
-        return bar("KV cache", parts)
+        return bar(f"KV cache, in {unit}", parts)
     used = load.kv_usage
     if used is None:
         return None
@@ -100,7 +100,7 @@ def speculation_table(load: Load) -> Table | None:
         return None
     now = {one.method: one for one in load.speculation}
     rows = [[method or "all", *_brings(now.get(method))] for method in load.drafting_methods]
-    return Table(["Speculation", "Accepted", "Tokens a step"], rows)
+    return Table(["Method", "Accepted", "Tokens a step"], rows)
 
 
 def long_time(seconds: float) -> str:

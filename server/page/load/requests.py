@@ -27,7 +27,7 @@ class Row(msgspec.Struct, frozen=True):
     first_token: str
     total: str
     time: Bar | None
-    """Where it went; None while that is not known."""
+    """Where it went; None while the request runs, or where that is not known."""
 
 
 class Details(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def row_of(record: RequestRecord) -> Row:
         tokens_out=f"{record.output_tokens:,}",
         first_token=_milliseconds(record.time_to_first_token_ms),
         total=_milliseconds(record.times_ms.total),
-        time=_time_of(record),
+        time=None if record.is_running else _time_of(record),
     )
 
 

@@ -28,6 +28,7 @@ class Part(msgspec.Struct, frozen=True):
 class Bar(msgspec.Struct, frozen=True):
     """A whole and its parts, from left to right."""
 
+    title: str
     summary: str
     """For those who do not see it."""
     parts: list[Part]
@@ -66,7 +67,7 @@ def part(kind: str, name: str, value: str, share: float) -> Part:
 
 def bar(title: str, parts: Sequence[Part]) -> Bar:
     """Says what all of its parts are."""
-    return Bar(f"{title}: {', '.join(f'{one.name} {one.value}' for one in parts)}", list(parts))
+    return Bar(title, f"{title}: {', '.join(f'{one.name} {one.value}' for one in parts)}", list(parts))
 
 
 def chart(title: str, series: Sequence[Series]) -> Chart:

@@ -14,17 +14,18 @@ export default {
         </dl>
       </section>
       <section v-if="seen.cache" class="card">
-        <h2>KV cache</h2>
+        <h2>{{ seen.cache.title }}</h2>
         <div class="bar" role="img" :aria-label="seen.cache.summary">
           <span v-for="part in seen.cache.parts" :key="part.kind" :class="part.kind" :style="{ width: part.percent + '%' }"></span>
         </div>
         <dl class="legend">
           <div v-for="part in seen.cache.parts" :key="part.kind">
-            <dt><i :class="part.kind"></i>{{ part.name }}</dt><dd>{{ part.value }}<small>{{ Math.round(part.percent) }} %</small></dd>
+            <dt><i :class="part.kind"></i>{{ part.name }}</dt><dd>{{ part.value }}<small>{{ Math.round(part.percent) }}%</small></dd>
           </div>
         </dl>
       </section>
       <section v-if="seen.speculation" class="card">
+        <h2>Speculation</h2>
         <table>
           <thead><tr><th v-for="name in seen.speculation.columns" :key="name" scope="col">{{ name }}</th></tr></thead>
           <tbody>

@@ -8,6 +8,7 @@ export default {
     </ul>
     <p v-if="!rows.length" class="quiet">None yet, with this key.</p>
     <div v-else class="scroll" role="region" tabindex="0" aria-label="Your last requests">
+      <p v-if="newer" class="quiet">{{ newer }} newer, shown when all rows are closed.</p>
       <table>
         <thead>
           <tr>
@@ -56,12 +57,24 @@ export default {
       </table>
     </div>
   </section>`,
-  data: () => ({ rows: null, opened: {}, phases: ["before", "queue", "prefill", "decode", "after"] }),
+  data: () => ({ rows: null, latest: null, opened: {}, phases: ["before", "queue", "prefill", "decode", "after"] }),
+  computed: {
+    newer() {
+      return (this.latest || []).filter(({ id }) => !this.rows.some((row) => row.id === id)).length;
+    },
+  },
   methods: {
     show(rows) {
-      const ran = new Set((this.rows || []).filter((row) => row.is_running).map((row) => row.id));
-      this.rows = rows;
-      for (const { id } of rows || []) if (id in this.opened && ran.has(id)) this.$emit("open", id);
+      const running = (this.rows || []).filter((row) => row.is_running && row.id in this.opened);
+      this.latest = rows;
+      this.follow();
+      for (const { id } of running) this.$emit("open", id);
+    },
+    follow() {
+      // An open row stays where it is, while somebody reads it.
+      const known = new Map((this.latest || []).map((row) => [row.id, row]));
+      const reading = this.latest && Object.keys(this.opened).length;
+      this.rows = reading ? this.rows.map((row) => known.get(row.id) || row) : this.latest;
     },
     tell(id, details) {
       if (id in this.opened) this.opened[id] = details;
@@ -69,6 +82,7 @@ export default {
     toggle(id) {
       if (id in this.opened) {
         delete this.opened[id];
+        this.follow();
       } else {
         this.opened[id] = {};
         this.$emit("open", id);
