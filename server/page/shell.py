@@ -71,7 +71,8 @@ class Shell:
         with self._right:
             settings = SettingsPanel(self._session)
         with self._main:
-            panels = ui.tab_panels(self._tabs, value=self._chat_tab, animated=False, keep_alive=True).classes("panels")
+            chosen = self._tabs.value or self._chat_tab  # perhaps before there was anything to see
+            panels = ui.tab_panels(self._tabs, value=chosen, animated=False, keep_alive=True).classes("panels")
         with panels, ui.tab_panel(self._chat_tab):
             chat = ChatView(self._session, settings)
         with panels, ui.tab_panel(self._server_tab):

@@ -11,8 +11,8 @@ _LATELY_S = 5
 _SERIES = (
     ("prompt", "of prompts"),
     ("decode", "of answers"),
-    ("accepted", "drafts, accepted"),
-    ("rejected", "drafts, rejected"),
+    ("accepted", "accepted drafts"),
+    ("rejected", "rejected drafts"),
 )
 
 

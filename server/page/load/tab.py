@@ -18,8 +18,9 @@ class LoadTab:
         self._place = ui.element("div").classes("contents")
         self._view: LoadView | None = None
         tabs.on_value_change(lambda event: self._choose(event.value))
+        self._choose(tabs.value)
 
-    def _choose(self, tab: str) -> None:
+    def _choose(self, tab: str | None) -> None:
         is_chosen = tab == self._tab.props["name"]
         if self._view is None:
             if not is_chosen:
