@@ -34,7 +34,6 @@ class Shell:
     async def build(self) -> None:
         """Show the frame, and all else once the browser has told what it remembers."""
         ui.add_head_html(_HEAD)
-        ui.colors(primary="#2f5d8a", secondary="#4a6572", accent="#2f5d8a")
         self._theme = ThemeButton(self._browser)
         self._left = ui.left_drawer(value=None, fixed=True, bordered=True).props("width=280 breakpoint=900")
         self._left.classes("side")
@@ -77,9 +76,9 @@ class Shell:
             chat = ChatView(self._session, settings)
         with panels, ui.tab_panel(self._server_tab):
             LoadTab(self._tabs, self._server_tab, self._session, self._watches)
+        await chat.reopen()
         with self._left:
             ConversationList(self._session, chat)
-        chat.begin()
 
     def _show_problem(self, problem: ApiError) -> None:
         self._main.clear()

@@ -33,7 +33,10 @@ class StepObject(ResponseModel):
         description="Computed of answers: one for each choice that has begun, for each beam and each guide."
     )
     draft_tokens: int = Field(description="Verified beside these.")
-    accepted_draft_tokens: int = Field(description="Of these, accepted. Each is a token more than without speculation.")
+    accepted_draft_tokens: int = Field(
+        description="Of these, accepted by the model, each a token more than without speculation. An answer that ends "
+        "within them has only some."
+    )
     running: int = Field(description="Choices in the engine after it, lines of batches included.")
     waiting: int = Field(description="Choices in its queue after it.")
 

@@ -17,6 +17,8 @@ OF_THE_PAGE = frozenset(
     }
 )
 """What the page itself says in a request, or shows in views of their own."""
+_NO_BOUND = 2**31 - 1
+"""Whoever says so means that the number has to fit somewhere, which nobody asks about."""
 _FIRST = ("temperature", "top_p", "top_k", "min_p", "max_completion_tokens", "max_tokens", "seed", "stop")
 
 
@@ -41,7 +43,8 @@ class Field:
     @property
     def range(self) -> str:
         """In words; empty without bounds."""
-        low, high = _number(self.minimum), _number(self.maximum)
+        low = _number(self.minimum)
+        high = "" if (self.maximum or 0) >= _NO_BOUND else _number(self.maximum)
         if low and high:
             return f"{low} to {high}"
         return f"at least {low}" if low else f"at most {high}" if high else ""

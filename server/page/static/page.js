@@ -2,6 +2,7 @@
 window.samewise = (() => {
   const CONVERSATION = "samewise.conversation.";
   const KEY = "samewise.key";
+  const CURRENT = "samewise.current";
 
   const stored = (name) => JSON.parse(localStorage.getItem(`samewise.${name}`));
 
@@ -72,6 +73,7 @@ window.samewise = (() => {
     begin: () => ({
       conversations: conversations(),
       key: sessionStorage.getItem(KEY) || "",
+      current: sessionStorage.getItem(CURRENT),
       theme: stored("theme"),
       settings: stored("settings"),
       system: stored("system"),
@@ -88,6 +90,7 @@ window.samewise = (() => {
     remove: (id) => localStorage.removeItem(CONVERSATION + id),
     remember: (name, value) => localStorage.setItem(`samewise.${name}`, JSON.stringify(value)),
     rememberKey: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
+    look: (id) => sessionStorage.setItem(CURRENT, id),
     toEnd: () => document.querySelector(".log")?.dispatchEvent(new Event("toend")),
   };
 })();
