@@ -7,6 +7,7 @@ from nicegui import Client, core, ui
 from nicegui import app as nicegui_app
 
 from server.page.api import Api
+from server.page.load.watch import Watches
 from server.page.security import SecurityHeaders
 from server.page.shell import Shell
 
@@ -23,6 +24,7 @@ each takes memory and time that answers need, too."""
 def make_page(base_url: str, path: str) -> FastAPI:
     """The page below `path`, for the API at `base_url`, which has /v1. Once in a process: NiceGUI has one app only."""
     api = Api(base_url)
+    watches = Watches(api)
     host = FastAPI(openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
     core.app.config.socket_io_js_transports = ["websocket"]
@@ -31,7 +33,7 @@ def make_page(base_url: str, path: str) -> FastAPI:
 
     @ui.page("/", title="Samewise", favicon=_STATIC / "favicon.svg", language="en-US", dark=None, dependencies=room)
     async def page() -> None:
-        await Shell(api).build()
+        await Shell(api, watches).build()
 
     ui.run_with(
         host,

@@ -1,6 +1,7 @@
-"""How often what grows is shown."""
+"""How often things are done that go on beside others."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,3 +32,21 @@ async def now_and_then(show: Callable[[], None]) -> AsyncIterator[Callable[[], N
     finally:
         task.cancel()
         show()
+
+
+@asynccontextmanager
+async def repeated(act: Callable[[], None], every_s: float) -> AsyncIterator[None]:
+    """Call `act` again and again until the context is left."""
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            act()
+
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

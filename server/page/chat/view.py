@@ -14,7 +14,7 @@ from server.page.chat.composer import Composer
 from server.page.chat.export import ExportMenu
 from server.page.chat.turn_view import TurnView
 from server.page.conversation import Conversation, Turn, name_of_call
-from server.page.pace import now_and_then
+from server.page.pacing import repeated
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
 
@@ -178,7 +178,7 @@ class ChatView:
     async def _fill(self, conversation: Conversation, turn: Turn, view: TurnView) -> None:
         answering = Answering(self.session.api, turn, conversation.messages_before(turn))
         keep = partial(self.session.browser.keep, conversation.id, conversation.to_json)
-        async with view.growing() as add, now_and_then(keep, _KEPT_EVERY_S):
+        async with view.growing() as add, repeated(keep, _KEPT_EVERY_S):
             await self.session.with_key(lambda key: answering.run(key, add))
 
     def _can_send(self) -> bool:

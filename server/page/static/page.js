@@ -64,6 +64,8 @@ window.samewise = (() => {
     if (event.key === null || event.key.startsWith(CONVERSATION)) emitEvent("conversations", conversations());
   });
 
+  document.addEventListener("visibilitychange", () => emitEvent("visibility", document.visibilityState));
+
   return {
     copy,
     follow,
