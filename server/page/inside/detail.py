@@ -19,22 +19,25 @@ class TokenDetail:
         """`obstacle` says why an answer cannot go on from an alternative, empty if it can; `on_branch` has it do so."""
         self._obstacle = obstacle
         self._on_branch = on_branch
-        self._place = ui.element("section").classes("detail").props('aria-label="The chosen token" tabindex=0')
+        with ui.element("section").classes("detail").props('aria-label="The chosen token" tabindex=0'):
+            with ui.element("div").props("role=status"):
+                self._text = ui.label().classes("chosen")
+                self._facts = ui.label().classes("quiet")
+            self._alternatives = ui.element("div")
         self.clear()
 
     def clear(self) -> None:
         """None is chosen."""
-        self._place.clear()
-        with self._place:
-            ui.label("Choose a token to see what could have stood in its place.").classes("quiet")
+        self._text.set_text("")
+        self._facts.set_text("Choose a token to see what could have stood in its place.")
+        self._alternatives.clear()
 
     def show(self, token: Token, num_tokens: int) -> None:
         """What there is to know of it; the answer has `num_tokens`."""
-        self._place.clear()
-        with self._place:
-            with ui.element("div").props("role=status"):
-                ui.label(quoted(token.logprob)).classes("chosen")
-                ui.label(_facts_of(token, num_tokens)).classes("quiet")
+        self._text.set_text(quoted(token.logprob))
+        self._facts.set_text(_facts_of(token, num_tokens))
+        self._alternatives.clear()
+        with self._alternatives:
             self._show_alternatives(token)
 
     def _show_alternatives(self, token: Token) -> None:

@@ -35,6 +35,8 @@ class Replayed:
                     add_call(self.calls, part)
         if chunk.usage is not None:
             self.answer.num_tokens = chunk.usage.completion_tokens
+        if self.is_enough:
+            self._cut()
 
     @property
     def is_enough(self) -> bool:
@@ -43,6 +45,12 @@ class Replayed:
         is_as_long = len(answer.text) >= len(turn.content) and len(answer.reasoning) >= len(turn.reasoning)
         return broke_off(turn) and not turn.tool_calls and is_as_long
 
+    def _cut(self) -> None:
+        """What came in one piece with the end is left out, where the tokens are the text and nothing else."""
+        if self.tokens.text.startswith(self.turn.content):
+            self.tokens.cut(len(self.turn.content))
+            self.answer.num_tokens = len(self.tokens.all)
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -50,8 +58,8 @@ class Proof:
 
     is_same: bool
     said: str
-    reasons: Sequence[str] = ()
-    """Why it may be that it was not."""
+    notes: Sequence[str] = ()
+    """The fingerprints; where it was not the same, why that may be."""
 
 
 def broke_off(turn: Turn) -> bool:
@@ -72,23 +80,19 @@ def proof_of(replayed: Replayed, *, heeds_seeds: bool) -> Proof:
     elif [_called(call) for call in replayed.calls] != [_called(call) for call in turn.tool_calls]:
         where = "in what it calls"
     else:
-        return Proof(True, _same(replayed))
+        return _same(replayed)
     return Proof(False, f"Not the same: it differs {where}.", _reasons(replayed, heeds_seeds))
 
 
-def _same(replayed: Replayed) -> str:
+def _same(replayed: Replayed) -> Proof:
     number = replayed.answer.num_tokens
     tokens = f"{count(number, 'token')}, " if number else ""
-    if broke_off(replayed.turn):
-        return f"The same again: {tokens}equal up to where the answer broke off.{_fingerprints(replayed)}"
-    return f"The same again: {tokens}equal to the last character.{_fingerprints(replayed)}"
-
-
-def _fingerprints(replayed: Replayed) -> str:
+    end = "up to where the answer broke off" if broke_off(replayed.turn) else "to the last character"
     first, second = replayed.turn.fingerprint, replayed.fingerprint
-    if first is None or second is None:
-        return ""
-    return f" Fingerprint {first}, both times." if first == second else f" Fingerprints {first} and {second}."
+    notes = []
+    if first is not None and second is not None:
+        notes = [f"Fingerprint {first}, both times." if first == second else f"Fingerprints {first} and {second}."]
+    return Proof(True, f"The same again: {tokens}equal {end}.", notes)
 
 
 def _parting(replayed: Replayed, num_equal: int) -> str:
@@ -119,5 +123,5 @@ def _reasons(replayed: Replayed, heeds_seeds: bool) -> list[str]:
     if verified not in (None, "match"):
         found.append(f"Its drafts were verified by “{verified}”, which does not give the same answer again.")
     if first is not None and first == second and heeds_seeds and not found:
-        found.append("The fingerprint is the same, so that the server promises the same answer.")
+        found.append(f"The fingerprint is {first}, both times, with which the answer should be the same.")
     return found

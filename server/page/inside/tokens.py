@@ -68,6 +68,11 @@ class Tokens:
             self.all.append(Token(len(self.all), logprob, source, len(self.text), is_within, ends))
             self.text += ends
 
+    def cut(self, num_characters: int) -> None:
+        """Forget those after so many characters."""
+        self.all = [token for token in self.all if token.start < num_characters]
+        self.text = self.text[:num_characters]
+
     def at(self, num_characters: int) -> int | None:
         """The place of the token that goes on after so many characters; None if there is none."""
         return next((one.place for one in self.all if one.start + max(1, len(one.ends)) > num_characters), None)

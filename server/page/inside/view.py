@@ -83,7 +83,7 @@ class _Panel:
         self._detail.clear()
         self._sources.clear()
         self._summary.set_text("")
-        self._reasons.clear()
+        self._notes.clear()
         self._verdict.set_text("The same request is sent again.").classes(remove="problem same")
         self._running = background_tasks.create(self._run(self._replayed), name="look inside an answer")
 
@@ -100,20 +100,20 @@ class _Panel:
             ui.button(icon="close", on_click=self._on_close).props('flat round dense aria-label="Close"')
         with ui.element("div").classes("proof"):
             self._verdict = ui.label().props("role=status")
-            self._reasons = ui.element("ul")
+            self._notes = ui.element("ul")
         self._summary = ui.label().classes("quiet summary")
         with ui.element("div").classes("colours"):
             self._colours = ui.toggle({"probability": "Probability", "source": "Source"}, value="probability")
-            self._colours.props('dense no-caps unelevated aria-label="Colour tokens by"')
+            self._colours.props('dense no-caps flat aria-label="Colour tokens by"')
             self._colours.on_value_change(lambda event: self._colour_by(event.value))
             self._colours.set_visibility(self._session.has_field("return_token_sources"))
             ProbabilityLegend()
+            if (self._session.capabilities or {}).get("logprobs") == "raw":
+                ui.label("As the model has it, before temperature and filters.").classes("quiet by-probability-only")
             self._sources = SourceLegend()
         with ui.element("div").classes("both"):
             self._tokens = TokenMap(self._choose)
             self._detail = TokenDetail(self._obstacle, self._branch)
-        if (self._session.capabilities or {}).get("logprobs") == "raw":
-            ui.label("Probabilities are the model's own, before temperature, penalties and filters.").classes("quiet")
 
     def _colour_by(self, what: str) -> None:
         self._root.classes(add=f"by-{what}", remove="by-probability by-source")
@@ -151,9 +151,9 @@ class _Panel:
             self._replayed, heeds_seeds=self._session.capabilities is None or self._session.has_field("seed")
         )
         self._verdict.set_text(proof.said).classes("same" if proof.is_same else "problem")
-        with self._reasons:
-            for reason in proof.reasons:
-                ui.label(reason).classes("quiet").props("role=listitem")
+        with self._notes:
+            for note in proof.notes:
+                ui.label(note).classes("quiet").props("role=listitem")
         took = f"{self._replayed.seconds:.1f} s"
         told = self._figures.summary or "The server tells nothing of its tokens"
         self._summary.set_text(f"{told} · {took}")
