@@ -20,6 +20,16 @@ def with_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"seed": secrets.randbelow(_SEEDS), **settings}
 
 
+def body_of(turn: Turn, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the request that makes this turn after these messages."""
+    body = {**(turn.request or {}), "messages": list(messages), "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    if turn.prefix is not None:
+        body["messages"].append({"role": "assistant", "content": turn.prefix})
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
+
+
 class Answering:
     """Fills a turn with what the server streams."""
 
@@ -34,11 +44,7 @@ class Answering:
 
         Raises ApiError; what came until then is kept. Cancelling it ends the request.
         """
-        body = {**(self._turn.request or {}), "messages": list(self._messages), "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        if self._turn.prefix is not None:
-            body["messages"].append({"role": "assistant", "content": self._turn.prefix})
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        body = body_of(self._turn, self._messages)
         started = time.monotonic()
         try:
             async with self._api.stream(PATH, body, key) as chunks:

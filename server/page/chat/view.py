@@ -14,6 +14,7 @@ from server.page.chat.composer import Composer
 from server.page.chat.export import ExportMenu
 from server.page.chat.turn_view import TurnView
 from server.page.conversation import Conversation, Turn, name_of_call
+from server.page.inside.dialog import Inside
 from server.page.pacing import repeated
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
@@ -37,9 +38,9 @@ class ChatView:
             with ui.element("div").classes("log").props('role=log aria-label="Conversation" aria-live=off tabindex=0'):
                 self._turns = ui.element("div").classes("turns")
             self._status = ui.label().classes("hidden").props("role=status")
-            with ui.element("div").classes("composer"):
-                self._export = ExportMenu(self)
-                self._composer = Composer(self.ask, self.stop)
+            self._composer = Composer(self.ask, self.stop)
+        with self._composer.row:
+            self._export = ExportMenu(self)
         context.client.on_delete(self.stop)
 
     @property
@@ -127,6 +128,16 @@ class ChatView:
         """Another answer to the same, which begins with this text."""
         if turn.parent is not None and not self.is_answering and self._can_send():
             self.answer(self.conversation.turns[turn.parent], prefix)
+
+    @property
+    def can_look_inside(self) -> bool:
+        """Whether the server tells what its tokens are made of; one that says nothing may."""
+        return not self.session.fields or self.session.has_field("logprobs")
+
+    def look_inside(self, turn: Turn) -> None:
+        """Show what made this answer."""
+        with self._turns:
+            Inside(self, turn).open()
 
     def choose(self, turn: Turn) -> None:
         """Look at this version."""
