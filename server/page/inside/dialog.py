@@ -56,6 +56,7 @@ class Inside:
             if self._chat.session.has_field("return_token_sources"):
                 choices["source"] = "where it came from"
             toggle = ui.toggle(choices, value="probability", on_change=lambda event: self._colour_by(event.value))
+            toggle.classes("way")
             toggle.props('no-caps dense flat toggle-color=chosen role=group aria-labelledby="colour-by"')
             again = ui.button("Again with the same seed", icon="replay", on_click=self._again)
             again.props("flat no-caps dense")
