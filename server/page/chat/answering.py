@@ -21,7 +21,7 @@ def with_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def body_of(turn: Turn, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the request that makes this turn after these messages."""
+    """The request that an answer comes of; the same again for the same answer. `messages` are those before it."""
     body = {**(turn.request or {}), "messages": list(messages), "stream": True}
     body["stream_options"] = {"include_usage": True}
     if turn.prefix is not None:
@@ -74,14 +74,14 @@ class Answering:
         turn.content += text
         turn.reasoning += thought
         for part in delta.tool_calls or ():
-            _add_call(turn.tool_calls, part)
+            add_call(turn.tool_calls, part)
         turn.finish_reason = choice.finish_reason or turn.finish_reason
         if text or thought or delta.tool_calls:
             on_text(text, thought)
 
 
-def _add_call(calls: list[dict[str, Any]], part: ToolCall) -> None:
-    """Parts of one call come one after the other."""
+def add_call(calls: list[dict[str, Any]], part: ToolCall) -> None:
+    """Add a part to the calls so far. Parts of one call come one after the other."""
     while len(calls) <= part.index:
         calls.append({})
     call = calls[part.index]

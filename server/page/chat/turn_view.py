@@ -9,6 +9,7 @@ from nicegui import ui
 
 from server.page.blocks import Blocks
 from server.page.conversation import Turn
+from server.page.inside.replay import can_look_inside
 from server.page.pacing import now_and_then
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class TurnView:
             if self._turn.role == "assistant":
                 self._action("content_copy", "Copy", lambda: self._chat.session.browser.copy(self._turn.content))
                 self._action("refresh", "Answer again", lambda: self._chat.regenerate(self._turn))
-                if self._chat.can_look_inside and self._turn.request is not None:
+                if can_look_inside(self._chat.session, self._turn):
                     self._action("troubleshoot", "Look inside", lambda: self._chat.look_inside(self._turn))
                 ui.label(_facts_of(self._turn)).classes("quiet facts")
             else:

@@ -14,7 +14,7 @@ from server.page.chat.composer import Composer
 from server.page.chat.export import ExportMenu
 from server.page.chat.turn_view import TurnView
 from server.page.conversation import Conversation, Turn, name_of_call
-from server.page.inside.dialog import Inside
+from server.page.inside.view import InsideView
 from server.page.pacing import repeated
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
@@ -41,6 +41,7 @@ class ChatView:
             self._composer = Composer(self.ask, self.stop)
         with self._composer.row:
             self._export = ExportMenu(self)
+        self._inside = InsideView(session, self.answer_from)
         context.client.on_delete(self.stop)
 
     @property
@@ -129,15 +130,9 @@ class ChatView:
         if turn.parent is not None and not self.is_answering and self._can_send():
             self.answer(self.conversation.turns[turn.parent], prefix)
 
-    @property
-    def can_look_inside(self) -> bool:
-        """Whether the server tells what its tokens are made of; one that says nothing may."""
-        return not self.session.fields or self.session.has_field("logprobs")
-
     def look_inside(self, turn: Turn) -> None:
-        """Show what made this answer."""
-        with self._turns:
-            Inside(self, turn).open()
+        """Show the tokens of an answer, and what could have stood in their places."""
+        self._inside.open(turn, self.conversation.messages_before(turn))
 
     def choose(self, turn: Turn) -> None:
         """Look at this version."""
@@ -150,7 +145,9 @@ class ChatView:
         """Have the server answer this turn."""
         self.conversation.system = self.settings.system
         request = with_seed(self.settings.request)
-        turn = self.conversation.add(asked, "assistant", prefix or "", request=request, prefix=prefix)
+        turn = self.conversation.add(
+            asked, "assistant", prefix or "", request=request, prefix=prefix, system=self.conversation.system
+        )
         self._growing = turn
         self.show()
         answer = self._answer(self.conversation, turn, self._views[turn.id])

@@ -1,1 +1,1 @@
-"""Look inside an answer: its tokens, what else they might have been, where they came from, and that they come again."""
+"""A look inside an answer: its tokens, how probable they were, what could have stood there, and proof by replay."""

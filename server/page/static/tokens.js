@@ -1,53 +1,79 @@
-// Tokens as boxes. What a model wrote comes into the page as text only.
+// Tokens as boxes in reading order. The arrow keys lead through them; Enter or a click chooses one.
+const visible = (text) =>
+  text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t").replace(/^ +| +$/g, (blanks) => "·".repeat(blanks.length)) || "∅";
+
 export default {
-  template: `<div class="tokens probability" role="listbox" aria-label="Tokens" aria-orientation="horizontal"
-    @click="click" @keydown="key"></div>`,
+  template: `<div class="tokens" role="listbox" aria-label="Tokens of the answer" @click="click" @keydown="press"></div>`,
+  mounted() {
+    this.boxes = [];
+    this.current = 0;
+    this.$emit("ready");
+  },
   methods: {
-    append(tokens) {
-      const boxes = document.createDocumentFragment();
-      for (const [text, probability, source] of tokens) {
+    append(rows) {
+      const added = document.createDocumentFragment();
+      for (const [text, surprise, said, colour] of rows) {
+        const breaks = text.match(/\n*$/)[0];
         const box = document.createElement("span");
-        const isBytes = text.startsWith("bytes:");
-        box.className = `token source-${source}`;
+        box.className = `token source-${colour}`;
+        box.style.setProperty("--surprise", surprise);
+        box.textContent = visible(text).replace(/\n+$/, "");
+        box.title = said;
         box.setAttribute("role", "option");
         box.setAttribute("aria-selected", "false");
-        box.tabIndex = this.$el.children.length || boxes.children.length ? -1 : 0;
-        box.title = `${isBytes ? text : JSON.stringify(text)}, ${(100 * probability).toFixed(1)} %`;
-        box.style.setProperty("--surprise", `${(100 * (1 - probability)).toFixed(0)}%`);
-        box.textContent = isBytes ? "\uFFFD" : text.replaceAll("\n", "↵\n") || "∅";
-        boxes.append(box);
+        box.setAttribute("aria-label", `${text.trim() || visible(text)}, ${said}`);
+        box.tabIndex = this.boxes.length === this.current ? 0 : -1;
+        box.place = this.boxes.push(box) - 1;
+        added.append(box, breaks && "\n"); // what breaks lines stands between boxes, which are whole
       }
-      this.$el.append(boxes);
+      this.$el.append(added);
     },
-    clear() {
+    empty() {
       this.$el.replaceChildren();
-    },
-    colourBy(what) {
-      this.$el.classList.toggle("probability", what === "probability");
-      this.$el.classList.toggle("source", what === "source");
+      this.boxes = [];
+      this.current = 0;
     },
     click(event) {
       const box = event.target.closest(".token");
-      if (box) this.choose(box);
+      if (box) this.choose(box.place);
     },
-    key(event) {
-      const boxes = this.$el.children;
-      const at = Array.prototype.indexOf.call(boxes, document.activeElement);
-      const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: boxes.length - 1 }[event.key];
-      if (at < 0 || to === undefined || !boxes[to]) return;
+    press(event) {
+      const last = this.boxes.length - 1;
+      const at = this.current;
+      const places = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: last };
+      if (event.key === "Enter" || event.key === " ") this.choose(at);
+      else if (event.key === "ArrowDown") this.lead(this.beside(1));
+      else if (event.key === "ArrowUp") this.lead(this.beside(-1));
+      else if (event.key in places) this.lead(Math.min(last, Math.max(0, places[event.key])));
+      else return;
       event.preventDefault();
-      this.choose(boxes[to]);
     },
-    choose(box) {
-      const before = this.$el.querySelector('[aria-selected="true"]') || this.$el.querySelector('[tabindex="0"]');
-      if (before) {
-        before.setAttribute("aria-selected", "false");
-        before.tabIndex = -1;
+    beside(step) {
+      // The nearest box of the next line, or of the one before.
+      const here = this.boxes[this.current].getBoundingClientRect();
+      let found = this.current;
+      let line = null;
+      for (let at = this.current + step; this.boxes[at]; at += step) {
+        const there = this.boxes[at].getBoundingClientRect();
+        if (Math.abs(there.top - here.top) < here.height / 2) continue;
+        line ??= there.top;
+        if (Math.abs(there.top - line) > here.height / 2) break;
+        const isNearer = Math.abs(there.left - here.left) < Math.abs(this.boxes[found].getBoundingClientRect().left - here.left);
+        if (found === this.current || isNearer) found = at;
       }
-      box.setAttribute("aria-selected", "true");
-      box.tabIndex = 0;
-      box.focus();
-      this.$emit("chosen", Array.prototype.indexOf.call(this.$el.children, box));
+      return found;
+    },
+    lead(place) {
+      this.boxes[this.current].tabIndex = -1;
+      this.current = place;
+      this.boxes[place].tabIndex = 0;
+      this.boxes[place].focus();
+    },
+    choose(place) {
+      for (const chosen of this.$el.querySelectorAll("[aria-selected=true]")) chosen.setAttribute("aria-selected", "false");
+      this.boxes[place].setAttribute("aria-selected", "true");
+      this.lead(place);
+      this.$emit("choose", place);
     },
   },
 };
