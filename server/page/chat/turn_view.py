@@ -122,8 +122,8 @@ class TurnView:
         after.set_enabled(at + 1 < len(versions))
 
     def _action(self, icon: str, name: str, on_click: Callable[[], None]) -> ui.button:
-        button = ui.button(icon=icon, on_click=on_click).props(f'flat round dense size=sm aria-label="{name}"')
-        return button.tooltip(name)
+        button = ui.button(icon=icon, on_click=on_click)
+        return button.props(f'flat round dense size=sm aria-label="{name}" title="{name}"')
 
     def _edit(self) -> None:
         self._body.clear()

@@ -38,9 +38,9 @@ class ChatView:
             with ui.element("div").classes("log").props('role=log aria-label="Conversation" aria-live=off tabindex=0'):
                 self._turns = ui.element("div").classes("turns")
             self._status = ui.label().classes("hidden").props("role=status")
-            with ui.element("div").classes("composer"):
-                self._export = ExportMenu(self)
-                self._composer = Composer(self.ask, self.stop)
+            self._composer = Composer(self.ask, self.stop)
+        with self._composer.row:
+            self._export = ExportMenu(self)
         self._inside = InsideView(session, self.answer_from)
         context.client.on_delete(self.stop)
 

@@ -103,8 +103,10 @@ class _Panel:
             self._notes = ui.element("ul")
         self._summary = ui.label().classes("quiet summary")
         with ui.element("div").classes("colours"):
-            self._colours = ui.toggle({"probability": "Probability", "source": "Source"}, value="probability")
-            self._colours.props('dense no-caps flat toggle-text-color=chosen aria-label="Colour tokens by"')
+            self._colours = ui.toggle({"probability": "Probability", "source": "Source"}, value="probability").classes(
+                "way"
+            )
+            self._colours.props('dense no-caps flat toggle-color=chosen role=group aria-label="Colour tokens by"')
             self._colours.on_value_change(lambda event: self._colour_by(event.value))
             self._colours.set_visibility(self._session.has_field("return_token_sources"))
             ProbabilityLegend()
