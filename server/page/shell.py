@@ -19,6 +19,7 @@ _HEAD = """
 <link rel="stylesheet" href="static/page.css">
 <link rel="stylesheet" href="static/compare.css">
 <link rel="stylesheet" href="static/load.css">
+<link rel="stylesheet" href="static/inside.css">
 <script src="static/page.js"></script>
 """
 _CONNECT_S = 30.0

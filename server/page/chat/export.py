@@ -15,6 +15,7 @@ class ExportMenu:
     def __init__(self, chat: "ChatView") -> None:
         self._chat = chat
         self._button = ui.button(icon="download").props('flat round dense aria-label="Export" aria-haspopup=menu')
+        self._button.move(target_index=0)
         with self._button, ui.menu().props("role=menu"):
             ui.menu_item("Markdown", self._markdown).props("role=menuitem")
             ui.menu_item("Request as JSON", self._request).props("role=menuitem")
