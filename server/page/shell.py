@@ -46,7 +46,7 @@ class Shell:
         self._right = ui.right_drawer(value=False, fixed=True, bordered=True).props("width=340 breakpoint=1100")
         self._right.classes("side").props('role=complementary aria-label="Settings"')
         self._header()
-        self._main = ui.element("main").classes("main")
+        self._main = ui.element("div").classes("main")
         await self._client.connected(timeout=_CONNECT_S)
         await self._open()
 

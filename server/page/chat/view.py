@@ -37,7 +37,7 @@ class ChatView:
         with ui.element("section").classes("chat").props('aria-label="Chat"'):
             with ui.element("div").classes("log").props('role=log aria-label="Conversation" aria-live=off tabindex=0'):
                 self._turns = ui.element("div").classes("turns")
-            self._status = ui.label().classes("hidden").props("role=status")
+            self._status = ui.label().classes("unseen").props("role=status")
             self._composer = Composer(self.ask, self.stop)
         with self._composer.row:
             self._export = ExportMenu(self)
