@@ -2,8 +2,8 @@
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -29,8 +29,12 @@ class Everything:
     heard: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("traces", "KV events", "metrics"), 0))
     """How many times, each of which shows that it was on."""
 
-    @contextmanager
-    def watching(self, url: str) -> Iterator[None]:
+    @property
+    def name(self) -> str:
+        return "everything"
+
+    @asynccontextmanager
+    async def watching(self, url: str) -> AsyncIterator[None]:
         """Read the metrics of the server at this address now and then."""
 
         def scrape(ends: threading.Event) -> None:
@@ -44,7 +48,10 @@ class Everything:
 
 @contextmanager
 def everything_on() -> Iterator[Everything]:
-    """Keys with limits and fair shares, stored usage, KV events with a subscriber, traces with a collector."""
+    """Keys with limits and fair shares, stored usage, KV events with a subscriber, traces with a collector.
+
+    Raises RuntimeError at its end if something that is on was not heard of.
+    """
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         api_key = secrets.token_hex()
@@ -61,6 +68,8 @@ def everything_on() -> Iterator[Everything]:
         }
         stack.enter_context(_in_thread(lambda ends: _subscribe(f"ipc://{folder}/kv", made, ends)))
         yield made
+        if silent := [name for name, count in made.heard.items() if not count]:
+            raise RuntimeError(f"nothing was heard of {', '.join(silent)}")
 
 
 @contextmanager

@@ -4,7 +4,8 @@ Everything is the real thing but the runner, which sleeps as long as a forward p
 tokens of a text. So all CPU time of the engine process is overhead. CPU time, unlike the clock, does not depend on what
 else the machine does.
 
-With `--everything` also with all that tells of a server or counts for it, in turns with a server without.
+With `--everything` also with all that tells of a server or counts for it, and with `--page` with the page there, closed
+or open in tabs that show what the server does: each in turns with a server without.
 """
 
 import argparse
@@ -14,16 +15,19 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.everything import Everything, everything_on
+from bench.everything import everything_on
 from bench.local_server import local_server, process_family
+from bench.page_tabs import Page
+from bench.surroundings import Kind, Surroundings
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.done_at_launch import DoneAtLaunch
@@ -44,7 +48,8 @@ from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
-from server.http.draining_server import DrainingServer, bind, configure
+from server.http.draining_server import DrainingServer, bind, configure, url_of
+from server.page.gate import PATH, PageGate
 from server.text.tokenizer import Tokenizer
 
 CONTEXT = 4096
@@ -125,8 +130,12 @@ async def serve(port: int) -> None:
         engine = EngineProcess(config, limits, publish, factory="bench.overhead:load_engine")
         app = create_app(engine, Tokenizer.from_folder(folder.path), settings, folder)
         await engine.start()
-        server = DrainingServer(configure(app, settings.client_timeout_s), engine, settings.drain_grace_s)
+        gate = PageGate(app, f"{url_of(listener)}/v1")
+        served, websockets = (gate, f"{PATH}/") if settings.page else (app, None)
+        uvicorn_config = configure(served, settings.client_timeout_s, websockets)
+        server = DrainingServer(uvicorn_config, engine, settings.drain_grace_s)
         await server.serve(sockets=[listener])
+        await gate.close()
         await engine.stop()
 
 
@@ -135,10 +144,12 @@ class Overhead:
     """CPU time of one load, requests of `output_len` tokens."""
 
     endpoint: Endpoint
-    everything: bool
+    beside: str
+    """Name of the surroundings."""
     concurrency: int
     step_ms: float
     output_len: int
+    tokens_per_s: float
     http_us_per_token: float
     engine_us_per_token: float
 
@@ -160,23 +171,20 @@ class Load:
     """Requests of each stream."""
 
 
-async def measure(load: Load, everything: Everything | None) -> Overhead:
+async def measure(load: Load, beside: Surroundings) -> Overhead:
     """Start a server, put the load on it, and look at the CPU time of its processes before and after."""
     os.environ[STEP_VARIABLE] = str(load.step_ms / 1000)
-    settings = {} if everything is None else everything.environment
     num_requests = load.rounds * load.concurrency
     workload = Workload(num_requests, Lengths(128, 128), Lengths(load.output_len, load.output_len))
-    async with local_server([], ("-m", "bench.overhead", "--serve"), settings) as server:
+    async with local_server([], ("-m", "bench.overhead", "--serve"), beside.environment) as server:
         options = BenchOptions(
             f"{server.url}/v1",
             workload,
-            api_key=None if everything is None else everything.api_key,
+            api_key=beside.api_key,
             endpoint=load.endpoint,
             concurrency=load.concurrency,
         )
-        with ExitStack() as stack:
-            if everything is not None:
-                stack.enter_context(everything.watching(server.url))
+        async with beside.watching(server.url):
             await run_bench(options, lambda outcome: None)  # the first round pays for imports and caches
             http, engine = (cpu_seconds(pid) for pid in process_family(server.pid))
             with progress_bar(num_requests) as advance:
@@ -185,10 +193,11 @@ async def measure(load: Load, everything: Everything | None) -> Overhead:
     tokens = result.report.output_tokens
     return Overhead(
         endpoint=load.endpoint,
-        everything=everything is not None,
+        beside=beside.name,
         concurrency=load.concurrency,
         step_ms=load.step_ms,
         output_len=load.output_len,
+        tokens_per_s=result.report.output_tokens_per_s,
         http_us_per_token=1e6 * (http_after - http) / tokens,
         engine_us_per_token=1e6 * (engine_after - engine) / tokens,
     )
@@ -202,15 +211,17 @@ def cpu_seconds(pid: int) -> float:
 
 def table(results: list[Overhead]) -> Table:
     """One line for each load."""
-    lines = Table("endpoint", "all on", "streams", "step ms", "HTTP us/token", "engine us/token", "engine, of a step")
+    numbers = ("streams", "step ms", "tokens/s", "HTTP us/token", "engine us/token", "engine, of a step")
+    lines = Table("endpoint", "beside it", *numbers)
     for column in lines.columns[2:]:
         column.justify = "right"
     for result in results:
         lines.add_row(
             result.endpoint,
-            "yes" if result.everything else "no",
+            result.beside,
             str(result.concurrency),
             f"{result.step_ms:g}",
+            f"{result.tokens_per_s:.0f}",
             f"{result.http_us_per_token:.0f}",
             f"{result.engine_us_per_token:.0f}",
             f"{result.engine_share:.1%}",
@@ -218,29 +229,28 @@ def table(results: list[Overhead]) -> Table:
     return lines
 
 
-def in_turns(load: Load, turns: int, *, with_everything: bool) -> list[Overhead]:
-    """Medians of so many turns without everything, and of as many with it if that is asked for.
-
-    Raises RuntimeError if something that is on was not heard of.
-    """
-    off, on = [], []
+def in_turns(load: Load, turns: int, kinds: Sequence[Kind]) -> list[Overhead]:
+    """Medians of so many turns of each kind of surroundings."""
+    results: list[list[Overhead]] = [[] for _ in kinds]
     for _ in range(turns):
-        off.append(asyncio.run(measure(load, None)))
-        if with_everything:
-            with everything_on() as everything:
-                on.append(asyncio.run(measure(load, everything)))
-            if silent := [name for name, count in everything.heard.items() if not count]:
-                raise RuntimeError(f"nothing was heard of {', '.join(silent)}")
-    return [median(results) for results in (off, on) if results]
+        for kind, of_kind in zip(kinds, results, strict=True):
+            with kind() as beside:
+                of_kind.append(asyncio.run(measure(load, beside)))
+    return [median(of_kind) for of_kind in results]
 
 
 def median(results: Sequence[Overhead]) -> Overhead:
     """Of the same load."""
     return replace(
         results[0],
+        tokens_per_s=statistics.median(result.tokens_per_s for result in results),
         http_us_per_token=statistics.median(result.http_us_per_token for result in results),
         engine_us_per_token=statistics.median(result.engine_us_per_token for result in results),
     )
+
+
+def _there(page: Page) -> AbstractContextManager[Surroundings]:
+    return nullcontext(page)
 
 
 def main() -> None:
@@ -253,6 +263,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="requests of each stream")
     parser.add_argument("--turns", type=int, default=1, help="servers of each kind, of which medians are taken")
     parser.add_argument("--everything", action="store_true", help="also with keys, limits, traces, KV events and more")
+    parser.add_argument("--page", type=int, nargs="+", default=[], metavar="TABS", help="also with it; 0 is closed")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--host", help=argparse.SUPPRESS)
@@ -262,13 +273,16 @@ def main() -> None:
         uvloop.run(serve(arguments.port))
         return
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # for the engine process, which imports this module
+    kinds: list[Kind] = [partial(_there, Page(tabs)) for tabs in (None, *arguments.page)]
+    if arguments.everything:
+        kinds.append(everything_on)
     results = [
         result
         for concurrency, step_ms in zip(arguments.concurrency, arguments.step_ms, strict=True)
         for result in in_turns(
             Load(arguments.endpoint, concurrency, step_ms, arguments.output_len, arguments.rounds),
             arguments.turns,
-            with_everything=arguments.everything,
+            kinds,
         )
     ]
     Console().print(table(results))

@@ -67,7 +67,7 @@ In the tables, `[]` stands for each entry of an array and `.*` for each key of a
 answer is left out where it does not apply.
 
 Every answer has an `x-request-id`. By it, or by the answer's own id, `GET /v1/requests/{{request_id}}` tells
-[what became of the request](requests.md).
+[what became of the request](requests.md), and `GET /v1/requests` lists the last ones of the key.
 
 Where API keys are configured, a request needs the header `Authorization: Bearer KEY` or `x-api-key: KEY`, except for
 {open}.

@@ -37,6 +37,11 @@ class BlockPool:
         """Blocks that some table holds."""
         return self.num_blocks - len(self._free) - len(self._cached)
 
+    @property
+    def num_cached(self) -> int:
+        """Blocks that only the prefix cache can find."""
+        return len(self._cached)
+
     def can_allocate(self, count: int, sharing: Iterable[int] = ()) -> bool:
         """Whether `count` blocks could be allocated after sharing those of `sharing` (which must not be evicted)."""
         revived = sum(block in self._cached for block in sharing)

@@ -150,6 +150,8 @@ class RequestOutput:
     """Draft tokens of this step that became output, and ..."""
     num_rejected: int = 0
     """... those that did not."""
+    draft_method: str = ""
+    """Of speculation, that made the drafts that were accepted; empty without any."""
     error: Failure | None = None
     beam: BeamScore | None = None
     """With the end of what beam search found."""
@@ -173,6 +175,10 @@ class EngineLoad:
     """Those of `num_running` that make way for others."""
     num_background_waiting: int = 0
     """Those of `num_waiting` that only get the room that others leave."""
+    kv_held_blocks: int = 0
+    """KV blocks that running choices hold, and ..."""
+    kv_cached_blocks: int = 0
+    """... those that only the prefix cache has, which make way when the free ones, all others, are used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +201,14 @@ class EngineStats(EngineLoad):
     """None where nothing is learnt."""
     steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
     """How many of the steps computed at most STEP_TOKENS[0], more but at most STEP_TOKENS[1], ..., more than all."""
+    steps_done: int = 0
+    """Those of `steps` whose results are in; the last one may still be under way, and others ran out of memory."""
+    prefill_tokens: int = 0
+    """What these computed of prompts, and of what was preempted, up to the next token, ..."""
+    decode_tokens: int = 0
+    """... and of all that goes on from there: a token in each step."""
+    step_s: float = 0.0
+    """Seconds that steps took, from the plan to the result; one that was launched ahead, from the result before it."""
 
     def ended(self) -> "EngineStats":
         """The last that is known of an engine that has ended: what it counted, and no load."""

@@ -24,6 +24,7 @@ def output_of(request: Request, choice: ChoiceResult, verdict: Verdict, now: flo
         stop_token_id=verdict.stop_token_id,
         num_accepted=num_accepted,
         num_rejected=num_rejected,
+        draft_method=choice.method if num_accepted else "",
         sampler_state=choice.sampler_state,
         pooled=choice.pooled,
         history=None if verdict.reason is None else request.history(now, has_ended=True),

@@ -84,8 +84,6 @@ class Scheduler:
         self._watch_text = watch_text
         self._num_arrived = 0
         self._counters = Counters()
-        self._num_taken = 0
-        """Steps whose results were taken in."""
         self._room = IdleRoom(config.max_num_batched_tokens)
         self._others: OthersLoad | None = None
         """Of the last step, if there was background work that might have been added to it, ..."""
@@ -162,6 +160,7 @@ class Scheduler:
 
     def note_seconds(self, seconds: float) -> None:
         """The last step has taken so long, which decides how much background work is added to later ones."""
+        self._counters.step_s += seconds
         if self._others is not None:
             self._room.observe(self._others, self._num_added, seconds)
 
@@ -172,7 +171,8 @@ class Scheduler:
         """
         if self._waiting and self._roster.num_free_slots > 0:
             return None
-        if self._others is not None and (self._others.num_rows or self._others_wait):
+        others = self._others
+        if others is not None and (others.num_rows or (self._waiting and not self._waiting.peek().is_background)):
             return None  # how much background work there is beside others, and who takes its place, is decided by step
         going = goes_on_alone(plan, self._running.values())
         if not going or len(going) > self._limit.budget(self._running, self._waiting):
@@ -182,30 +182,28 @@ class Scheduler:
             self._counters.count_step(len(going))
         return ahead
 
-    @property
-    def _others_wait(self) -> bool:
-        """Whether the first in the queue is no background work."""
-        return bool(self._waiting) and not self._waiting.peek().is_background
-
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the plan brought; results of choices that were aborted meanwhile are dropped."""
         now = self.clock()
         if result.out_of_memory:
             return self._retreat(plan, result.out_of_memory, now)
         self._limit.note_success()
-        self._num_taken += 1
+        number = self._counters.steps_done + 1
+        prefills: list[int] = []
         results: dict[str, ChoiceResult] = {}
         for share, choice in zip(plan.scheduled, result.choices, strict=True):
             if share.key != choice.key:
                 raise IntegrityError(f"the runner answered for {choice.key!r} in place of {share.key!r}")
-            request = self._running.get(share.key)
-            if request is not None:
+            if (request := self._running.get(share.key)) is not None:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
-                request.progress.note_step(self._num_taken)
+                request.progress.note_step(number)
+                if request.progress.is_prefilling:
+                    prefills.append(share.num_tokens)
                 request.prompt_logprobs += choice.prompt_logprobs
                 if self._counts_service and (num_output := len(choice.tokens) or bool(choice.beam_candidates)):
                     self._waiting.note_service(request, num_output=num_output)
+        self._counters.count_result(prefills, len(results) - len(prefills))
         return self._choices.advance(plan.scheduled, results, now) + self._searches.advance(results, now)
 
     def _retreat(self, plan: StepPlan, reason: str, now: float) -> list[RequestOutput]:
@@ -235,6 +233,8 @@ class Scheduler:
             kv_usage=self._pool.num_used / self.num_blocks,
             num_background_running=sum(request.is_background for request in self._running.values()),
             num_background_waiting=self._waiting.num_background,
+            kv_held_blocks=self._pool.num_used,
+            kv_cached_blocks=self._pool.num_cached,
             speculation=speculation,
             learning=learning,
             **self._counters.totals(),

@@ -17,6 +17,7 @@ from server.api.rerank import routes as rerank
 from server.api.responses import conversations
 from server.api.responses import routes as responses
 from server.api.scores import routes as scores
+from server.api.steps import routes as steps
 from server.api.tokens import routes as tokens
 from server.api.usage import routes as usage
 from server.http.responses import ErrorWriter
@@ -36,6 +37,7 @@ DIALECTS: Sequence[Dialect] = (
     batches.DIALECT,
     usage.DIALECT,
     requests.DIALECT,
+    steps.DIALECT,
     capabilities.DIALECT,
     probes.DIALECT,
 )

@@ -26,7 +26,7 @@ from server.cli.start_warnings import warn_if_open, warn_if_unused
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.generation.planning.speculation import SpeculationRules
-from server.http.draining_server import BindError, DrainingServer, bind, configure
+from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
 from server.page.gate import PATH, PageGate, is_installed
 from server.telemetry.logs import configure_logging
 
@@ -200,9 +200,7 @@ class _Life:
 
     @property
     def _address(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        return f"http://{host}:{port}"
+        return url_of(self._listener)
 
     async def _time_of(self, event: Coroutine[Any, Any, None]) -> float:
         await event

@@ -1,4 +1,4 @@
-"""Options that `chat` and `bench` share: which server to talk to."""
+"""Options that `chat`, `bench` and `page` share: which server to talk to."""
 
 from typing import Annotated
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
-from server.client.snapshot import MEANS, Series
+from server.client.snapshot import MEANS, Series, Source
+from server.client.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,11 @@ class Load:
         return _total(self.gauges, "kv_cache_usage_perc")
 
     @property
+    def kv_blocks(self) -> Mapping[str, float]:
+        """Of the KV cache by what they are for: `held`, `cached`, `free`; empty where the server does not say."""
+        return _by_label(self.gauges, "kv_cache_blocks", "state")
+
+    @property
     def preemptions(self) -> float | None:
         """Since the engine's start."""
         return _total(self.counters, "num_preemptions_total")
@@ -103,6 +110,12 @@ class Load:
         )
 
     @property
+    def drafting_methods(self) -> tuple[str, ...]:
+        """Of speculation: those that were used since the engine's start."""
+        drafts = _by_label(self.counters, "spec_decode_num_drafts_total", "method")
+        return tuple(sorted(method for method, steps in drafts.items() if steps))
+
+    @property
     def tenants(self) -> tuple[tuple[str, float], ...]:
         """Names, and tokens a second of prompts and answers; most first, those with none left out."""
         name = "tenant_tokens_total"
@@ -120,6 +133,10 @@ class Load:
         rollbacks = _total(self.counters, "learning_rollbacks_total") or 0.0
         return Learning(per_step.get("first"), per_step.get("current"), publications, rollbacks)
 
+    def tells(self, name: str) -> bool:
+        """Whether the server has such a number at all, be it that nothing was counted lately."""
+        return any(of == name for samples in (self.gauges, self.counters) for of, _ in samples)
+
     def rate(self, name: str) -> float | None:
         """Of a counter, whatever its labels are."""
         return _total(self.rates or {}, name)
@@ -128,6 +145,17 @@ class Load:
         """The value of a histogram that this share of those lately counted does not exceed."""
         buckets = _by_label(self.rates or {}, f"{name}_bucket", "le")
         return quantile([(float(bound), count) for bound, count in buckets.items()], share)
+
+
+def loads_of(window: Window) -> dict[Source, Load]:
+    """Of what was there at the last reading, in a lasting order; empty without one."""
+    latest = window.latest
+    if latest is None:
+        return {}
+    return {
+        source: Load(samples.gauges, samples.counters, window.rates(source))
+        for source, samples in sorted(latest.sources.items(), key=itemgetter(0))
+    }
 
 
 def together(loads: Sequence[Load]) -> Load:

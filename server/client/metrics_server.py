@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import time
-from operator import itemgetter
 
 import httpx
 
-from server.client.load import Load
+from server.client.load import Load, loads_of
 from server.client.openai_answers import error_message, without_password
 from server.client.snapshot import NoMetricsError, Snapshot, Source, parse
 from server.client.window import Window
@@ -45,13 +44,7 @@ class MetricsServer:
     @property
     def loads(self) -> dict[Source, Load]:
         """Of what was there at the last reading, in a lasting order; empty while there is a problem."""
-        latest = self._window.latest
-        if latest is None:
-            return {}
-        return {
-            source: Load(samples.gauges, samples.counters, self._window.rates(source))
-            for source, samples in sorted(latest.sources.items(), key=itemgetter(0))
-        }
+        return loads_of(self._window)
 
     async def read(self) -> None:
         """Raises NotMetricsError or UnreachableError, and has no numbers then, only a `problem`."""

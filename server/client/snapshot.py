@@ -1,7 +1,8 @@
 """What a server's metrics say at one moment. No I/O in here."""
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import Metric
@@ -69,6 +70,17 @@ def parse(text: str, at: float) -> Snapshot:
     if not sources:
         raise NoMetricsError(f"the metrics that begin with {prefix} have no label model_name")
     return Snapshot(at, sources)
+
+
+def lines_about(names: Iterable[str]) -> re.Pattern[str]:
+    """Finds the lines that `parse` needs to know of these names only, which takes a fraction of the time. The names are
+    without the server's prefix, and without what the kind of a number adds to its name.
+    """
+    wanted = "|".join(map(re.escape, (*names, _SEARCHED[1:])))
+    suffix = "_total|_bucket|_count|_sum"
+    return re.compile(
+        rf"^(?:# TYPE )?(?:\w+:(?:{wanted})(?:{suffix})?|process_start_time_seconds)[ {{].*\n?", re.MULTILINE
+    )
 
 
 def _prefix(families: Sequence[Metric]) -> str:

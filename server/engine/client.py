@@ -8,6 +8,7 @@ from model_runner.info import RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from server.engine.follower import Follower
+from server.engine.step_log import StepLog
 
 
 class EngineState(StrEnum):
@@ -63,6 +64,11 @@ class EngineClient(Protocol):
     @property
     def stats(self) -> EngineStats:
         """The last snapshot that the engine sent; nothing runs and waits in one that has ended."""
+        ...
+
+    @property
+    def steps(self) -> StepLog:
+        """The last steps, also those of engines before this one."""
         ...
 
     @property

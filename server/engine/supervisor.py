@@ -27,6 +27,7 @@ from server.engine.messages import (
     ToEngine,
 )
 from server.engine.recovery import Backoff
+from server.engine.step_log import StepLog
 
 logger = logging.getLogger("samewise.engine")
 
@@ -77,6 +78,7 @@ class EngineSupervisor(ABC):
         self._info: RunnerInfo | None = None
         self._ready_since: float | None = None  # of the engine that runs, on the clock of the event loop
         self._stats = EngineStats()
+        self._steps = StepLog()
         self._num_restarts = 0
         self._num_messages = 0
         self._failure: str | None = None
@@ -108,6 +110,10 @@ class EngineSupervisor(ABC):
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def steps(self) -> StepLog:
+        return self._steps
 
     @property
     def num_held(self) -> int:
@@ -256,6 +262,7 @@ class EngineSupervisor(ABC):
         while True:
             match await link.receive():
                 case StepDone(outputs, stats, kv_events):
+                    self._steps.note(self._stats, stats)
                     self._stats = stats
                     if kv_events is not None:
                         self._publish(kv_events)

@@ -8,6 +8,7 @@ from itertools import count
 import msgspec
 
 from scheduler.interface import FinishReason, RequestOutput
+from server.generation.choice_text import method_of
 from server.generation.events import (
     ChoiceEnd,
     Delta,
@@ -63,7 +64,8 @@ class ChoiceParts:
         for place, token in enumerate(output.tokens):
             self.num_tokens += 1
             if self._options.reports_tokens:
-                self._tokens.append(OutputToken(token, 0, output.logprobs[place] if output.logprobs else None))
+                logprobs = output.logprobs[place] if output.logprobs else None
+                self._tokens.append(OutputToken(token, 0, logprobs, method_of(output, place)))
             ends_here = output.stop_token_id is not None and place == last and not self._options.include_stop
             stop = self._take(() if ends_here else self._parse(token), deltas)
             if stop is not None:

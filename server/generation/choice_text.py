@@ -39,7 +39,8 @@ class ChoiceText:
             self.num_tokens += 1
             if self._reported is not None:
                 logprobs = output.logprobs[index] if output.logprobs else None
-                self._reported.note(token, text, logprobs, is_complete=not self._detokenizer.pending)
+                method = method_of(output, index)
+                self._reported.note(token, text, logprobs, method, is_complete=not self._detokenizer.pending)
             if self._matcher is None:
                 shown += text
                 continue
@@ -75,6 +76,11 @@ class ChoiceText:
         return (TextDelta(self._index, shown, tokens, is_last=True), end) if shown or tokens else (end,)
 
 
+def method_of(output: RequestOutput, index: int) -> str:
+    """The method of speculation that guessed the token of this index; empty for those that the model's step found."""
+    return output.draft_method if index < output.num_accepted else ""
+
+
 class ReportedTokens:
     """The tokens of a choice that are told with their text: each waits for the piece that its text is complete with."""
 
@@ -83,9 +89,11 @@ class ReportedTokens:
         self._num_chars = 0  # decoded
         self._num_shown = 0
 
-    def note(self, token: int, text: str, logprobs: TokenLogprobs | None, *, is_complete: bool) -> None:
+    def note(
+        self, token: int, text: str, logprobs: TokenLogprobs | None, draft_method: str, *, is_complete: bool
+    ) -> None:
         """A token came, and with it this text, which may end before the token's last character."""
-        entry = OutputToken(token, self._num_chars, logprobs)
+        entry = OutputToken(token, self._num_chars, logprobs, draft_method)
         self._num_chars += len(text)
         self._waiting.append((entry, self._num_chars if is_complete else self._num_chars + 1))
 

@@ -17,6 +17,8 @@ class OutputToken(msgspec.Struct, frozen=True):
     offset: int
     """Characters of the text before it."""
     logprobs: TokenLogprobs | None
+    draft_method: str = ""
+    """Of speculation, that guessed it; empty where the model's step found it."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):

@@ -38,6 +38,13 @@ def bind(host: str, port: int) -> socket.socket:
         raise BindError(f"cannot listen on {host} port {port}: {reason}") from None
 
 
+def url_of(listener: socket.socket) -> str:
+    """Where this machine reaches it, without a slash at the end."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{host}:{port}"
+
+
 def configure(app: ASGIApp, client_timeout_s: float, websockets_below: str | None = None) -> uvicorn.Config:
     """Uvicorn's settings. It logs nothing itself: requests are logged by the application.
 

@@ -16,6 +16,7 @@ class TokenLogprob(Alternative):
     """A token of an answer, with the most probable ones in its place, best first."""
 
     top_logprobs: list[Alternative] = []
+    bytes: list[int] | None = None
 
 
 class Logprobs(msgspec.Struct):
@@ -70,6 +71,7 @@ class Choice(msgspec.Struct):
     delta: Delta = msgspec.field(default_factory=Delta)
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
+    token_ids: list[int] | None = None
     token_sources: list[str] | None = None
     score: float | None = None
     cumulative_logprob: float | None = None

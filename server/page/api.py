@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from server.client.openai_answers import EventParser, error_message, headers
+from server.client.openai_answers import EventParser, error_message, headers, without_password
 from server.page.answers import Chunk
 
 _CONNECT_S = 10.0
@@ -68,10 +68,19 @@ class Api:
         """The JSON object that answers a body; takes as long as it takes. Raises ApiError."""
         return await self._json("POST", path, key, body)
 
-    async def metrics(self) -> str:
+    async def version(self) -> str:
+        """Of the server's program; empty where it does not say. Raises ApiError."""
+        with _problems(self.server_url):
+            response = await self._client.get(f"{self.server_url}/version", timeout=_SHORT_S)
+        try:
+            return msgspec.json.decode(response.content, type=_Version).version
+        except msgspec.DecodeError:
+            return ""
+
+    async def metrics(self, key: str) -> str:
         """The text of /metrics. Raises ApiError."""
         with _problems(self.server_url):
-            response = await self._client.get(f"{self.server_url}/metrics", timeout=_SHORT_S)
+            response = await self._client.get(f"{self.server_url}/metrics", headers=headers(key), timeout=_SHORT_S)
         if response.status_code != 200:
             raise _refusal(response.status_code, response.content)
         return response.text
@@ -135,6 +144,10 @@ def _param_of(body: bytes) -> str | None:
     return error.param
 
 
+class _Version(msgspec.Struct):
+    version: str = ""
+
+
 class _Error(msgspec.Struct):
     param: str | None = None
 
@@ -146,6 +159,7 @@ class _ErrorBody(msgspec.Struct):
 @contextmanager
 def _problems(server_url: str) -> Iterator[None]:
     """Failures of the connection, in words for those who look at the page."""
+    server_url = without_password(server_url)
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout):

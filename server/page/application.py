@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, HTTPException
+from nicegui import Client, core, ui
 from nicegui import app as nicegui_app
-from nicegui import core, ui
 
 from server.page.api import Api
+from server.page.load.watch import Watches
 from server.page.security import SecurityHeaders
 from server.page.shell import Shell
 
@@ -15,18 +16,24 @@ _RECONNECT_S = 30.0
 """How long an answer goes on for a browser that does not answer, such as a telephone that was put away."""
 _MESSAGES_KEPT = 2000
 """For a browser that comes back within that time."""
+_MOST_PAGES = 256
+"""At a time, those included that were asked for within the last minute and never shown: nobody is asked for a key, and
+each takes memory and time that answers need, too."""
 
 
 def make_page(base_url: str, path: str) -> FastAPI:
     """The page below `path`, for the API at `base_url`, which has /v1. Once in a process: NiceGUI has one app only."""
     api = Api(base_url)
+    watches = Watches(api)
     host = FastAPI(openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
     core.app.config.socket_io_js_transports = ["websocket"]
 
-    @ui.page("/", title="Samewise", favicon=_STATIC / "favicon.svg", language="en-US", dark=None)
+    room = [Depends(_have_room)]
+
+    @ui.page("/", title="Samewise", favicon=_STATIC / "favicon.svg", language="en-US", dark=None, dependencies=room)
     async def page() -> None:
-        await Shell(api).build()
+        await Shell(api, watches).build()
 
     ui.run_with(
         host,
@@ -40,3 +47,9 @@ def make_page(base_url: str, path: str) -> FastAPI:
     host.add_middleware(SecurityHeaders)
     nicegui_app.on_shutdown(api.close)
     return host
+
+
+def _have_room() -> None:
+    """Raises HTTPException if too many look."""
+    if len(Client.instances) >= _MOST_PAGES:
+        raise HTTPException(503, "Too many pages are open. Try again in a minute.", {"Retry-After": "60"})

@@ -1,6 +1,7 @@
 """What is kept in the browser: conversations and settings for good, the API key as long as its tab is open."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ class Memory(msgspec.Struct):
 
     conversations: list[Listed] = []
     key: str = ""
+    current: str | None = None
+    """The conversation that this tab showed last."""
     theme: str | None = None
     settings: dict[str, Any] | None = None
     system: str | None = None
@@ -55,6 +58,10 @@ class Browser:
         """Whether there was room for it."""
         return await self._call("save", conversation_id, text) is True
 
+    def keep(self, conversation_id: str, to_json: Callable[[], str]) -> None:
+        """Save what there is so far, without asking whether there was room for it."""
+        self._send("save", conversation_id, to_json())
+
     def remove(self, conversation_id: str) -> None:
         self._send("remove", conversation_id)
 
@@ -65,6 +72,10 @@ class Browser:
     def remember_key(self, key: str) -> None:
         """Until the tab is closed; empty forgets it."""
         self._send("rememberKey", key)
+
+    def look(self, conversation_id: str) -> None:
+        """The tab shows this conversation now."""
+        self._send("look", conversation_id)
 
     def copy(self, text: str) -> None:
         """To the clipboard."""

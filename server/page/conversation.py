@@ -45,8 +45,8 @@ class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
             message |= {"tool_calls": self.tool_calls, "content": self.content or None}
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
+            if self.reasoning:
+                message["reasoning_content"] = self.reasoning  # thinking goes on after the call; else it has ended
         return message
 
 
@@ -118,6 +118,14 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         else:
             self.turns[turn.parent].chosen = turn.id
 
+    def open_calls(self) -> list[dict[str, Any]]:
+        """The calls of tools at the end of the path that nobody has answered yet."""
+        path = self.path()
+        answered = set()
+        while path and path[-1].role == "tool":
+            answered.add(path.pop().tool_call_id)
+        return [call for call in path[-1].tool_calls if call.get("id") not in answered] if path else []
+
     def messages_before(self, turn: Turn) -> list[dict[str, Any]]:
         """What the API is told in order to make this turn, the system's message included."""
         before = self.path_to(None if turn.parent is None else self.turns[turn.parent])
@@ -139,6 +147,11 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         start = [{"role": "system", "content": self.system}] if self.system else []
         body = {**request, "messages": [*start, *(turn.message() for turn in self.path())]}
         return msgspec.json.format(msgspec.json.encode(body)).decode()
+
+
+def name_of_call(call: Mapping[str, Any]) -> str:
+    """Of the tool that is called."""
+    return str((call.get("function") or call.get("custom") or {}).get("name") or "the tool")
 
 
 def title_of(text: str) -> str:

@@ -6,13 +6,19 @@ from server.page.api import Api, ApiError
 from server.page.browser import Browser
 from server.page.chat.conversation_list import ConversationList
 from server.page.chat.view import ChatView
+from server.page.compare.view import CompareView
 from server.page.key_dialog import KeyDialog
+from server.page.lazily import when_first_chosen
+from server.page.load.tab import LoadTab
+from server.page.load.watch import Watches
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
 from server.page.theme import ThemeButton
 
 _HEAD = """
 <link rel="stylesheet" href="static/page.css">
+<link rel="stylesheet" href="static/compare.css">
+<link rel="stylesheet" href="static/load.css">
 <script src="static/page.js"></script>
 """
 _CONNECT_S = 30.0
@@ -21,8 +27,9 @@ _CONNECT_S = 30.0
 class Shell:
     """One page that somebody looks at."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, watches: Watches) -> None:
         self._client = context.client
+        self._watches = watches
         self._browser = Browser(self._client)
         self._key_dialog = KeyDialog()
         self._session = Session(api, self._browser, self._key_dialog.ask)
@@ -30,7 +37,6 @@ class Shell:
     async def build(self) -> None:
         """Show the frame, and all else once the browser has told what it remembers."""
         ui.add_head_html(_HEAD)
-        ui.colors(primary="#2f5d8a", secondary="#4a6572", accent="#2f5d8a")
         self._theme = ThemeButton(self._browser)
         self._left = ui.left_drawer(value=None, fixed=True, bordered=True).props("width=280 breakpoint=900")
         self._left.classes("side")
@@ -48,6 +54,8 @@ class Shell:
             ui.label("Samewise").classes("brand")
             with ui.tabs().props("dense no-caps").classes("views") as self._tabs:
                 self._chat_tab = ui.tab("Chat")
+                self._compare_tab = ui.tab("Compare")
+                self._server_tab = ui.tab("Server")
             self._models = ui.select([], on_change=self._choose_model).props("outlined dense options-dense")
             self._models.props('aria-label="Model"').classes("model")
             ui.space()
@@ -66,12 +74,17 @@ class Shell:
         with self._right:
             settings = SettingsPanel(self._session)
         with self._main:
-            panels = ui.tab_panels(self._tabs, value=self._chat_tab, animated=False, keep_alive=True).classes("panels")
+            chosen = self._tabs.value or self._chat_tab  # perhaps before there was anything to see
+            panels = ui.tab_panels(self._tabs, value=chosen, animated=False, keep_alive=True).classes("panels")
         with panels, ui.tab_panel(self._chat_tab):
             chat = ChatView(self._session, settings)
+        with panels, ui.tab_panel(self._compare_tab):
+            when_first_chosen(self._tabs, self._compare_tab, lambda: CompareView(self._session, settings))
+        with panels, ui.tab_panel(self._server_tab):
+            LoadTab(self._tabs, self._server_tab, self._session, self._watches)
+        await chat.reopen()
         with self._left:
             ConversationList(self._session, chat)
-        chat.begin()
 
     def _show_problem(self, problem: ApiError) -> None:
         self._main.clear()

@@ -8,7 +8,9 @@ from msgspec import Raw
 from server.errors import InvalidRequestError
 from server.ray.routing_fields import RoutingFields
 
-_PATHS = re.compile(r"/v1/(files|batches|conversations|requests|usage)(/|$)|/v1/responses/(?!input_tokens$|compact$)")
+_PATHS = re.compile(
+    r"/v1/(files|batches|conversations|requests|steps|usage)(/|$)|/v1/responses/(?!input_tokens$|compact$)"
+)
 _RESPONSES = re.compile(r"/v1/responses(/|$)")
 _FIELDS = ("previous_response_id", "conversation", "background", "store")
 _REFERENCE = frozenset({"type", "id"})

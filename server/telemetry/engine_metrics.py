@@ -1,6 +1,7 @@
 """What the engine tells of itself, as metrics."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -48,6 +49,7 @@ class EngineCollector(Collector):
         yield self._cache_config()
         yield from self._queues(stats)
         yield make.gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
+        yield self._cache_blocks(stats)
         yield make.counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries)
         yield make.counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
         text = "Choices put back into the queue: for want of memory, or those of batches, to make way."
@@ -74,6 +76,16 @@ class EngineCollector(Collector):
         text = "Always 1; its labels tell how large the KV cache is."
         values = {tuple(config.values()): 1.0} if config else {}
         return self._families.gauges("cache_config_info", text, list(config), values)
+
+    def _cache_blocks(self, stats: EngineStats) -> Metric:
+        """Nothing before the engine has been ready once."""
+        by_state: dict[tuple[str, ...], float] = {}
+        with suppress(EngineUnavailableError):
+            held, cached = stats.kv_held_blocks, stats.kv_cached_blocks
+            free = self._engine.info.num_blocks - held - cached
+            by_state = {("held",): held, ("cached",): cached, ("free",): free}
+        text = "Blocks of the KV cache: held by running choices; cached, which make way when needed; or free."
+        return self._families.gauges("kv_cache_blocks", text, ["state"], by_state)
 
     def _queues(self, stats: EngineStats) -> Iterator[Metric]:
         """Autoscalers and routers take what runs and waits for load, so what delays nobody is told apart."""

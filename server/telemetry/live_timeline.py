@@ -27,7 +27,7 @@ class LiveTimeline:
         """`taken` is called when the engine takes the first of it; then `ended` is called once."""
         self.record = record
         self._model = model
-        self._started_unix = time.time() - (time.perf_counter() - record.started)
+        self.started_unix = time.time() - (time.perf_counter() - record.started)
         self._taken = taken
         self._ended = ended
         self._prompts: dict[int, PromptTimeline] = {}
@@ -39,6 +39,15 @@ class LiveTimeline:
         self._max_tokens = 0
         self._closed_at: float | None = None
         self._has_ended = False
+
+    @property
+    def request_id(self) -> str:
+        return self.record.request_id
+
+    @property
+    def answer_id(self) -> str:
+        """Empty before there is one."""
+        return self.record.answer_id or ""
 
     @property
     def asked(self) -> dict[int, str]:
@@ -88,13 +97,13 @@ class LiveTimeline:
         known = {key: history for key, history in histories.items() if history is not None}
         record = self.record
         return RequestTimeline(
-            request_id=record.request_id,
-            answer_id=record.answer_id or "",
+            request_id=self.request_id,
+            answer_id=self.answer_id,
             client=record.client,
             endpoint=record.path,
             model=self._model,
             is_background=record.is_background,
-            started_unix=self._started_unix,
+            started_unix=self.started_unix,
             started_at=record.started,
             as_of=as_of,
             has_ended=self._has_ended,

@@ -15,6 +15,9 @@ from server.telemetry.timeline import RequestTimeline
 MOST_ENDED: Final = 1000
 """That are remembered, and as many of the background: a batch does not push out what somebody has waited for."""
 
+Followed = LiveTimeline | RequestTimeline
+"""A request that has not ended, or one that has."""
+
 Observer = Callable[[RequestTimeline], None]
 """Told of each request that has ended, once. Must not take long: streams wait meanwhile. The log has what it raises."""
 
@@ -32,7 +35,9 @@ class Timelines:
         self._engine = engine
         self._model = model
         self._observers = observers
-        self._found: dict[tuple[str, str], LiveTimeline | RequestTimeline] = {}
+        self._found: dict[tuple[str, str], Followed] = {}
+        self._running: dict[LiveTimeline, None] = {}
+        """In the order in which the engine took them."""
         self._ended: dict[bool, deque[RequestTimeline]] = {False: deque(), True: deque()}
         """The oldest first; by whether they were in the background."""
 
@@ -50,7 +55,14 @@ class Timelines:
         pairs = zip(prompts, answers, strict=True)
         return found.timeline({(prompt, one.choice): one for prompt, histories in pairs for one in histories})
 
+    def of_client(self, client: str) -> Sequence[Followed]:
+        """The client's requests that run or are remembered, but for those in the background; the oldest first."""
+        followed: list[Followed] = [one for one in self._ended[False] if one.client == client]
+        followed += [one for one in self._running if one.record.client == client and not one.record.is_background]
+        return sorted(followed, key=lambda one: one.started_unix)
+
     def _taken(self, live: LiveTimeline) -> None:
+        self._running[live] = None
         record = live.record
         self._found.update(dict.fromkeys(_keys(record.client, record.request_id, record.answer_id), live))
 
@@ -59,6 +71,7 @@ class Timelines:
         keys = _keys(record.client, record.request_id, record.answer_id)
         mine = [key for key in keys if self._found.get(key) is live]
         ended = live.timeline({})
+        del self._running[live]
         self._found.update(dict.fromkeys(mine, ended))
         line = self._ended[ended.is_background]
         line.append(ended)
@@ -72,6 +85,11 @@ class Timelines:
                 observer(ended)
             except Exception:  # the engine's reader calls this: no request may end for it
                 _logger.exception("an observer of ended requests failed", extra=record.ids)
+
+
+def as_known(followed: Followed) -> RequestTimeline:
+    """What is told of a request without asking the engine, which alone knows how those that run get on."""
+    return followed.timeline({}) if isinstance(followed, LiveTimeline) else followed
 
 
 def _keys(client: str, *names: str | None) -> list[tuple[str, str]]:

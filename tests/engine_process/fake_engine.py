@@ -107,12 +107,14 @@ class FakeEngine:
             finish_reason=reason,
             num_accepted=accepted,
             num_rejected=num_drafts - accepted,
+            draft_method=request.speculation.method if request.speculation and accepted else "",
             history=None if reason is None else running.history(has_ended=True),
         )
 
     def stats(self) -> EngineStats:
         num_background = sum(running.request.tier >= BACKGROUND for running in self.running.values())
-        return EngineStats(len(self.running), num_background_running=num_background, steps=self.steps)
+        counts = {"steps": self.steps, "steps_done": self.steps, "step_s": STEP_S * self.steps}
+        return EngineStats(len(self.running), num_background_running=num_background, **counts)
 
     def check_integrity(self) -> None:
         assert not self.running

@@ -301,7 +301,9 @@ async def test_nothing_runs_in_an_engine_that_has_ended(running):
         streams.append(asyncio.create_task(collect(client, lines)))
         await until(lambda: client.state is EngineState.RESTARTING)
         assert (client.num_held, client.num_background_held) == (5, 3)
-        assert client.stats == EngineStats(steps=client.stats.steps)
+        assert client.stats == EngineStats(
+            steps=client.stats.steps, steps_done=client.stats.steps, step_s=client.stats.step_s
+        )
         assert client.stats.steps > 0
         await client.wait_ready()
         assert (client.num_held, client.num_background_held) == (0, 0)

@@ -73,7 +73,9 @@ STATS = SpeculationStats("ngram", 9, (3, 1), (5, 4), 5, 9, 0.5, 0.25)
 REQUEST = EngineRequest(
     "é", (1, 2), SAMPLING, 0, (ChoiceState(0), ChoiceState(3, (9, 8), 0.1 + 0.2)), -5, "salt", SPECULATION
 )
-OUTPUT = RequestOutput("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, Failure("why", True))
+OUTPUT = RequestOutput(
+    *("x", 1, (7,), (LOGPROBS,), (LOGPROBS,), 12, FinishReason.STOP, 7, 3, 2, "ngram", Failure("why", True))
+)
 HISTORY = ChoiceHistory(
     1, 0.1, 0.1 + 0.2, True, 7, 0.25, None, 4, 3, 2, 1, 1, 0.5, True, (MethodDrafts("ngram", 3, 2),)
 )
@@ -113,7 +115,8 @@ def test_messages_to_the_engine(message):
         LoadFailed("too large"),
         StepDone((), EngineStats()),
         StepDone(
-            (OUTPUT, SCORED, RequestOutput("y", 0, ())), EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, 9, 10, (STATS,))
+            (OUTPUT, SCORED, RequestOutput("y", 0, ())),
+            EngineStats(*(1, 2, 0.5, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (STATS,), steps_done=13, step_s=0.1 + 0.2),
         ),
         StepDone((), EngineStats(learning=LearningStats(1, 2, 3, 4, 5, 1.5, None))),
         Rejected("x", "too long"),

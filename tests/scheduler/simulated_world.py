@@ -106,6 +106,7 @@ class World:
 
     def _start_engine(self):
         self.num_scheduled = 0
+        self.num_done = 0
         self.scheduler = Scheduler(self.config, self.num_blocks)
         self.runner = SimulatedRunner(self.num_blocks, self.config.block_size, self.num_draft)
 
@@ -186,9 +187,13 @@ class World:
             if self.random.random() < 0.02:
                 self._abort()
             ahead = None if result.out_of_memory or not self.runs_ahead else self.scheduler.schedule_ahead(plan)
+            if not result.out_of_memory:
+                self.num_done += sum(share.num_tokens for share in plan.scheduled if share.key in self.live)
             for output in self.scheduler.update(plan, result):
                 self._receive(output)
             self.scheduler.check_integrity()
+            stats = self.scheduler.stats()
+            assert stats.prefill_tokens + stats.decode_tokens == self.num_done
             if ahead is not None:
                 self.runner.ended = {key for key in self.runner.live if key not in self.live}
                 result = self.runner.execute(ahead)
@@ -261,6 +266,7 @@ class World:
     def _check_empty(self):
         stats = self.scheduler.stats()
         assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
+        assert stats.steps_done + stats.out_of_memory == stats.steps
         assert not self.scheduler.has_work
         self.preemptions += stats.preemptions
         probe = EngineRequest(":probe", (0,), SamplingParams(), max_tokens=0)

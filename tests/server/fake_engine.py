@@ -11,6 +11,7 @@ from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError
 from server.engine.follower import Follower
+from server.engine.step_log import StepLog
 from tests.server.fake_stream import FakeStream
 
 Script = Callable[[EngineRequest, int], Sequence[int]]
@@ -84,6 +85,7 @@ class FakeEngine:
     stats: EngineStats = field(
         default_factory=lambda: EngineStats(num_running=3, kv_usage=0.5, prefix_queries=10, prefix_hits=4)
     )
+    steps: StepLog = field(default_factory=StepLog)
     num_restarts: int = 2
     num_held: int = 0
     num_background_held: int = 0
@@ -206,4 +208,5 @@ class FakeEngine:
             pooled=make_numbers(request, self.info_.hidden_size),
             num_accepted=accepted if self.counts_drafts else 0,
             num_rejected=self.tokens_per_step - accepted if self.counts_drafts else 0,
+            draft_method="suffix" if self.counts_drafts and accepted else "",
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 from server.api.chat.intent import ChatOptions
 from server.api.generation_api import Answering
-from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of
+from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of, tokens_of
 from server.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from server.generation.events import (
     ChoiceEnd,
@@ -55,7 +55,7 @@ class ChatAnswer(OpenAIAnswer):
             "finish_reason": self._finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
             **score_of(choice.beam),
-            **self._ids(choice.tokens),
+            **self._tokens_of(choice.tokens),
         }
 
     def _role(self, choice: int) -> bytes:
@@ -88,7 +88,7 @@ class ChatAnswer(OpenAIAnswer):
                 "delta": self._delta_of(event),
                 "logprobs": self._logprobs(event.tokens),
                 "finish_reason": None,
-                **self._ids(event.tokens),
+                **self._tokens_of(event.tokens),
             }
         )
 
@@ -128,8 +128,9 @@ class ChatAnswer(OpenAIAnswer):
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         return chat_logprobs(self.tokenizer, tokens) if self._options.logprobs else None
 
-    def _ids(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-        return {"token_ids": [token.id for token in tokens]} if self._options.return_token_ids else {}
+    def _tokens_of(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+        options = self._options
+        return tokens_of(tokens, ids=options.return_token_ids, sources=options.return_token_sources)
 
     def _prompt_ids(self) -> dict[str, Any]:
         prompt = self.run.prompts[0].request.prompt

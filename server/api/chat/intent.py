@@ -16,6 +16,7 @@ class ChatOptions:
     logprobs: bool
     prompt_logprobs: int | None
     return_token_ids: bool
+    return_token_sources: bool
     include_usage: bool
     calls_functions: bool
     """Whether calls are told in the older form."""
@@ -63,6 +64,7 @@ def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) 
         logprobs=bool(body.logprobs),
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
+        return_token_sources=bool(body.return_token_sources),
         include_usage=body.include_usage,
         calls_functions=bool(body.functions),
         continuous_usage=body.continuous_usage,

@@ -7,7 +7,7 @@ import msgspec
 
 from server.api.completions.intent import CompletionOptions
 from server.api.generation_api import Answering
-from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of
+from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of, tokens_of
 from server.api.openai.logprobs import completion_logprobs, prompt_logprobs, trimmed
 from server.generation.events import ChoiceEnd, Event, OutputToken, TextDelta
 from server.generation.result import WholeChoice
@@ -52,19 +52,16 @@ class CompletionAnswer(OpenAIAnswer):
             entry.update(self._prompt_ids(prompt))
             return b""
         echo = self._entry(choice, self._echoes[prompt.index], self._echo_tokens(prompt))
-        ids: dict[str, Any] = {"token_ids": []} if self._options.return_token_ids else {}
-        return self.chunk({**echo, **ids, **self._prompt_ids(prompt)})
+        return self.chunk({**echo, **self._tokens_of(()), **self._prompt_ids(prompt)})
 
     def _choice(self, index: int, choice: WholeChoice) -> dict[str, Any]:
         prompt = self._prompt_of(index)
         echo, text = self._echoes[prompt.index], choice.text
         tokens = [*self._echo_tokens(prompt), *_shifted(choice.tokens, len(echo))]
-        extra = self._prompt_ids(prompt)
+        extra = self._prompt_ids(prompt) | self._tokens_of(choice.tokens)
         if self._options.prompt_logprobs is not None:
             reported = prompt.prompt_logprobs or ()
             extra["prompt_logprobs"] = prompt_logprobs(self.tokenizer, reported, self._options.prompt_logprobs)
-        if self._options.return_token_ids:
-            extra["token_ids"] = [token.id for token in choice.tokens]
         entry = self._entry(index, echo + text, tokens)
         end = ChoiceEnd(index, choice.finish_reason, choice.stop_reason, choice.beam)
         return {**entry, **_end_of(end), **extra}
@@ -72,8 +69,7 @@ class CompletionAnswer(OpenAIAnswer):
     def _text(self, event: TextDelta) -> dict[str, Any]:
         shift = len(self._echoes[self._prompt_of(event.choice).index])
         entry = self._entry(event.choice, event.text, _shifted(event.tokens, shift))
-        if self._options.return_token_ids:
-            entry["token_ids"] = [token.id for token in event.tokens]
+        entry.update(self._tokens_of(event.tokens))
         return entry
 
     def _entry(self, index: int, text: str, tokens: Sequence[OutputToken]) -> dict[str, Any]:
@@ -90,6 +86,10 @@ class CompletionAnswer(OpenAIAnswer):
 
     def _prompt_of(self, index: int) -> PromptRun:
         return self.run.prompts[index // self._options.num_answers]
+
+    def _tokens_of(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+        options = self._options
+        return tokens_of(tokens, ids=options.return_token_ids, sources=options.return_token_sources)
 
     def _prompt_ids(self, prompt: PromptRun) -> dict[str, Any]:
         return {"prompt_token_ids": list(prompt.request.prompt)} if self._options.return_token_ids else {}

@@ -19,6 +19,7 @@ class CompletionOptions:
     logprobs: int | None
     prompt_logprobs: int | None
     return_token_ids: bool
+    return_token_sources: bool
     include_usage: bool
     continuous_usage: bool
     echoes: Sequence[str] | None
@@ -48,6 +49,7 @@ def completion_options(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
+        return_token_sources=bool(body.return_token_sources),
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
         echoes=_echoes(body, plan, tokenizer) if body.echo else None,

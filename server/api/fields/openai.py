@@ -59,6 +59,13 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
         json_schema_extra=related(excludes=["stream"]),
     )  # fmt: skip
     return_token_ids: bool | None = Field(None, description="Report the token ids of prompt and output.")
+    return_token_sources: bool | None = Field(
+        None,
+        description="Report where each token of the output came from: `drawn`, by the model's own step, or "
+        "`draft:METHOD`, guessed ahead by this method of speculation and found right. It says how the answer was made, "
+        "not what it is, and differs from run to run.",
+        json_schema_extra=related(excludes=["use_beam_search", "beam_search"]),
+    )
 
     @model_validator(mode="after")
     def _check_beams(self) -> Self:
@@ -102,5 +109,5 @@ def shared_fields(body: SamplingFields, paths: dict[str, str], constraint: Const
     return {
         **generation_fields(body, {"num_choices": several, **paths}, constraint),
         "prompt_logprobs": body.prompt_logprobs,
-        "reports_tokens": bool(body.return_token_ids),
+        "reports_tokens": bool(body.return_token_ids or body.return_token_sources),
     }

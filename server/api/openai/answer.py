@@ -4,7 +4,7 @@ Answers and chunks are written as plain JSON, since a chunk is written for every
 the models of objects.py, against which the tests hold all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from scheduler.interface import BeamScore
 from server.api.generation_api import Answering
 from server.api.openai.errors import DONE, error_frames
 from server.errors import ApiError
-from server.generation.events import Usage
+from server.generation.events import OutputToken, Usage
 from server.generation.notices import as_warnings
 from server.http.ascii_json import ascii_json
 
@@ -86,6 +86,14 @@ class OpenAIAnswer:
 
     def _frame(self, rest: Mapping[str, Any]) -> bytes:
         return b"data: " + ascii_json({**self._head, **rest}) + b"\n\n"
+
+
+def tokens_of(tokens: Sequence[OutputToken], *, ids: bool, sources: bool) -> dict[str, Any]:
+    """What a choice tells of its tokens by themselves: their ids, and where they came from."""
+    told: dict[str, Any] = {"token_ids": [token.id for token in tokens]} if ids else {}
+    if sources:
+        told["token_sources"] = [f"draft:{token.draft_method}" if token.draft_method else "drawn" for token in tokens]
+    return told
 
 
 def make_usage(usage: Usage) -> dict[str, Any]:

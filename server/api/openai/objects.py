@@ -17,6 +17,10 @@ _STOP_REASON = "Extension: the stop string or stop token; null after the model's
 _SCORE = "Extension, of beam search: what the choice was ranked by."
 _CUMULATIVE_LOGPROB = "Extension, of beam search, after bans and penalties."
 _OUTPUT_IDS = "Extension, with return_token_ids: the tokens of the answer."
+_SOURCES = (
+    "Extension, with return_token_sources: for each token of the output, in the order of `token_ids`, `drawn` or "
+    "`draft:METHOD`."
+)
 _PROMPT_IDS = "Extension, with return_token_ids: the tokens of the prompt."
 _PROMPT_LOGPROBS = (
     "Extension, with prompt_logprobs: null for the first token, then, for each, its own and the most probable ones, by "
@@ -167,6 +171,7 @@ class ChatChoice(ResponseModel):
     score: float | None = Field(None, description=_SCORE)
     cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)
     token_ids: list[int] | None = Field(None, description=_OUTPUT_IDS)
+    token_sources: list[str] | None = Field(None, description=_SOURCES)
 
 
 class ReportedNotice(ResponseModel):
@@ -251,6 +256,7 @@ class ChatChunkChoice(ResponseModel):
     score: float | None = Field(None, description=_SCORE)
     cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)
     token_ids: list[int] | None = Field(None, description="Extension, with return_token_ids: those of this piece.")
+    token_sources: list[str] | None = Field(None, description=_SOURCES)
 
 
 class ChatCompletionChunk(Envelope):
@@ -281,6 +287,7 @@ class CompletionChoice(ResponseModel):
     cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)
     seed: int = Field(description="Extension: with this seed the prompt alone gives the same answers.")
     token_ids: list[int] | None = Field(None, description=_OUTPUT_IDS)
+    token_sources: list[str] | None = Field(None, description=_SOURCES)
     prompt_token_ids: list[int] | None = Field(
         None, description=f"{_PROMPT_IDS} Of a stream, in a choice's first chunk."
     )

@@ -1,6 +1,6 @@
 """What requests without a body ask for, and lists of which they get a page at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from fastapi import Request
@@ -31,6 +31,7 @@ class ListQuery(Query):
 
 
 _Query = TypeVar("_Query", bound=Query)
+_Item = TypeVar("_Item")
 
 
 def query_of(schema: type[_Query], request: Request) -> _Query:
@@ -50,13 +51,24 @@ def query_of(schema: type[_Query], request: Request) -> _Query:
 
 def page(items: Sequence[Fields], asked: ListQuery) -> Fields:
     """Some of the items, which are given oldest first, as a list object. Raises InvalidRequestError."""
+    chosen, has_more = select(items, asked, lambda item: (item["id"],))
+    return list_of(chosen, has_more=has_more)
+
+
+def select(
+    items: Sequence[_Item], asked: ListQuery, ids_of: Callable[[_Item], Collection[str]]
+) -> tuple[Sequence[_Item], bool]:
+    """Those of a page, of items that are given oldest first, and whether there are more behind it.
+
+    Where several have the id that the page is to be behind, it is behind all of them. Raises InvalidRequestError.
+    """
     ordered = list(items) if asked.order == "asc" else list(reversed(items))
     if asked.after is not None:
-        place = next((index for index, item in enumerate(ordered) if item["id"] == asked.after), None)
-        if place is None:
+        places = [index for index, item in enumerate(ordered) if asked.after in ids_of(item)]
+        if not places:
             raise no_such_item(asked)
-        ordered = ordered[place + 1 :]
-    return list_of(ordered[: asked.limit], has_more=len(ordered) > asked.limit)
+        ordered = ordered[places[-1] + 1 :]
+    return ordered[: asked.limit], len(ordered) > asked.limit
 
 
 def no_such_item(asked: ListQuery) -> InvalidRequestError:

@@ -48,7 +48,7 @@ class ChoiceRecord(ResponseModel):
     prompt: int = Field(description="Index of the prompt that it answers.")
     index: int = Field(description="Its own, among the prompt's choices.")
     state: Literal["waiting", "prefill", "decode", "ended", "unknown"] = Field(
-        description="`waiting`: in the queue; `unknown`: no engine has it now, or it died with it."
+        description="`waiting`: in the queue; `unknown`: no engine has it now, or it died with it, or none was asked."
     )
     finish_reason: EndReason | None = Field(
         description="Null while it runs. `abort`: nobody wanted it any more; `error`, `timeout`: of the whole request."
@@ -93,3 +93,16 @@ class RequestObject(ResponseModel):
     restarts: list[float] = Field(description=_RESTARTS)
     num_choices: int = Field(description="That the engine has taken.")
     choices: list[ChoiceRecord] = Field(description="The first 32.")
+
+
+class RequestList(ResponseModel):
+    """A page of requests."""
+
+    object: Literal["list"] = Field("list", description="Always this.")
+    data: list[RequestObject] = Field(
+        description="The newest first, unless the query says otherwise. Of those that run, what only the engine knows "
+        "is null: it is not asked for a list."
+    )
+    first_id: str | None = Field(description="Of the page.")
+    last_id: str | None = Field(description="Of the page, for `after`.")
+    has_more: bool = Field(description="Whether there are others behind it.")

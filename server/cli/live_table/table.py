@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.cli.console import printable
+from server.client import formats
 from server.client.load import Load, Quantile, together
 from server.client.snapshot import Source
 
@@ -158,7 +159,7 @@ def _state(load: Load) -> Text:
 
 
 def _count(value: float | None) -> Text:
-    return _NOTHING if value is None else Text(f"{value:.0f}" if value < 1e5 else f"{value / 1000:.0f}k")
+    return _NOTHING if value is None else Text(formats.count(value))
 
 
 def _alarming(value: float | None) -> Text:
@@ -168,13 +169,11 @@ def _alarming(value: float | None) -> Text:
 
 
 def _rate(value: float | None) -> Text:
-    if value is not None and 0 < value < 10:
-        return Text(f"{value:.1f}")
-    return _count(value)
+    return _NOTHING if value is None else Text(formats.rate(value))
 
 
 def _share(value: float | None) -> Text:
-    return _NOTHING if value is None else Text(f"{value:.0%}")
+    return _NOTHING if value is None else Text(formats.share(value))
 
 
 def _fullness(value: float | None) -> Text:
@@ -187,11 +186,7 @@ def _fullness(value: float | None) -> Text:
 def _duration(quantile: Quantile | None) -> Text:
     if quantile is None:
         return _NOTHING
-    seconds = quantile.seconds
-    if seconds < 0.9995:
-        text = f"{seconds * 1000:.{1 if seconds < 0.00995 else 0}f} ms"
-    else:
-        text = f"{seconds:.{1 if seconds < 99.95 else 0}f} s"
+    text = formats.duration(quantile.seconds)
     return Text(f">{text}" if quantile.is_less else text)
 
 

@@ -14,7 +14,7 @@ class ExportMenu:
 
     def __init__(self, chat: "ChatView") -> None:
         self._chat = chat
-        self._button = ui.button(icon="download").props('flat round dense aria-label="Export"').classes("export")
+        self._button = ui.button(icon="download").props('flat round dense aria-label="Export"')
         with self._button, ui.menu():
             ui.menu_item("Markdown", self._markdown)
             ui.menu_item("Request as JSON", self._request)

@@ -1,24 +1,20 @@
 """One turn of a conversation, as it is shown."""
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
-from nicegui import background_tasks, ui
+from nicegui import ui
 
 from server.page.blocks import Blocks
 from server.page.conversation import Turn
+from server.page.pacing import now_and_then
 
 if TYPE_CHECKING:
     from server.page.chat.view import ChatView
 
 _NAMES = {"user": "You", "assistant": "Model", "tool": "Tool"}
-_SHOWN_EVERY_S = 0.05
-_SHARE = 0.1
-"""Of the time that may go into showing an answer while it grows."""
 
 
 class TurnView:
@@ -54,13 +50,12 @@ class TurnView:
     async def growing(self) -> AsyncIterator[Callable[[str, str], None]]:
         """A function that shows more of the answer and of the reasoning before it, not too often."""
         text, thought = "", ""
-        more = asyncio.Event()
 
         def add(piece: str, thought_piece: str) -> None:
             nonlocal text, thought
             text += piece
             thought += thought_piece
-            more.set()
+            more()
 
         def show() -> None:
             nonlocal text, thought
@@ -70,20 +65,8 @@ class TurnView:
                 self._text.append(text)
             text = thought = ""
 
-        async def show_now_and_then() -> None:
-            while True:
-                await more.wait()
-                more.clear()
-                started = time.perf_counter()
-                show()
-                await asyncio.sleep(max(_SHOWN_EVERY_S, (time.perf_counter() - started) / _SHARE))
-
-        task = background_tasks.create(show_now_and_then(), name="show answer")
-        try:
+        async with now_and_then(show) as more:
             yield add
-        finally:
-            task.cancel()
-            show()
 
     def _make_reasoning(self) -> Blocks:
         with ui.element("details").classes("reasoning") as details:

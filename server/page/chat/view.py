@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from nicegui import background_tasks, context, ui
 
@@ -12,9 +13,13 @@ from server.page.chat.answering import Answering, with_seed
 from server.page.chat.composer import Composer
 from server.page.chat.export import ExportMenu
 from server.page.chat.turn_view import TurnView
-from server.page.conversation import Conversation, Turn
+from server.page.conversation import Conversation, Turn, name_of_call
+from server.page.pacing import repeated
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
+
+_KEPT_EVERY_S = 3.0
+"""In the browser, while an answer grows: what is there outlives a page that is closed."""
 
 
 class ChatView:
@@ -25,19 +30,21 @@ class ChatView:
         self.settings = settings
         self.conversation = _new_conversation()
         self._views: dict[int, TurnView] = {}
+        self._growing: Turn | None = None
         self._answering: asyncio.Task[None] | None = None
         self._on_saved: list[Callable[[], Awaitable[None]]] = []
         with ui.element("section").classes("chat").props('aria-label="Chat"'):
             with ui.element("div").classes("log").props('role=log aria-label="Conversation" aria-live=off tabindex=0'):
                 self._turns = ui.element("div").classes("turns")
             self._status = ui.label().classes("hidden").props("role=status")
-            self._composer = Composer(self.ask, self.stop)
-            self._export = ExportMenu(self)
+            with ui.element("div").classes("composer"):
+                self._export = ExportMenu(self)
+                self._composer = Composer(self.ask, self.stop)
         context.client.on_delete(self.stop)
 
     @property
     def is_answering(self) -> bool:
-        return self._answering is not None
+        return self._growing is not None
 
     def on_saved(self, handler: Callable[[], Awaitable[None]]) -> None:
         """Called whenever the conversation was kept."""
@@ -51,6 +58,14 @@ class ChatView:
         self._composer.focus()
         self.session.browser.follow()
 
+    async def reopen(self) -> None:
+        """The one that this tab showed when it was loaded last; a new one if there is none."""
+        current = self.session.memory.current
+        if current is not None and any(one.id == current for one in self.session.memory.conversations):
+            await self.open(current)
+        else:
+            self.begin()
+
     async def open(self, conversation_id: str) -> None:
         """One that the browser has."""
         text = await self.session.browser.load(conversation_id)
@@ -63,18 +78,19 @@ class ChatView:
         self.conversation = found
         self.settings.system = found.system
         self.show()
+        self.session.browser.follow()
         self.session.browser.to_end()
 
     def show(self) -> None:
         """All turns anew."""
+        self.session.browser.look(self.conversation.id)
         self._turns.clear()
         path = self.conversation.path()
         with self._turns:
             if not path:
                 _welcome(self.session.model)
-            growing = path[-1] if path and self.is_answering else None
-            self._views = {turn.id: TurnView(self, turn, is_growing=turn is growing) for turn in path}
-        self._composer.wait_for_results(bool(path) and bool(path[-1].tool_calls) and not self.is_answering)
+            self._views = {turn.id: TurnView(self, turn, is_growing=turn is self._growing) for turn in path}
+        self._show_whose_turn()
         self._export.set_visibility(bool(path))
 
     async def ask(self, text: str) -> bool:
@@ -83,11 +99,16 @@ class ChatView:
             return False
         path = self.conversation.path()
         last = path[-1] if path else None
-        if last is not None and last.tool_calls:
-            asked = self.conversation.add(last, "tool", text, tool_call_id=last.tool_calls[0].get("id"))
+        calls = self.conversation.open_calls()
+        if not calls:
+            self.answer(self.conversation.add(last, "user", text))
         else:
-            asked = self.conversation.add(last, "user", text)
-        self.answer(asked)
+            result = self.conversation.add(last, "tool", text, tool_call_id=calls[0].get("id"))
+            if len(calls) == 1:
+                self.answer(result)
+            else:
+                self.show()
+                self._keep()
         return True
 
     def edit(self, turn: Turn, text: str) -> None:
@@ -119,40 +140,45 @@ class ChatView:
         self.conversation.system = self.settings.system
         request = with_seed(self.settings.request)
         turn = self.conversation.add(asked, "assistant", prefix or "", request=request, prefix=prefix)
-        self._answering = background_tasks.create(self._answer(turn), name="answer")
+        self._growing = turn
         self.show()
+        answer = self._answer(self.conversation, turn, self._views[turn.id])
+        self._answering = background_tasks.create(answer, name="answer")
+        self._keep()
         self.session.browser.to_end()
 
     def stop(self) -> None:
         """End the answer that is being written; it is kept as far as it came."""
         if self._answering is not None:
             self._answering.cancel()
+        self._growing = self._answering = None
 
-    async def _answer(self, turn: Turn) -> None:
+    async def _answer(self, conversation: Conversation, turn: Turn, view: TurnView) -> None:
         self._composer.set_answering(True)
         self._status.set_text("The model answers.")
-        await asyncio.sleep(0)  # the view of the turn is made by whoever began this
-        view = self._views[turn.id]
-        with self._turns:
-            try:
-                await self._fill(turn, view)
-            except ApiError as problem:
-                turn.problem = str(problem)
-                self.settings.blame(problem)
-            except asyncio.CancelledError:
-                turn.finish_reason = "stopped"
-            finally:
-                self._answering = None
-                self._composer.set_answering(False)
-                self._status.set_text("The answer has failed." if turn.problem else "The answer is complete.")
-        if not self._turns.is_deleted:
+        try:
+            await self._fill(conversation, turn, view)
+        except ApiError as problem:
+            turn.problem = str(problem)
+            self.settings.blame(problem)
+        except asyncio.CancelledError:
+            turn.finish_reason = "stopped"
+        if self._growing is turn:
+            self._growing = self._answering = None
+        if self._turns.is_deleted:
+            return
+        if not self.is_answering:
+            self._composer.set_answering(False)
+            self._status.set_text("The answer has failed." if turn.problem else "The answer is complete.")
+        if conversation is self.conversation:
             view.finish()
-            self._composer.wait_for_results(bool(turn.tool_calls))
-            await self._save()
+            self._show_whose_turn()
+        await self._save(conversation)
 
-    async def _fill(self, turn: Turn, view: TurnView) -> None:
-        answering = Answering(self.session.api, turn, self.conversation.messages_before(turn))
-        async with view.growing() as add:
+    async def _fill(self, conversation: Conversation, turn: Turn, view: TurnView) -> None:
+        answering = Answering(self.session.api, turn, conversation.messages_before(turn))
+        keep = partial(self.session.browser.keep, conversation.id, conversation.to_json)
+        async with view.growing() as add, repeated(keep, _KEPT_EVERY_S):
             await self.session.with_key(lambda key: answering.run(key, add))
 
     def _can_send(self) -> bool:
@@ -161,11 +187,15 @@ class ChatView:
         return not self.settings.problem
 
     def _keep(self) -> None:
-        background_tasks.create(self._save(), name="save")
+        background_tasks.create(self._save(self.conversation), name="save")
 
-    async def _save(self) -> None:
-        self.conversation.updated = time.time()
-        if not await self.session.browser.save(self.conversation.id, self.conversation.to_json()):
+    def _show_whose_turn(self) -> None:
+        calls = [] if self.is_answering else self.conversation.open_calls()
+        self._composer.ask_for(f"What {name_of_call(calls[0])} returned" if calls else "Say something")
+
+    async def _save(self, conversation: Conversation) -> None:
+        conversation.updated = time.time()
+        if not await self.session.browser.save(conversation.id, conversation.to_json()):
             with self._turns:
                 ui.notify("The browser has no room for this conversation: delete others.", type="negative")
         for handler in self._on_saved:

@@ -1,6 +1,6 @@
 """The fields of a chat request, from what the server says of them. No I/O in here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ OF_THE_PAGE = frozenset(
     }
 )
 """What the page itself says in a request, or shows in views of their own."""
+_NO_BOUND = 2**31 - 1
+"""Whoever says so means that the number has to fit somewhere, which nobody asks about."""
 _FIRST = ("temperature", "top_p", "top_k", "min_p", "max_completion_tokens", "max_tokens", "seed", "stop")
 
 
@@ -41,7 +43,8 @@ class Field:
     @property
     def range(self) -> str:
         """In words; empty without bounds."""
-        low, high = _number(self.minimum), _number(self.maximum)
+        low = _number(self.minimum)
+        high = "" if (self.maximum or 0) >= _NO_BOUND else _number(self.maximum)
         if low and high:
             return f"{low} to {high}"
         return f"at least {low}" if low else f"at most {high}" if high else ""
@@ -64,12 +67,16 @@ class Field:
         return msgspec.json.format(msgspec.json.encode(value)).decode() if self.kind == "json" else str(value)
 
 
-def fields_of(described: Mapping[str, Any]) -> dict[str, Field]:
+def fields_of(described: Mapping[str, Any], also: Collection[str] = ()) -> dict[str, Field]:
     """Those that can be set, the usual ones first. `described` is what /v1/capabilities says of an endpoint, by name.
+
+    `also` has names of fields of the page that can be set nevertheless.
 
     A server that says nothing is taken for one that knows what OpenAI's does.
     """
-    found = {name: _field_of(name, one) for name, one in described.items() if _can_be_set(name, one)} or OPENAI
+    hidden = OF_THE_PAGE.difference(also)
+    known = {name: one for name, one in described.items() if one.get("support") in ("honoured", "hint")}
+    found = {name: _field_of(name, one) for name, one in known.items() if name not in hidden} or OPENAI
     order = {name: at for at, name in enumerate(_FIRST)}
     return dict(sorted(found.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
 
@@ -78,10 +85,6 @@ def conflicts(name: str, fields: Mapping[str, Field], chosen: Iterable[str]) -> 
     """Which of the chosen fields this one cannot go together with."""
     excluded = fields[name].excludes if name in fields else ()
     return [other for other in chosen if other != name and other in excluded]
-
-
-def _can_be_set(name: str, described: Mapping[str, Any]) -> bool:
-    return name not in OF_THE_PAGE and described.get("support") in ("honoured", "hint")
 
 
 def _field_of(name: str, described: Mapping[str, Any]) -> Field:

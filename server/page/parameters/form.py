@@ -13,7 +13,7 @@ class ParametersForm:
 
     def __init__(self, described: Mapping[str, Any], values: Mapping[str, Any], on_change: Callable[[], None]) -> None:
         """`described` is what the server says of its fields, `values` what is set at first."""
-        self._fields = fields_of(described)
+        self._fields = fields_of(described, also=values)
         self._values = dict(values)
         self._wrong: dict[str, str] = {}
         """Why what was typed is no value."""
@@ -107,16 +107,17 @@ class _Row:
             with ui.row().classes("between"):
                 ui.label(field.name).classes("name")
                 remove = ui.button(icon="close", on_click=lambda: on_remove(field.name))
-                remove.props(f'flat round dense size=sm aria-label="Remove {field.name}"')
+                remove.props("flat round dense size=sm").props["aria-label"] = f"Remove {field.name}"
             self._control = self._make_control(value)
-            self._control.props(f'aria-label="{field.name}"')
+            self._control.props["aria-label"] = field.name
             self._problem = ui.label().classes("problem").props("role=alert")
             self._problem.set_visibility(False)
             self._relations = ui.label().classes("warning")
             ui.label(_help_of(field)).classes("quiet")
 
     def focus(self) -> None:
-        self._control.run_method("focus")
+        if self.field.kind != "boolean":  # a switch has no such method
+            self._control.run_method("focus")
 
     def delete(self) -> None:
         self._row.delete()
@@ -196,4 +197,5 @@ def _help_of(field: Field) -> str:
     default = "" if field.default is None else f"Default: {field.default}."
     bounds = f"{field.range[:1].upper()}{field.range[1:]}." if field.range else ""
     hint = "A hint: left out where it means nothing." if field.is_hint else ""
-    return " ".join(part for part in (field.description, bounds, default, hint) if part)
+    said = field.description.replace("`", "")
+    return " ".join(part for part in (said, bounds, default, hint) if part)

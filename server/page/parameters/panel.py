@@ -1,5 +1,6 @@
 """The drawer of settings: the system's message, and the form of parameters."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from nicegui import ui
@@ -18,7 +19,8 @@ class SettingsPanel:
             ui.label("Settings").classes("title").props("role=heading aria-level=2")
             self._system = ui.textarea("System message", value=session.memory.system or "")
             self._system.props("outlined autogrow dense").classes("wide").on_value_change(self._remember_system)
-            self._form = ParametersForm(session.fields, session.memory.settings or {}, self._remember)
+            self._place = ui.element("div").classes("wide")
+        self._show(session.memory.settings or {})
 
     @property
     def system(self) -> str:
@@ -38,9 +40,19 @@ class SettingsPanel:
         """What has to be mended before a request can be sent; empty for nothing."""
         return self._form.problem
 
+    def use(self, settings: Mapping[str, Any]) -> None:
+        """Take these in place of those that were set."""
+        self._show(settings)
+        self._remember()
+
     def blame(self, problem: ApiError) -> None:
         """Show beside a setting what the server says of it, where it says that of one."""
         self._form.blame(problem.param, str(problem))
+
+    def _show(self, settings: Mapping[str, Any]) -> None:
+        self._place.clear()
+        with self._place:
+            self._form = ParametersForm(self._session.fields, settings, self._remember)
 
     def _remember(self) -> None:
         self._session.browser.remember("settings", self._form.values)

@@ -2,6 +2,7 @@
 window.samewise = (() => {
   const CONVERSATION = "samewise.conversation.";
   const KEY = "samewise.key";
+  const CURRENT = "samewise.current";
 
   const stored = (name) => JSON.parse(localStorage.getItem(`samewise.${name}`));
 
@@ -63,6 +64,8 @@ window.samewise = (() => {
     if (event.key === null || event.key.startsWith(CONVERSATION)) emitEvent("conversations", conversations());
   });
 
+  document.addEventListener("visibilitychange", () => emitEvent("visibility", document.visibilityState));
+
   return {
     copy,
     follow,
@@ -70,6 +73,7 @@ window.samewise = (() => {
     begin: () => ({
       conversations: conversations(),
       key: sessionStorage.getItem(KEY) || "",
+      current: sessionStorage.getItem(CURRENT),
       theme: stored("theme"),
       settings: stored("settings"),
       system: stored("system"),
@@ -86,6 +90,7 @@ window.samewise = (() => {
     remove: (id) => localStorage.removeItem(CONVERSATION + id),
     remember: (name, value) => localStorage.setItem(`samewise.${name}`, JSON.stringify(value)),
     rememberKey: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
+    look: (id) => sessionStorage.setItem(CURRENT, id),
     toEnd: () => document.querySelector(".log")?.dispatchEvent(new Event("toend")),
   };
 })();

@@ -17,7 +17,7 @@ OF_WHAT_IS_STORED = {
     *("/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"),
     "/v1/conversations/{conversation_id}/items/{item_id}",
     *("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items"),
-    *("/v1/requests/{request_id}", "/v1/usage"),
+    *("/v1/requests", "/v1/requests/{request_id}", "/v1/usage", "/v1/steps"),
 }
 OF_NOTHING_STORED = {
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens"),

@@ -1,0 +1,1 @@
+"""What the server does, second by second, and what became of the last requests."""

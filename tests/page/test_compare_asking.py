@@ -1,0 +1,49 @@
+import pytest
+
+from server.page.compare.asking import Question, body_of
+from server.page.compare.beam_search import num_returned
+from server.page.compare.chooser import asked
+
+QUESTION = Question(system="Be brief.", prompt="Why?", seed=7, max_tokens=20, wants_logprobs=True)
+DESCRIBED = {"return_token_ids": {"support": "honoured"}}
+
+
+def test_all_answers_have_their_question_in_common():
+    body = body_of(QUESTION, {"temperature": 0}, DESCRIBED)
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    assert (body["seed"], body["temperature"], body["max_completion_tokens"]) == (7, 0, 20)
+    assert body["stream"]
+    assert body["logprobs"]
+    assert body["return_token_ids"]
+
+
+def test_settings_of_an_answer_come_first():
+    body = body_of(QUESTION, {"max_tokens": 5, "seed": 8}, DESCRIBED)
+    assert (body["max_tokens"], body["seed"]) == (5, 8)
+    assert "max_completion_tokens" not in body
+
+
+def test_a_server_that_says_nothing_is_asked_for_nothing_unusual():
+    body = body_of(QUESTION, {}, {})
+    assert body.keys() == {"messages", "seed", "stream", "stream_options", "logprobs", "max_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        ({"beam_search": {"width": 4, "num_return": 3}}, 3),
+        ({"beam_search": {"width": 4}}, 1),
+        ({"beam_search": "wrong"}, 1),
+        ({}, 1),
+    ],
+)
+def test_how_many_beams_are_shown(settings, number):
+    assert num_returned(settings) == number
+
+
+def test_settings_in_a_line():
+    assert asked({}) == "nothing set"
+    assert asked({"temperature": 0, "ignore_eos": True}) == "temperature 0 · ignore_eos true"
+    assert asked({"beam_search": {"width": 4, "num_return": 2}, "contrastive": {}}) == (
+        "beam_search width 4, num_return 2 · contrastive on"
+    )
