@@ -109,7 +109,7 @@ async def test_settings_are_sent_and_a_refusal_stands_beside_the_one_to_blame(se
     await expect(visitor.answers.get_by_text("cut off at the most tokens")).to_be_visible()
     await visitor.button("Answer again", 0).click()
     await expect(visitor.answers.get_by_text("2 / 2")).to_be_visible(timeout=LIMIT_MS)
-    assert await visitor.text(0) == first
+    assert await visitor.answer(0) == first
     (kept,) = await visitor.stored()
     requests = [turn["request"] for turn in kept["turns"].values() if turn["role"] == "assistant"]
     seeds = {request.pop("seed") for request in requests}
@@ -167,7 +167,7 @@ async def test_a_key_is_asked_for_once_and_kept_for_its_tab(keyed: Server, visit
     async with httpx.AsyncClient(base_url=keyed.address, trust_env=False) as client:
         assert (await client.get("/page/")).status_code == 200
         assert (await client.get("/v1/models")).status_code == 401
-    visitor = await visit(keyed.address)
+    visitor = await visit(keyed.address, remembered={"settings": SHORT})
     await visitor.key_field.fill("wrong")
     await visitor.key_field.press("Enter")
     await expect(visitor.page.get_by_role("dialog").get_by_role("alert")).to_contain_text("Incorrect API key")
@@ -185,7 +185,7 @@ async def test_a_key_is_asked_for_once_and_kept_for_its_tab(keyed: Server, visit
 async def test_an_answer_outlives_its_engine_and_is_finished_before_the_server_ends(
     keyed: Server, visit: Visit
 ) -> None:
-    settings = {"seed": 5, "ignore_eos": True, "max_tokens": 150}
+    settings = {"seed": 5, "ignore_eos": True, "max_tokens": 100}
     visitor = await visit(keyed.address, remembered={"settings": settings})
     await visitor.key_field.fill(KEY)
     await visitor.key_field.press("Enter")
@@ -194,11 +194,11 @@ async def test_an_answer_outlives_its_engine_and_is_finished_before_the_server_e
     await answer_again(visitor)
     os.kill(keyed.engine_pid, signal.SIGKILL)
     await expect(visitor.answers.get_by_text("2 / 2")).to_be_visible(timeout=2 * LIMIT_MS)
-    assert await visitor.text(0) == undisturbed
+    assert await visitor.answer(0) == undisturbed
     assert keyed.metric("engine_restarts_total") == 1
 
-    await answer_again(visitor)
     other = await visit(keyed.address, beside=visitor)  # looks on without a key
+    await answer_again(visitor)
     assert await asyncio.to_thread(keyed.terminate) == 0
     assert await visitor.text(0) == undisturbed
     for tab in (visitor, other):

@@ -7,7 +7,13 @@ from typing import Any
 from playwright.async_api import BrowserContext, Locator, Page, expect
 
 LIMIT_MS = 30_000
-_SOMETHING = re.compile(r"\w")
+_SOMETHING = re.compile(r"\S")
+_IS_KEPT = """() => {
+  const kept = localStorage.getItem(`samewise.conversation.${sessionStorage.getItem("samewise.current")}`);
+  const turns = Object.values(JSON.parse(kept).turns);
+  return turns.every((turn) => turn.role !== "assistant" || turn.seconds !== undefined);
+}"""
+"""Whether the browser was told to keep all answers as they are, which is after it was told to show them."""
 MARK = "Pumpernickel"
 """In all that visitors say: no log may have it."""
 
@@ -59,6 +65,8 @@ class Visitor:
     async def answer(self, at: int) -> str:
         """The text of an answer once it is complete."""
         await self.button("Answer again", at).wait_for()
+        await self.page.wait_for_function(_IS_KEPT)
+        await self.begun(at)
         return await self.text(at)
 
     async def text(self, at: int) -> str:

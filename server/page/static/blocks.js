@@ -7,6 +7,7 @@ export default {
       for (const html of blocks) {
         const block = document.createElement("div");
         block.setHTML(html); // sanitises, see NiceGUI's index.html
+        for (const link of block.querySelectorAll("a")) link.target = "_blank"; // which the sanitiser takes away
         this.$el.append(block);
       }
     },
