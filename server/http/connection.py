@@ -46,6 +46,7 @@ class LimitedConnection(HttpToolsProtocol):
     _write_deadline: asyncio.TimerHandle | None = None
     _bytes_beside_body = 0  # received since the last request or piece of a body, to within one read
     _body_open = False
+    _is_websocket = False  # another protocol's from then on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,7 +57,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._read_deadline = self._later(self._drop_silent)
         self._bytes_beside_body += len(data)
         super().data_received(data)
-        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+        if self.transport.is_closing() or self._is_websocket:
             return
         if self._bytes_beside_body > MAX_HEAD_BYTES:
             self._refuse(431, "The request's header fields are too large.")
@@ -90,6 +91,7 @@ class LimitedConnection(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # noqa: PLC0415
 
+        self._is_websocket = True
         self.ws_protocol_class = WebSocketsSansIOProtocol
         self._unset_keepalive_if_required()
         super().handle_websocket_upgrade()

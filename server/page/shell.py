@@ -23,6 +23,8 @@ _HEAD = """
 <script src="static/page.js"></script>
 """
 _CONNECT_S = 30.0
+_STARTING = 503
+_RETRY_S = 2.0
 
 
 class Shell:
@@ -69,6 +71,8 @@ class Shell:
             await self._session.open()
         except ApiError as problem:
             self._show_problem(problem)
+            if problem.status == _STARTING:
+                ui.timer(_RETRY_S, self._try_again, once=True)
             return
         self._theme.set(self._session.memory.theme)
         self._models.set_options(self._session.models, value=self._session.model or None)

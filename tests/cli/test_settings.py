@@ -101,6 +101,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "isolate_keys": ("true", True),
     "cors_origins": ("https://a.example", ("https://a.example",)),
+    "page": ("false", False),
     "max_body_mib": ("1.5", 1.5),
     "max_waiting": ("0", 0),
     "request_timeout_s": ("1", 1.0),
@@ -134,7 +135,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
         monkeypatch.setenv("SAMEWISE_API_KEYS_FILE", "keys.txt")
     flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
     flags["isolate_keys"] = ["--isolate-keys"]
-    flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs")}
+    flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs", "page")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")
     by_file = settings_of("--config", str(yaml_file))

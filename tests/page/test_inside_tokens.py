@@ -26,6 +26,11 @@ def test_tokens_of_parts_of_characters():
     ]  # fmt: skip
 
 
+def test_a_token_may_end_one_character_and_begin_another():
+    tokens = tokens_of(r"bytes:\x20\xf0\x9f", r"bytes:\x8c\x9f\xc3", r"bytes:\xa9")
+    assert [one.text for one in tokens.all] == [" ⟨f0 9f⟩", "🌟⟨c3⟩", "é"]
+
+
 def test_a_part_of_a_character_may_come_with_another_chunk():
     tokens = tokens_of(r"bytes:\xc3")
     tokens.add([token(r"bytes:\xa9")], None)

@@ -25,6 +25,8 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.log = ""
+        """What it said since it listened; known when it has ended."""
         self.address = self._read_address()
         self._wait_ready()
 
@@ -68,7 +70,7 @@ class Server:
         """SIGTERM; returns the exit code."""
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGTERM)
-        self.process.communicate(timeout=60)
+        self.log, _ = self.process.communicate(timeout=60)
         self.client.close()
         return self.process.returncode
 

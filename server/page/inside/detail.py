@@ -54,13 +54,15 @@ class TokenDetail:
             for alternative in alternatives:
                 with ui.element("li"):
                     self._show_alternative(token, alternative, is_said=len(obstacles) == 1)
+            if token.rank is None:
+                with ui.element("li"):
+                    _own(token.logprob)
             with ui.element("li"), ui.element("div").classes("alternative"):
                 _row("All others", token.rest)
 
     def _show_alternative(self, token: Token, alternative: Alternative, *, is_said: bool) -> None:
         if raw(alternative) == raw(token.logprob):
-            with ui.element("div").classes("alternative own"):
-                _row(f"{quoted(alternative)}, as it is", probability(alternative))
+            _own(alternative)
         elif obstacle := self._obstacle(token, alternative):
             with ui.element("div").classes("alternative"):
                 _row(quoted(alternative), probability(alternative))
@@ -91,6 +93,11 @@ def _facts_of(token: Token, num_tokens: int) -> str:
     if spelled(token.logprob) != token.text:
         facts.append(f"the last part of {token.text}")
     return " · ".join(facts)
+
+
+def _own(token: Alternative) -> None:
+    with ui.element("div").classes("alternative own"):
+        _row(f"{quoted(token)}, as it is", probability(token))
 
 
 def _row(name: str, share: float) -> None:

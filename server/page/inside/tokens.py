@@ -28,11 +28,13 @@ class Token:
     """Whether it begins within a character."""
     ends: str
     """The characters that end with it."""
+    unfinished: bytes = b""
+    """What of it belongs to a character that ends with a later one."""
 
     @property
     def text(self) -> str:
-        """The characters that end with it, or its bytes where none does."""
-        return self.ends or spelled(self.logprob)
+        """The characters that end with it, and the bytes of one that does not."""
+        return self.ends + (_hex(self.unfinished) if self.unfinished else "")
 
     @property
     def rank(self) -> int | None:
@@ -65,7 +67,8 @@ class Tokens:
         for logprob, source in zip(logprobs, known, strict=True):
             is_within = bool(self._decoder.getstate()[0])
             ends = self._decoder.decode(raw(logprob))
-            self.all.append(Token(len(self.all), logprob, source, len(self.text), is_within, ends))
+            unfinished = self._decoder.getstate()[0][-len(raw(logprob)) :]
+            self.all.append(Token(len(self.all), logprob, source, len(self.text), is_within, ends, unfinished))
             self.text += ends
 
     def cut(self, num_characters: int) -> None:
@@ -119,4 +122,8 @@ def is_part(token: Alternative) -> bool:
 
 def spelled(token: Alternative) -> str:
     """Its text; its bytes, as in ⟨f0 9f⟩, where it is no whole characters."""
-    return f"⟨{raw(token).hex(' ')}⟩" if is_part(token) else raw(token).decode()
+    return _hex(raw(token)) if is_part(token) else raw(token).decode()
+
+
+def _hex(data: bytes) -> str:
+    return f"⟨{data.hex(' ')}⟩"

@@ -103,8 +103,10 @@ class _Panel:
             self._notes = ui.element("ul")
         self._summary = ui.label().classes("quiet summary")
         with ui.element("div").classes("colours"):
-            self._colours = ui.toggle({"probability": "Probability", "source": "Source"}, value="probability")
-            self._colours.props('dense no-caps flat aria-label="Colour tokens by"')
+            self._colours = ui.toggle({"probability": "Probability", "source": "Source"}, value="probability").classes(
+                "way"
+            )
+            self._colours.props('dense no-caps flat toggle-color=chosen role=group aria-label="Colour tokens by"')
             self._colours.on_value_change(lambda event: self._colour_by(event.value))
             self._colours.set_visibility(self._session.has_field("return_token_sources"))
             ProbabilityLegend()
@@ -153,7 +155,8 @@ class _Panel:
         self._verdict.set_text(proof.said).classes("same" if proof.is_same else "problem")
         with self._notes:
             for note in proof.notes:
-                ui.label(note).classes("quiet").props("role=listitem")
+                with ui.element("li"):
+                    ui.label(note).classes("quiet")
         took = f"{self._replayed.seconds:.1f} s"
         told = self._figures.summary or "The server tells nothing of its tokens"
         self._summary.set_text(f"{told} · {took}")

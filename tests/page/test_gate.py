@@ -1,0 +1,108 @@
+"""What stands before an API: paths, headers, websockets, and that it costs nothing before the first visit."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+import websockets.asyncio.client
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from websockets.exceptions import InvalidStatus
+
+from server.page.gate import MAX_WEBSOCKETS, PageGate
+from tests.page import fake_site
+
+SOCKET = "/page/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+
+
+@pytest.fixture(scope="module")
+def client(fake_address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fake_address, trust_env=False) as client:
+        yield client
+
+
+def test_nothing_is_loaded_before_the_first_visit() -> None:
+    with fake_site.running() as address, httpx.Client(base_url=address, trust_env=False) as client:
+        assert client.get("/loaded").json() is False
+        assert client.get("/v1/models").status_code == 200
+        assert client.get("/").status_code == 307
+        assert client.get("/loaded").json() is False
+        assert client.get("/page/").status_code == 200
+        assert client.get("/loaded").json() is True
+
+
+@pytest.mark.parametrize("path", ["/", "/page"])
+def test_its_addresses_lead_to_it_relatively(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, answer.headers["location"]) == (307, "page/")
+    assert client.post(path).status_code in (404, 405)  # the API's
+
+
+def test_scripts_run_by_a_nonce_that_is_new_each_time(client: httpx.Client) -> None:
+    nonces = set()
+    for _ in range(2):
+        page = client.get("/page/", headers={"accept-encoding": "gzip"})
+        policy = page.headers["content-security-policy"]
+        (nonce,) = re.findall(r"'nonce-([\w-]{20,})'", policy)
+        nonces.add(nonce)
+        scripts = re.findall(r"<script[^>]*>", page.text)
+        assert scripts
+        assert all(f'nonce="{nonce}"' in script for script in scripts)
+        assert "unsafe-inline" not in re.search(r"script-src[^;]*", policy)[0]  # type: ignore[index]
+        assert int(page.headers["content-length"]) == len(page.content)
+    assert len(nonces) == 2
+
+
+def test_all_that_the_page_loads_is_its_own_and_has_the_policy(client: httpx.Client) -> None:
+    page = client.get("/page/").text
+    paths = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(paths) > 5
+    for path in paths:
+        answer = client.get(httpx.URL("/page/").join(path))
+        assert answer.status_code == 200, path
+        assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"(?:src|href)=\"?(https?:)?//", page)
+    assert client.get("/page/none").status_code == 404
+
+
+async def test_answers_of_the_api_pass_untouched() -> None:
+    async def answer(request: Request) -> Response:
+        return JSONResponse({"path": request.url.path}, headers={"x-of-the-api": "yes"})
+
+    api = Starlette(routes=[Route("/v1/models", answer), Route("/pages", answer)])
+    gate = PageGate(api, "http://127.0.0.1:1/v1")
+    for path in ("/v1/models", "/pages", "/none"):
+        plain, gated = [
+            await httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x").get(path)
+            for app in (api, gate)
+        ]
+        assert (plain.status_code, plain.content, plain.headers) == (gated.status_code, gated.content, gated.headers)
+
+
+async def test_websockets_are_for_the_page_alone_and_limited(fake_address: str) -> None:
+    address = fake_address.replace("http", "ws")
+    connect = websockets.asyncio.client.connect
+    with pytest.raises(InvalidStatus) as elsewhere:
+        await connect(f"{address}/v1/models")
+    assert elsewhere.value.response.status_code == 200  # as if nobody had asked for one
+    async with AsyncExitStack() as opened:
+        sockets = [connect(f"{address}{SOCKET}") for _ in range(MAX_WEBSOCKETS)]
+        await asyncio.gather(*(opened.enter_async_context(one) for one in sockets))
+        with pytest.raises(InvalidStatus) as full:
+            await connect(f"{address}{SOCKET}")
+        assert full.value.response.status_code == 403
+    async with httpx.AsyncClient(base_url=fake_address, trust_env=False) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                async with connect(f"{address}{SOCKET}"):
+                    return
+            except InvalidStatus:
+                await asyncio.sleep(0.01)
