@@ -10,7 +10,7 @@ class KeyDialog:
 
     def __init__(self) -> None:
         self._waiting: asyncio.Future[str] | None = None
-        with ui.dialog() as self._dialog, ui.card().classes("dialog"):
+        with ui.dialog().props('aria-label="API key"') as self._dialog, ui.card().classes("dialog"):
             ui.label("This server wants an API key").classes("title").props("role=heading aria-level=2")
             self._reason = ui.label().classes("problem").props("role=alert")
             self._input = ui.input("API key", password=True, password_toggle_button=True).props("outlined autofocus")

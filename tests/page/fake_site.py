@@ -39,10 +39,12 @@ async def models(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    """Says again what was said last; what begins with "error" is one."""
+    """Says again what was said last; what begins with "error" is one, and a "secret" takes a key."""
     said = (await request.json())["messages"][-1]["content"]
     if said.startswith("error"):
         return JSONResponse({"error": {"message": said, "type": "server_error"}}, status_code=500)
+    if said == "secret" and "authorization" not in request.headers:
+        return JSONResponse({"error": {"message": "You need a key.", "type": "authentication_error"}}, status_code=401)
     return StreamingResponse(_events(said), media_type="text/event-stream")
 
 

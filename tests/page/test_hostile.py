@@ -56,7 +56,7 @@ async def test_errors_are_as_harmless_as_answers(fake_address: str, visit: Visit
     [
         ("one line " * 11_000, "one line one line"),
         ("[" * 5_000, "[[[["),
-        ("```python\nx = 1\n" * 500, "x = 1"),
+        ("```python\n" + "x = 1; " * 2_000, "x = 1"),
         ("> " * 2_000 + "deep", ""),
         ("|a" * 2_000 + "\n" + "|-" * 2_000, "a"),
         ("* " * 1_000 + "_*" * 2_000, ""),
