@@ -1,6 +1,7 @@
 """How fast the numbers of a server have grown lately. No I/O in here."""
 
 from collections import deque
+from functools import lru_cache
 from itertools import pairwise
 
 from server.client.snapshot import Samples, Series, Snapshot, Source
@@ -61,6 +62,7 @@ def _increase(before: Samples, after: Samples) -> dict[Series, float]:
     }
 
 
+@lru_cache(maxsize=8192)
 def _whole(series: Series) -> Series:
     """The same for all parts of a histogram."""
     name, labels = series

@@ -10,13 +10,13 @@ class Alternative(msgspec.Struct):
 
     token: str
     logprob: float
+    bytes: list[int] | None = None
 
 
 class TokenLogprob(Alternative):
     """A token of an answer, with the most probable ones in its place, best first."""
 
     top_logprobs: list[Alternative] = []
-    bytes: list[int] | None = None
 
 
 class Logprobs(msgspec.Struct):

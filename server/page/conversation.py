@@ -23,6 +23,8 @@ class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of a tool's: which call it answers."""
     request: dict[str, Any] | None = None
     """Of an answer: what was asked for, but for the messages; its seed is the one that was drawn."""
+    system: str | None = None
+    """Of an answer: the system's message at the time; None for the conversation's."""
     prefix: str | None = None
     """Of an answer that goes on from a token of another: the text up to there, which was given."""
     finish_reason: str | None = None
@@ -129,7 +131,8 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     def messages_before(self, turn: Turn) -> list[dict[str, Any]]:
         """What the API is told in order to make this turn, the system's message included."""
         before = self.path_to(None if turn.parent is None else self.turns[turn.parent])
-        start = [{"role": "system", "content": self.system}] if self.system else []
+        system = self.system if turn.system is None else turn.system
+        start = [{"role": "system", "content": system}] if system else []
         return [*start, *(one.message() for one in before)]
 
     def to_markdown(self) -> str:

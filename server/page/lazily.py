@@ -1,10 +1,8 @@
 """Views that cost nothing before somebody looks at them."""
 
 from collections.abc import Callable
-from typing import Any
 
 from nicegui import context, ui
-from nicegui.events import ValueChangeEventArguments
 
 
 def when_first_chosen(tabs: ui.tabs, tab: ui.tab, make: Callable[[], object]) -> None:
@@ -12,11 +10,12 @@ def when_first_chosen(tabs: ui.tabs, tab: ui.tab, make: Callable[[], object]) ->
     place = context.slot
     is_made = False
 
-    def look(event: ValueChangeEventArguments[Any]) -> None:
+    def look(chosen: str | None) -> None:
         nonlocal is_made
-        if event.value == tab.props["name"] and not is_made:
+        if chosen == tab.props["name"] and not is_made:
             is_made = True
             with place:
                 make()
 
-    tabs.on_value_change(look)
+    tabs.on_value_change(lambda event: look(event.value))
+    look(tabs.value)

@@ -17,11 +17,13 @@ MAX_BLOCK = 8_000
 _PIECE = 4_000
 """Characters that are read at once."""
 _MAX_HIGHLIGHTED = 20_000
+_FOREIGN = "noopener noreferrer nofollow"
+"""Of links: the page opens them in tabs of their own."""
 _FORMATTER = HtmlFormatter(nowrap=True)
 
 
 class _Renderer(RendererHTML):
-    """Code with a button that copies it; links that tell nobody where they were; no pictures of other hosts."""
+    """Code with a button that copies it; links that tell nothing of the page; no pictures of other hosts."""
 
     def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[idx]
@@ -32,7 +34,7 @@ class _Renderer(RendererHTML):
         return _code(tokens[idx].content, "")
 
     def link_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        tokens[idx].attrs |= {"rel": "noopener noreferrer nofollow"}
+        tokens[idx].attrs["rel"] = _FOREIGN
         return self.renderToken(tokens, idx, options, env)
 
     def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
@@ -40,7 +42,7 @@ class _Renderer(RendererHTML):
         token = tokens[idx]
         text = html.escape(token.content or "picture")
         source = html.escape(str(token.attrs.get("src", "")), quote=True)
-        return f'<a href="{source}" rel="noopener noreferrer nofollow">{text}</a>'
+        return f'<a href="{source}" rel="{_FOREIGN}">{text}</a>'
 
     def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return '<div class="table" tabindex="0" role="region" aria-label="Table"><table>'

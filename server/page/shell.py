@@ -19,9 +19,12 @@ _HEAD = """
 <link rel="stylesheet" href="static/page.css">
 <link rel="stylesheet" href="static/compare.css">
 <link rel="stylesheet" href="static/load.css">
+<link rel="stylesheet" href="static/inside.css">
 <script src="static/page.js"></script>
 """
 _CONNECT_S = 30.0
+_STARTING = 503
+_RETRY_S = 2.0
 
 
 class Shell:
@@ -43,7 +46,7 @@ class Shell:
         self._right = ui.right_drawer(value=False, fixed=True, bordered=True).props("width=340 breakpoint=1100")
         self._right.classes("side").props('role=complementary aria-label="Settings"')
         self._header()
-        self._main = ui.element("main").classes("main")
+        self._main = ui.element("div").classes("main")
         await self._client.connected(timeout=_CONNECT_S)
         await self._open()
 
@@ -68,6 +71,8 @@ class Shell:
             await self._session.open()
         except ApiError as problem:
             self._show_problem(problem)
+            if problem.status == _STARTING:
+                ui.timer(_RETRY_S, self._try_again, once=True)
             return
         self._theme.set(self._session.memory.theme)
         self._models.set_options(self._session.models, value=self._session.model or None)

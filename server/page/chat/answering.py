@@ -20,6 +20,16 @@ def with_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"seed": secrets.randbelow(_SEEDS), **settings}
 
 
+def body_of(turn: Turn, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The request that an answer comes of; the same again for the same answer. `messages` are those before it."""
+    body = {**(turn.request or {}), "messages": list(messages), "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    if turn.prefix is not None:
+        body["messages"].append({"role": "assistant", "content": turn.prefix})
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
+
+
 class Answering:
     """Fills a turn with what the server streams."""
 
@@ -34,11 +44,7 @@ class Answering:
 
         Raises ApiError; what came until then is kept. Cancelling it ends the request.
         """
-        body = {**(self._turn.request or {}), "messages": list(self._messages), "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        if self._turn.prefix is not None:
-            body["messages"].append({"role": "assistant", "content": self._turn.prefix})
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        body = body_of(self._turn, self._messages)
         started = time.monotonic()
         try:
             async with self._api.stream(PATH, body, key) as chunks:
@@ -68,14 +74,14 @@ class Answering:
         turn.content += text
         turn.reasoning += thought
         for part in delta.tool_calls or ():
-            _add_call(turn.tool_calls, part)
+            add_call(turn.tool_calls, part)
         turn.finish_reason = choice.finish_reason or turn.finish_reason
         if text or thought or delta.tool_calls:
             on_text(text, thought)
 
 
-def _add_call(calls: list[dict[str, Any]], part: ToolCall) -> None:
-    """Parts of one call come one after the other."""
+def add_call(calls: list[dict[str, Any]], part: ToolCall) -> None:
+    """Add a part to the calls so far. Parts of one call come one after the other."""
     while len(calls) <= part.index:
         calls.append({})
     call = calls[part.index]

@@ -12,21 +12,22 @@ class Composer:
     def __init__(self, on_send: Callable[[str], Awaitable[bool]], on_stop: Callable[[], None]) -> None:
         """`on_send` says whether it took the text, which stays here otherwise."""
         self._on_send = on_send
-        self._text = ui.textarea(placeholder="Say something").props("outlined autogrow dense rows=1 maxlength=1000000")
-        self._text.props('aria-label="Your message"').classes("grow")
-        # Not while an input method composes a character, which Enter only ends.
-        self._text.on(
-            "keydown",
-            self._send,
-            js_handler="(e) => { if (e.key === 'Enter' && !e.shiftKey && !e.isComposing)"
-            " { e.preventDefault(); emit(e.target.value); } }",
-        )
-        self._text.on("keydown.escape", on_stop)
-        self._send_button = ui.button(icon="arrow_upward", on_click=lambda: self._send_text(self._text.value))
-        self._send_button.props('round unelevated aria-label="Send"')
-        self._stop_button = ui.button(icon="stop", on_click=on_stop)
-        self._stop_button.props('round unelevated aria-label="Stop"')
-        self._stop_button.set_visibility(False)
+        with ui.element("div").classes("composer") as self.row:
+            self._text = ui.textarea(placeholder="Say something").classes("grow")
+            self._text.props('outlined autogrow dense rows=1 maxlength=1000000 aria-label="Your message"')
+            # Not while an input method composes a character, which Enter only ends.
+            self._text.on(
+                "keydown",
+                self._send,
+                js_handler="(e) => { if (e.key === 'Enter' && !e.shiftKey && !e.isComposing)"
+                " { e.preventDefault(); emit(e.target.value); } }",
+            )
+            self._text.on("keydown.escape", on_stop)
+            self._send_button = ui.button(icon="arrow_upward", on_click=lambda: self._send_text(self._text.value))
+            self._send_button.props('round unelevated aria-label="Send"')
+            self._stop_button = ui.button(icon="stop", on_click=on_stop)
+            self._stop_button.props('round unelevated aria-label="Stop"')
+            self._stop_button.set_visibility(False)
 
     def focus(self) -> None:
         self._text.run_method("focus")

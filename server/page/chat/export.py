@@ -14,10 +14,11 @@ class ExportMenu:
 
     def __init__(self, chat: "ChatView") -> None:
         self._chat = chat
-        self._button = ui.button(icon="download").props('flat round dense aria-label="Export"')
-        with self._button, ui.menu():
-            ui.menu_item("Markdown", self._markdown)
-            ui.menu_item("Request as JSON", self._request)
+        self._button = ui.button(icon="download").props('flat round dense aria-label="Export" aria-haspopup=menu')
+        self._button.move(target_index=0)
+        with self._button, ui.menu().props("role=menu"):
+            ui.menu_item("Markdown", self._markdown).props("role=menuitem")
+            ui.menu_item("Request as JSON", self._request).props("role=menuitem")
 
     def set_visibility(self, visible: bool) -> None:
         self._button.set_visibility(visible)

@@ -9,6 +9,7 @@ from nicegui import ui
 
 from server.page.blocks import Blocks
 from server.page.conversation import Turn
+from server.page.inside.replay import can_look_inside
 from server.page.pacing import now_and_then
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class TurnView:
             if self._turn.role == "assistant":
                 self._action("content_copy", "Copy", lambda: self._chat.session.browser.copy(self._turn.content))
                 self._action("refresh", "Answer again", lambda: self._chat.regenerate(self._turn))
+                if can_look_inside(self._chat.session, self._turn):
+                    self._action("troubleshoot", "Look inside", lambda: self._chat.look_inside(self._turn))
                 ui.label(_facts_of(self._turn)).classes("quiet facts")
             else:
                 self._action("edit", "Edit", self._edit)
@@ -119,8 +122,8 @@ class TurnView:
         after.set_enabled(at + 1 < len(versions))
 
     def _action(self, icon: str, name: str, on_click: Callable[[], None]) -> ui.button:
-        button = ui.button(icon=icon, on_click=on_click).props(f'flat round dense size=sm aria-label="{name}"')
-        return button.tooltip(name)
+        button = ui.button(icon=icon, on_click=on_click)
+        return button.props(f'flat round dense size=sm aria-label="{name}" title="{name}"')
 
     def _edit(self) -> None:
         self._body.clear()

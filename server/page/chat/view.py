@@ -14,6 +14,7 @@ from server.page.chat.composer import Composer
 from server.page.chat.export import ExportMenu
 from server.page.chat.turn_view import TurnView
 from server.page.conversation import Conversation, Turn, name_of_call
+from server.page.inside.view import InsideView
 from server.page.pacing import repeated
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
@@ -36,10 +37,11 @@ class ChatView:
         with ui.element("section").classes("chat").props('aria-label="Chat"'):
             with ui.element("div").classes("log").props('role=log aria-label="Conversation" aria-live=off tabindex=0'):
                 self._turns = ui.element("div").classes("turns")
-            self._status = ui.label().classes("hidden").props("role=status")
-            with ui.element("div").classes("composer"):
-                self._export = ExportMenu(self)
-                self._composer = Composer(self.ask, self.stop)
+            self._status = ui.label().classes("unseen").props("role=status")
+            self._composer = Composer(self.ask, self.stop)
+        with self._composer.row:
+            self._export = ExportMenu(self)
+        self._inside = InsideView(session, self.answer_from)
         context.client.on_delete(self.stop)
 
     @property
@@ -128,6 +130,10 @@ class ChatView:
         if turn.parent is not None and not self.is_answering and self._can_send():
             self.answer(self.conversation.turns[turn.parent], prefix)
 
+    def look_inside(self, turn: Turn) -> None:
+        """Show the tokens of an answer, and what could have stood in their places."""
+        self._inside.open(turn, self.conversation.messages_before(turn))
+
     def choose(self, turn: Turn) -> None:
         """Look at this version."""
         if not self.is_answering:
@@ -139,7 +145,9 @@ class ChatView:
         """Have the server answer this turn."""
         self.conversation.system = self.settings.system
         request = with_seed(self.settings.request)
-        turn = self.conversation.add(asked, "assistant", prefix or "", request=request, prefix=prefix)
+        turn = self.conversation.add(
+            asked, "assistant", prefix or "", request=request, prefix=prefix, system=self.conversation.system
+        )
         self._growing = turn
         self.show()
         answer = self._answer(self.conversation, turn, self._views[turn.id])

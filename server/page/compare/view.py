@@ -56,7 +56,7 @@ class CompareView:
             with ui.element("div").classes("scrolled").props("tabindex=0 role=region aria-label=Answers"):
                 self._show_common()
                 self._body = ui.element("div").classes("ways")
-            self._status = ui.label().classes("hidden").props("role=status")
+            self._status = ui.label().classes("unseen").props("role=status")
             self._composer = Composer(self._ask, self._stop)
         self._look()
         context.client.on_delete(self._stop)

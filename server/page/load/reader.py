@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.client.load import loads_of, together
+from server.client.load import Load, loads_of, together
 from server.client.snapshot import NoMetricsError, lines_about, parse
 from server.client.window import Window
 from server.page.api import Api, ApiError
@@ -36,6 +36,7 @@ class Reader:
         self._missing: set[str] = set()
         self._version: str | None = None
         self._window = Window(WINDOW_S)
+        self._load = Load()
         self._throughput = Throughput()
         self._steps = StepHistory()
         self._block_size: int | None = None
@@ -67,21 +68,21 @@ class Reader:
         latest = self._window.latest
         if latest is None:
             return Reading(problem=_NO_METRICS, requests=self._requests)
-        loads, now = loads_of(self._window), time.time()
+        now = time.time()
         charts = [self._throughput.chart()]
         has_steps = "steps" not in self._missing
         if has_steps:
             charts.append(self._steps.chart(now))
         started = [samples.started for samples in latest.sources.values() if samples.started is not None]
         about = About(
-            models=", ".join(dict.fromkeys(source.model for source in loads)),
+            models=", ".join(dict.fromkeys(source.model for source in latest.sources)),
             version=self._version or "",
             up_s=now - max(started) if started else None,
             block_size=self._block_size,
         )
         of_steps = self._steps.figures(now) if has_steps else []
         shown = [chart for chart in charts if chart is not None]
-        return reading_of(together(list(loads.values())), about, of_steps, shown, self._requests)
+        return reading_of(self._load, about, of_steps, shown, self._requests)
 
     async def _read_metrics(self) -> None:
         text = await self._unless_missing("metrics", lambda: self._api.metrics(self._key))
@@ -92,7 +93,8 @@ class Reader:
         except NoMetricsError:
             self._missing.add("metrics")
             return
-        self._throughput.add(together(list(loads_of(self._window).values())))
+        self._load = together(list(loads_of(self._window).values()))
+        self._throughput.add(self._load)
 
     async def _read_steps(self) -> None:
         try:

@@ -1,0 +1,59 @@
+"""An OpenAI-compatible server that says what it is told to, and no more than it must."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+_PIECE = 1000
+"""Characters of a chunk."""
+
+
+class FakeOpenAI:
+    """`answer` is what it says to whatever it is asked."""
+
+    def __init__(self, port: int) -> None:
+        self.base_url = f"http://127.0.0.1:{port}/v1"
+        self.answer = ""
+
+
+@contextmanager
+def fake_openai() -> Iterator[FakeOpenAI]:
+    """One that runs."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        _Handler.fake = FakeOpenAI(server.server_port)
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield _Handler.fake
+        server.shutdown()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    fake: FakeOpenAI
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self._send(200, "application/json", json.dumps({"object": "list", "data": [{"id": "parrot"}]}))
+        else:
+            self._send(404, "text/plain", "There is no such thing.")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        text = self.fake.answer
+        deltas = [{"content": text[at : at + _PIECE]} for at in range(0, len(text), _PIECE)]
+        chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        events = [json.dumps(chunk) for chunk in chunks] + ["[DONE]"]
+        self._send(200, "text/event-stream", "".join(f"data: {event}\n\n" for event in events))
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+    def _send(self, status: int, kind: str, body: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body.encode())))
+        self.end_headers()
+        self.wfile.write(body.encode())
