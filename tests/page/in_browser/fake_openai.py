@@ -11,11 +11,12 @@ _PIECE = 1000
 
 
 class FakeOpenAI:
-    """`answer` is what it says to whatever it is asked."""
+    """`answer` is what it says to whatever it is asked, or that no key is right."""
 
     def __init__(self, port: int) -> None:
         self.base_url = f"http://127.0.0.1:{port}/v1"
         self.answer = ""
+        self.wants_key = False
 
 
 @contextmanager
@@ -41,6 +42,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
+        if self.fake.wants_key:
+            self._send(401, "application/json", json.dumps({"error": {"message": "You need a key."}}))
+            return
         text = self.fake.answer
         deltas = [{"content": text[at : at + _PIECE]} for at in range(0, len(text), _PIECE)]
         chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
