@@ -66,9 +66,12 @@ async def test_other_views(server: Server, visits: Visits, scheme: str, width: i
     await expect(inside.get_by_role("button", name="Again with the same seed")).to_be_visible()
     assert await barriers(chat.page) == []
     await inside.get_by_role("button", name="Close").click()
-    for name in ("Compare", "Server"):
+    for name, shown in (
+        ("Compare", chat.button("Add a column")),
+        ("Server", chat.page.get_by_role("region", name="Server").locator("svg").first),
+    ):
         await chat.page.get_by_role("tab", name=name).click()
-        await expect(chat.page.get_by_role("tabpanel").last).to_be_visible()
+        await expect(shown).to_be_visible()
         assert await barriers(chat.page) == [], name
 
 
