@@ -1,13 +1,14 @@
 """What is kept in the browser: conversations and settings for good, the API key as long as its tab is open."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from nicegui import Client
+from nicegui.element import Element
 
 _ANSWER_S = 10.0
+_MOST_LISTED = 200
 
 
 class Listed(msgspec.Struct):
@@ -50,17 +51,25 @@ class Browser:
         return listed(await self._call("conversations"))
 
     async def load(self, conversation_id: str) -> str | None:
-        """A conversation's JSON; None if it is gone."""
-        text = await self._call("load", conversation_id)
-        return text if isinstance(text, str) else None
+        """A conversation's JSON; None if it is gone. Raises TimeoutError if the browser does not answer."""
+        parts: list[str] = []
+        length = 0
+        while True:
+            part = await self._call("load", conversation_id, length)
+            if not isinstance(part, str):
+                return None
+            if not part:
+                return "".join(parts)
+            parts.append(part)
+            length += len(part.encode("utf-16-le")) // 2  # as JavaScript counts
 
     async def save(self, conversation_id: str, text: str) -> bool:
         """Whether there was room for it."""
         return await self._call("save", conversation_id, text) is True
 
-    def keep(self, conversation_id: str, to_json: Callable[[], str]) -> None:
-        """Save what there is so far, without asking whether there was room for it."""
-        self._send("save", conversation_id, to_json())
+    def save_soon(self, conversation_id: str, text: str) -> None:
+        """The same, without asking whether there was room."""
+        self._send("save", conversation_id, text)
 
     def remove(self, conversation_id: str) -> None:
         self._send("remove", conversation_id)
@@ -81,6 +90,10 @@ class Browser:
         """To the clipboard."""
         self._send("copy", text)
 
+    def focus(self, element: Element) -> None:
+        """Whoever types goes on there."""
+        self._client.run_javascript(f"getHtmlElement({element.id})?.focus()")
+
     def follow(self) -> None:
         """Keep the end of the log in sight while it grows."""
         self._send("follow")
@@ -97,9 +110,9 @@ class Browser:
 
 
 def listed(found: Any) -> list[Listed]:
-    """What the browser's script says of its conversations."""
+    """What the browser's script says of its conversations: the last used ones."""
     try:
-        return msgspec.convert(found, list[Listed])
+        return msgspec.convert(found, list[Listed])[:_MOST_LISTED]
     except msgspec.ValidationError:
         return []
 

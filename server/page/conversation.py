@@ -1,10 +1,12 @@
 """A conversation as a tree: each turn may have been written, or answered, in several ways. No I/O in here."""
 
+import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
+Role = Literal["user", "assistant", "tool"]
 _TITLE_LENGTH = 60
 
 
@@ -12,8 +14,9 @@ class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Something that was said: by `user`, `assistant` or a `tool`."""
 
     id: int
+    """That no other turn has, in whatever tab it is made: those that follow have larger ones."""
     parent: int | None = None
-    role: str
+    role: Role
     content: str = ""
     chosen: int | None = None
     """Of the turns that follow, the one that is looked at."""
@@ -45,10 +48,10 @@ class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message |= {"tool_calls": self.tool_calls, "content": self.content or None}
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
             if self.reasoning:
                 message["reasoning_content"] = self.reasoning  # thinking goes on after the call; else it has ended
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         return message
 
 
@@ -67,10 +70,19 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Raises ValueError for what is no conversation."""
-        found = msgspec.json.decode(text, type=cls)
-        for turn in found.turns.values():
-            if turn.parent is not None and (turn.parent not in found.turns or turn.parent >= turn.id):
-                raise ValueError(f"turn {turn.id} follows no earlier one")
+        try:
+            found = msgspec.json.decode(text, type=cls)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        for number, turn in found.turns.items():
+            if turn.id != number:
+                raise ValueError(f"turn {number} calls itself {turn.id}")
+            if turn.parent is not None and (turn.parent not in found.turns or turn.parent >= number):
+                raise ValueError(f"turn {number} follows no earlier one")
+        chosen = [(None, found.first), *((turn.id, turn.chosen) for turn in found.turns.values())]
+        for parent, child in chosen:
+            if child is not None and (child not in found.turns or found.turns[child].parent != parent):
+                raise ValueError(f"turn {child} does not follow the one that it is chosen for")
         return found
 
     def to_json(self) -> str:
@@ -94,14 +106,19 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
             turn = None if turn.parent is None else self.turns[turn.parent]
         return turns[::-1]
 
+    def merge(self, other: Self) -> None:
+        """Take in what was said in another tab meanwhile; what is looked at stays."""
+        for number, turn in other.turns.items():
+            self.turns.setdefault(number, turn)
+
     def versions(self, turn: Turn) -> list[Turn]:
         """All that was said in this turn's place, the oldest first."""
         return [other for _, other in sorted(self.turns.items()) if other.parent == turn.parent]
 
-    def add(self, parent: Turn | None, role: str, content: str = "", **properties: Any) -> Turn:
+    def add(self, parent: Turn | None, role: Role, content: str = "", **properties: Any) -> Turn:
         """A new turn after `parent`, or at the start, which is looked at from now on."""
         turn = Turn(
-            id=max(self.turns, default=-1) + 1,
+            id=max(time.time_ns() // 1000, max(self.turns, default=0) + 1),
             parent=None if parent is None else parent.id,
             role=role,
             content=content,

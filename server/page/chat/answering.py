@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 
 from server.page.answers import Choice, Chunk, ToolCall
-from server.page.api import Api
+from server.page.api import Api, ApiError
 from server.page.conversation import Turn
 
 PATH = "/chat/completions"
 _SEEDS = 1 << 31
+_MOST_CALLS = 1024
 
 
 def with_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +82,9 @@ class Answering:
 
 
 def add_call(calls: list[dict[str, Any]], part: ToolCall) -> None:
-    """Add a part to the calls so far. Parts of one call come one after the other."""
+    """Add a part to the calls so far. Parts of one call come one after the other. Raises ApiError for a wild index."""
+    if not 0 <= part.index < _MOST_CALLS:
+        raise ApiError(f"The server sent a call with the index {part.index}.")
     while len(calls) <= part.index:
         calls.append({})
     call = calls[part.index]

@@ -14,7 +14,7 @@ class Composer:
         self._on_send = on_send
         with ui.element("div").classes("composer") as self.row:
             self._text = ui.textarea(placeholder="Say something").classes("grow")
-            self._text.props('outlined autogrow dense rows=1 maxlength=1000000 aria-label="Your message"')
+            self._text.props('outlined autogrow dense rows=1 maxlength=300000 aria-label="Your message"')
             # Not while an input method composes a character, which Enter only ends.
             self._text.on(
                 "keydown",

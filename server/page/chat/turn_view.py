@@ -23,9 +23,10 @@ class TurnView:
 
     def __init__(self, chat: "ChatView", turn: Turn, *, is_growing: bool) -> None:
         self._chat = chat
-        self._turn = turn
+        self.turn = turn
         name = _NAMES.get(turn.role, turn.role)
-        with ui.element("article").classes(f"turn {turn.role}").props(f'aria-label="{name}"'):
+        self.article = ui.element("article").classes(f"turn {turn.role}").props(f'aria-label="{name}" tabindex=-1')
+        with self.article:
             ui.label(name).classes("role").props("role=heading aria-level=3")
             self._reasoning = self._make_reasoning() if turn.role == "assistant" else None
             self._body = ui.element("div").classes("body")
@@ -41,9 +42,9 @@ class TurnView:
         self._end.clear()
         self._show_calls()
         with self._end:
-            if self._turn.problem:
-                ui.label(self._turn.problem).classes("problem").props("role=alert")
-            for notice in self._turn.notices:
+            if self.turn.problem:
+                ui.label(self.turn.problem).classes("problem").props("role=alert")
+            for notice in self.turn.notices:
                 ui.label(f"Left out or changed: {notice}").classes("warning")
             self._show_actions()
 
@@ -69,28 +70,32 @@ class TurnView:
         async with now_and_then(show) as more:
             yield add
 
+    def delete(self) -> None:
+        """Show it no more."""
+        self.article.delete()
+
     def _make_reasoning(self) -> Blocks:
         with ui.element("details").classes("reasoning") as details:
             with ui.element("summary"):
                 ui.label("Reasoning")
             blocks = Blocks()
-        if self._turn.reasoning:
-            blocks.set_text(self._turn.reasoning)
+        if self.turn.reasoning:
+            blocks.set_text(self.turn.reasoning)
         else:
             details.classes("empty")
         return blocks
 
     def _show_text(self) -> None:
-        if self._turn.role == "assistant":
+        if self.turn.role == "assistant":
             self._text = Blocks()
-            if self._turn.content:
-                self._text.append(self._turn.content)
+            if self.turn.content:
+                self._text.append(self.turn.content)
         else:
-            ui.label(self._turn.content).classes("said")
+            ui.label(self.turn.content).classes("said")
 
     def _show_calls(self) -> None:
         self._calls.clear()
-        for call in self._turn.tool_calls:
+        for call in self.turn.tool_calls:
             what = call.get("function") or call.get("custom") or {}
             with self._calls, ui.element("figure").classes("code"):
                 with ui.element("figcaption"):
@@ -101,20 +106,20 @@ class TurnView:
     def _show_actions(self) -> None:
         with ui.row().classes("actions"):
             self._show_versions()
-            if self._turn.role == "assistant":
-                self._action("content_copy", "Copy", lambda: self._chat.session.browser.copy(self._turn.content))
-                self._action("refresh", "Answer again", lambda: self._chat.regenerate(self._turn))
-                if can_look_inside(self._chat.session, self._turn):
-                    self._action("troubleshoot", "Look inside", lambda: self._chat.look_inside(self._turn))
-                ui.label(_facts_of(self._turn)).classes("quiet facts")
+            if self.turn.role == "assistant":
+                self._action("content_copy", "Copy", lambda: self._chat.session.browser.copy(self.turn.content))
+                self._action("refresh", "Answer again", lambda: self._chat.regenerate(self.turn))
+                if can_look_inside(self._chat.session, self.turn):
+                    self._action("troubleshoot", "Look inside", lambda: self._chat.look_inside(self.turn))
+                ui.label(_facts_of(self.turn)).classes("quiet facts")
             else:
                 self._action("edit", "Edit", self._edit)
 
     def _show_versions(self) -> None:
-        versions = self._chat.conversation.versions(self._turn)
+        versions = self._chat.conversation.versions(self.turn)
         if len(versions) < 2:
             return
-        at = versions.index(self._turn)
+        at = versions.index(self.turn)
         before = self._action("chevron_left", "Version before", lambda: self._chat.choose(versions[at - 1]))
         before.set_enabled(at > 0)
         ui.label(f"{at + 1} / {len(versions)}").classes("quiet")
@@ -125,14 +130,19 @@ class TurnView:
         button = ui.button(icon=icon, on_click=on_click)
         return button.props(f'flat round dense size=sm aria-label="{name}" title="{name}"')
 
+    def _show_again(self) -> None:
+        self._body.clear()
+        with self._body:
+            self._show_text()
+
     def _edit(self) -> None:
         self._body.clear()
         with self._body:
-            text = ui.textarea(value=self._turn.content).props('outlined autogrow autofocus aria-label="Edit"')
+            text = ui.textarea(value=self.turn.content).props('outlined autogrow autofocus aria-label="Edit"')
             text.classes("wide")
             with ui.row().classes("end"):
-                ui.button("Cancel", on_click=self._chat.show).props("flat no-caps")
-                send = ui.button("Send", on_click=lambda: self._chat.edit(self._turn, text.value.strip()))
+                ui.button("Cancel", on_click=self._show_again).props("flat no-caps")
+                send = ui.button("Send", on_click=lambda: self._chat.edit(self.turn, text.value.strip()))
                 send.props("no-caps unelevated")
 
 

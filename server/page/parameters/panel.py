@@ -15,6 +15,7 @@ class SettingsPanel:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._is_of_conversation = False
         with ui.column().classes("panel"):
             ui.label("Settings").classes("title").props("role=heading aria-level=2")
             self._system = ui.textarea("System message", value=session.memory.system or "")
@@ -26,9 +27,10 @@ class SettingsPanel:
     def system(self) -> str:
         return str(self._system.value or "").strip()
 
-    @system.setter
-    def system(self, text: str) -> None:
-        self._system.set_value(text)
+    def show_system(self, text: str | None) -> None:
+        """Of a conversation; None: the one that new conversations begin with."""
+        self._is_of_conversation = text is not None
+        self._system.set_value(self._session.memory.system or "" if text is None else text)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -58,4 +60,6 @@ class SettingsPanel:
         self._session.browser.remember("settings", self._form.values)
 
     def _remember_system(self) -> None:
-        self._session.browser.remember("system", self.system)
+        if not self._is_of_conversation:
+            self._session.memory.system = self.system
+            self._session.browser.remember("system", self.system)

@@ -4,7 +4,15 @@ window.samewise = (() => {
   const KEY = "samewise.key";
   const CURRENT = "samewise.current";
 
-  const stored = (name) => JSON.parse(localStorage.getItem(`samewise.${name}`));
+  const PIECE = 200000; // of what is sent at once: a message has at most a million characters
+
+  function stored(name) {
+    try {
+      return JSON.parse(localStorage.getItem(`samewise.${name}`));
+    } catch {
+      return null;
+    }
+  }
 
   function conversations() {
     const found = [];
@@ -12,7 +20,7 @@ window.samewise = (() => {
       if (!key.startsWith(CONVERSATION)) continue;
       try {
         const { id, title, updated } = JSON.parse(localStorage.getItem(key));
-        if (key === CONVERSATION + id) found.push({ id, title: title || "", updated: updated || 0 });
+        if (key === CONVERSATION + id) found.push({ id, title: String(title || ""), updated: Number(updated) || 0 });
       } catch {
         continue; // not ours, or from a version that is gone
       }
@@ -61,7 +69,7 @@ window.samewise = (() => {
   }
 
   window.addEventListener("storage", (event) => {
-    if (event.key === null || event.key.startsWith(CONVERSATION)) emitEvent("conversations", conversations());
+    if (event.key === null || event.key.startsWith(CONVERSATION)) emitEvent("conversations", conversations(), event.key && event.key.slice(CONVERSATION.length));
   });
 
   document.addEventListener("visibilitychange", () => emitEvent("visibility", document.visibilityState));
@@ -78,7 +86,12 @@ window.samewise = (() => {
       settings: stored("settings"),
       system: stored("system"),
     }),
-    load: (id) => localStorage.getItem(CONVERSATION + id),
+    load(id, from = 0) {
+      const text = localStorage.getItem(CONVERSATION + id);
+      if (text === null) return null;
+      const isHalf = /[\uD800-\uDBFF]/.test(text[from + PIECE - 1]); // of a character
+      return text.slice(from, from + PIECE - (isHalf ? 1 : 0));
+    },
     save(id, text) {
       try {
         localStorage.setItem(CONVERSATION + id, text);
