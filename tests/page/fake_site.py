@@ -1,25 +1,21 @@
-"""The page before an OpenAI server that says what it is told: `python -m tests.page.fake_site`.
+"""The page before a server with a model that nobody can ask: `python -m tests.page.fake_site`.
 
 A process of its own, for NiceGUI has one application in each.
 """
 
-import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from server.http.draining_server import bind, configure, url_of
 from server.page.gate import PATH, PageGate
-
-MODEL = "<img src=x onerror='window.hacked=true'>"
-PIECE = 700
 
 
 @contextmanager
@@ -35,15 +31,7 @@ def running() -> Iterator[str]:
 
 
 async def models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
-
-async def chat(request: Request) -> Response:
-    """Says again what was said last; what begins with "error" is one."""
-    said = (await request.json())["messages"][-1]["content"]
-    if said.startswith("error"):
-        return JSONResponse({"error": {"message": said, "type": "server_error"}}, status_code=500)
-    return StreamingResponse(_events(said), media_type="text/event-stream")
+    return JSONResponse({"object": "list", "data": [{"id": "parrot", "object": "model"}]})
 
 
 async def loaded(request: Request) -> Response:
@@ -51,18 +39,10 @@ async def loaded(request: Request) -> Response:
     return JSONResponse("nicegui" in sys.modules)
 
 
-async def _events(text: str) -> AsyncIterator[str]:
-    for start in range(0, len(text), PIECE):
-        delta = {"content": text[start : start + PIECE], "reasoning_content": text[start : start + PIECE]}
-        yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n"
-    yield "data: [DONE]\n\n"
-
-
 def _main() -> None:
     api = Starlette(
         routes=[
             Route("/v1/models", models),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/loaded", loaded),
         ]
     )

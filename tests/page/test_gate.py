@@ -21,6 +21,12 @@ SOCKET = "/page/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
 
 
 @pytest.fixture(scope="module")
+def fake_address() -> Iterator[str]:
+    with fake_site.running() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
 def client(fake_address: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=fake_address, trust_env=False) as client:
         yield client

@@ -31,7 +31,7 @@ async def test_a_first_visit(server: Server, visits: Visits) -> None:
 
     await chat.page.reload()
     await expect(chat.questions).to_have_text(re.compile("Say hello."))
-    assert await chat.shown.inner_text() == answer
+    await expect(chat.shown).to_have_text(answer, use_inner_text=True)
 
 
 async def test_stop(server: Server, visits: Visits) -> None:
@@ -49,7 +49,7 @@ async def test_stop(server: Server, visits: Visits) -> None:
 
     await chat.page.reload()
     await expect(chat.button("Answer again")).to_be_visible()
-    assert await chat.shown.inner_text() == answer
+    await expect(chat.shown).to_have_text(answer, use_inner_text=True)
 
 
 async def test_versions(server: Server, visits: Visits) -> None:
@@ -69,17 +69,17 @@ async def test_versions(server: Server, visits: Visits) -> None:
     await chat.button("Version before").click()
     await expect(chat.questions).to_contain_text("1 / 2")
     await expect(chat.questions.locator(".said")).to_have_text("Name a fruit.")
-    assert await chat.shown.inner_text() == first
+    await expect(chat.shown).to_have_text(first, use_inner_text=True)
     await expect(chat.button("Version before")).to_be_disabled()
 
     await chat.button("Answer again").click()
     await expect(chat.answers).to_contain_text("2 / 2")
     await chat.wait_for_answers()
-    assert await chat.shown.inner_text() == first  # by the same seed
+    await expect(chat.shown).to_have_text(first, use_inner_text=True)  # by the same seed
 
     await chat.questions.get_by_role("button", name="Next version").click()
     await expect(chat.questions.locator(".said")).to_have_text("Name a metal.")
-    assert await chat.shown.inner_text() == second
+    await expect(chat.shown).to_have_text(second, use_inner_text=True)
     assert [turn["role"] for turn in await chat.stored()] == ["user", "assistant", "user", "assistant", "assistant"]
 
 
@@ -97,7 +97,7 @@ async def test_settings(server: Server, visits: Visits) -> None:
     await chat.button("Answer again").click()
     await expect(chat.answers).to_contain_text("2 / 2")
     await chat.wait_for_answers()
-    assert await chat.shown.inner_text() == answer
+    await expect(chat.shown).to_have_text(answer, use_inner_text=True)
 
     await chat.button("Remove temperature").click()
     await expect(settings.get_by_role("spinbutton", name="temperature")).to_have_count(0)

@@ -1,5 +1,7 @@
-"""A server that answers nobody without a key."""
+"""A server that answers nobody without a key, and its end."""
 
+import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,12 @@ from tests.served.conftest import Server
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 KEY = "a-key-that-nobody-guesses"
+QUESTION = "What is a pumpernickel?"
 
 
 @pytest.fixture(scope="module")
 def locked_server(chromium: str, embedded_folder: Path) -> Iterator[Server]:
+    """The last test of this file ends it."""
     running = Server("--api-key", KEY)
     yield running
     assert running.terminate() == 0
@@ -40,7 +44,7 @@ async def test_key(locked_server: Server, visits: Visits) -> None:
     await page.reload()
     await expect(chat.answers).to_be_visible()
     await expect(dialog).to_be_hidden()
-    assert await chat.shown.inner_text() == answer
+    await expect(chat.shown).to_have_text(answer, use_inner_text=True)
     assert KEY in await page.evaluate("JSON.stringify({...sessionStorage})")
     assert KEY not in await page.evaluate("JSON.stringify({...localStorage}) + document.cookie")
 
@@ -53,6 +57,27 @@ async def test_key(locked_server: Server, visits: Visits) -> None:
     await tab.get_by_role("button", name="Try again").click()
     await type_key(tab, KEY)
     await expect(Chat(tab).message).to_be_visible()
+
+
+async def test_answers_are_finished_before_the_end(locked_server: Server, visits: Visits) -> None:
+    """And the server's log has neither errors nor what people said."""
+    context = await visits.context(locked_server.address, {"max_completion_tokens": 120, "ignore_eos": True, "seed": 5})
+    looking_on, page = await context.new_page(), await context.new_page()
+    await looking_on.goto(locked_server.address)
+    await page.goto(locked_server.address)
+    await type_key(page, KEY)
+    chat = Chat(page)
+    whole = await chat.answer_to(QUESTION)
+    await expect(looking_on.get_by_role("dialog")).to_be_visible()  # which keeps nothing from ending
+
+    await chat.button("Answer again").click()
+    await expect(chat.button("Stop")).to_be_visible()
+    await expect(chat.shown).not_to_be_empty()
+    assert await asyncio.to_thread(locked_server.terminate) == 0
+    await expect(chat.shown).to_have_text(whole, use_inner_text=True)
+    visits.problems.clear()  # that nobody answers any more
+    assert "Ending" in locked_server.log
+    assert not re.search(f"pumpernickel|{KEY}|ERROR|Traceback", locked_server.log)
 
 
 async def type_key(page: Page, key: str) -> None:

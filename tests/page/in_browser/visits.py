@@ -9,6 +9,12 @@ from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locato
 LIMIT_MS = 60_000
 """For whatever is waited for, however busy the machine is."""
 
+_ALL_KEPT = """() => {
+  const { turns } = JSON.parse(samewise.load(samewise.conversations()[0].id));
+  return Object.values(turns).every(({ role, seconds }) => role !== "assistant" || seconds !== undefined);
+}"""
+"""Whether the browser was told to keep each answer as a whole, which it is after the last words were shown."""
+
 
 class Visits:
     """Opens pages, and notes what their browser complains of."""
@@ -74,6 +80,7 @@ class Chat:
         """Until so many are there, and none of them grows."""
         await expect(self.answers.get_by_role("button", name="Answer again")).to_have_count(number)
         await expect(self.button("Send")).to_be_visible()
+        await self.page.wait_for_function(_ALL_KEPT)
 
     async def answer_to(self, text: str) -> str:
         """Of a conversation's first question, as it is shown."""
