@@ -9,7 +9,7 @@ from tests.scheduler.driving import make_engine, make_request, run
 
 
 def test_what_clients_get_differs_by_no_more_than_the_paper_s_bound():
-    assert worst_of(500, "fair") <= 1
+    assert worst_of(200, "fair") <= 1
 
 
 def test_first_come_first_served_does_not_keep_the_bound():

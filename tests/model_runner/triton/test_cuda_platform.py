@@ -32,7 +32,7 @@ def generate(runner: ModelRunner, prompt: list[int], num_tokens: int, sampling: 
     return tokens
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])  # which others run
 def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     torch.manual_seed(0)
     config = tiny_config(family)

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.runner import ModelRunner
@@ -55,9 +53,8 @@ def outputs(runner: ModelRunner | Waiting) -> tuple[dict[str, list[int]], int]:
     return tokens, num_ahead
 
 
-@pytest.mark.parametrize("graph_sizes", [(), (1, 2, 4, 8)])
-def test_tokens_are_those_of_steps_one_after_the_other(tmp_path: Path, graph_sizes: tuple[int, ...]) -> None:
-    runner = TinyEngines(tmp_path).cuda("llama", graph_sizes).runner
+def test_tokens_are_those_of_steps_one_after_the_other(tmp_path: Path) -> None:
+    runner = TinyEngines(tmp_path).cuda("llama", (1, 2, 4, 8)).runner
     expected, none = outputs(Waiting(runner))
     tokens, num_ahead = outputs(runner)
     assert tokens == expected

@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.async_api import Page, expect
 
+from tests.page.in_browser.axe import bare_context, violations
 from tests.page.in_browser.visits import Chat, Visits
 from tests.served.conftest import Server
 
@@ -12,6 +13,21 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PARTED = re.compile("(Differs from|The same as) the first")
 PHONE = {"width": 400, "height": 800}
+
+
+async def test_nothing_keeps_people_out(server: Server, visits: Visits) -> None:
+    page = (await Chat.open(await bare_context(visits, server.address), server.address)).page
+    await page.get_by_role("tab", name="Compare").click()
+    await expect(page.get_by_role("region", name="Column 1")).to_be_visible()
+    await page.get_by_role("spinbutton", name="Most tokens").fill("8")
+    await page.get_by_role("textbox", name="Your message").fill("Say hello.")
+    await page.get_by_role("textbox", name="Your message").press("Enter")
+    await expect(page.get_by_text("rst after").first).to_be_visible()
+    await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    assert await violations(page) == []
+    await page.get_by_role("tab", name="Server").click()
+    await expect(page.get_by_role("region", name="Your last requests")).to_be_visible()
+    assert await violations(page) == []
 
 
 async def test_compare(server: Server, visits: Visits) -> None:
