@@ -14,7 +14,8 @@ def shown(pieces: list[str]) -> list[str]:
     growing = GrowingText()
     blocks: list[str] = []
     for piece in pieces:
-        blocks[growing.num_final :] = growing.feed(piece)
+        start = growing.num_final
+        blocks[start:] = growing.feed(piece)
     return blocks
 
 
@@ -61,11 +62,16 @@ def test_unknown_languages_stay_plain() -> None:
 
 @pytest.mark.parametrize("hostile", ["![", "a\n", "[", "```c\n" + "  \n" * 1_200 + "\n```\n"])
 def test_no_step_takes_long(hostile: str) -> None:
-    growing = GrowingText()
     text = hostile * (8_000 // len(hostile))
+    # The best of three, for others work on this machine, too. Half a second and more, were it not for the limits.
+    assert min(_longest_step(text) for _ in range(3)) < 0.2
+
+
+def _longest_step(text: str) -> float:
+    growing = GrowingText()
     longest = 0.0
     for start in range(0, len(text), 200):
         began = time.thread_time()
         growing.feed(text[start : start + 200])
         longest = max(longest, time.thread_time() - began)
-    assert longest < 0.2  # half a second and more, were it not for the limits
+    return longest
