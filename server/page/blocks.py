@@ -14,6 +14,10 @@ class Blocks(Element, component="static/blocks.js"):
         super().__init__()
         self.classes("prose")
         self._growing = GrowingText()
+        self._blocks: list[str] = []
+        self._is_there = False
+        """Whether the browser has the element, which those of a hidden panel are not."""
+        self.on("ready", self._begin)
 
     def append(self, text: str) -> None:
         """Show more of it at the end."""
@@ -26,4 +30,11 @@ class Blocks(Element, component="static/blocks.js"):
         self._show(0, self._growing.feed(text))
 
     def _show(self, start: int, blocks: Sequence[str]) -> None:
-        self.run_method("show", start, list(blocks))
+        self._blocks[start:] = blocks
+        if self._is_there:
+            self.run_method("show", start, list(blocks))
+
+    def _begin(self) -> None:
+        """The browser has the element, perhaps once more, and nothing in it."""
+        self._is_there = True
+        self.run_method("show", 0, self._blocks)

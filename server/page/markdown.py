@@ -7,19 +7,17 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
-from pygments.util import ClassNotFound
 
-MAX_BLOCK = 8_000
+from server.page.highlighting import Highlighter
+
+MAX_BLOCK = 2_000
 """Characters of a paragraph, list or the like: a longer one is read as several, or it would take too long again."""
-_PIECE = 4_000
+MAX_FENCE = 16_000
+"""The same of code, which takes little time."""
+_PIECE = 2_000
 """Characters that are read at once."""
-_MAX_HIGHLIGHTED = 20_000
 _FOREIGN = "noopener noreferrer nofollow"
 """Of links: the page opens them in tabs of their own."""
-_FORMATTER = HtmlFormatter(nowrap=True)
 
 
 class _Renderer(RendererHTML):
@@ -28,10 +26,12 @@ class _Renderer(RendererHTML):
     def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[idx]
         language = token.info.split(maxsplit=1)[0] if token.info.strip() else ""
-        return _code(token.content, language)
+        if env["is_final"] or _is_closed(token):
+            return _code(env["highlighter"].html(token.content, language), language)
+        return _code(html.escape(token.content), language)
 
     def code_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return _code(tokens[idx].content, "")
+        return _code(html.escape(tokens[idx].content), "")
 
     def link_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         tokens[idx].attrs["rel"] = _FOREIGN
@@ -68,12 +68,13 @@ class GrowingText:
     def feed(self, text: str) -> list[str]:
         """The blocks from number `num_final`, as it was before this call, to the end of the text so far."""
         blocks: list[str] = []
+        highlighter = Highlighter()
         for start in range(0, len(text), _PIECE):
-            *final, last = self._read(text[start : start + _PIECE])
+            *final, last = self._read(text[start : start + _PIECE], highlighter)
             blocks = [*blocks[:-1], *final, last]
         return blocks
 
-    def _read(self, text: str) -> list[str]:
+    def _read(self, text: str, highlighter: Highlighter) -> list[str]:
         """The same, of what is short enough to be read at once."""
         source = self._tail + text
         tokens = _MARKDOWN.parse(source)
@@ -83,35 +84,29 @@ class GrowingText:
         for at, token in enumerate(tokens):
             if token.level == 0 and token.nesting <= 0:
                 starts.append((tokens[begin].map or [0])[0])
-                blocks.append(_MARKDOWN.renderer.render(tokens[begin : at + 1], _MARKDOWN.options, {}))
+                env = {"highlighter": highlighter, "is_final": at + 1 < len(tokens)}
+                blocks.append(_MARKDOWN.renderer.render(tokens[begin : at + 1], _MARKDOWN.options, env))
                 begin = at + 1
         self.num_final += max(0, len(blocks) - 1)
         self._tail = source if len(blocks) < 2 else "".join(source.splitlines(keepends=True)[starts[-1] :])
-        if len(self._tail) > MAX_BLOCK:
-            self.num_final += 1
-            self._tail = _opening(tokens[-1])
+        fence = tokens[-1] if tokens and tokens[-1].type == "fence" else None
+        if len(self._tail) > (MAX_BLOCK if fence is None else MAX_FENCE):
+            self.num_final += bool(blocks)  # link targets alone are none
+            self._tail = "" if fence is None else f"{fence.markup}{fence.info}\n"  # which the rest begins with
             blocks.append("")
         return blocks or [""]
 
 
-def _opening(token: Token) -> str:
-    """What the rest of this block begins with, once it has become too long for one."""
-    return f"{token.markup}{token.info}\n" if token.type == "fence" else ""
+def _is_closed(fence: Token) -> bool:
+    """Whether its end was written, and is not only that of the text so far."""
+    begin, end = fence.map or (0, 0)
+    return len(fence.content.splitlines()) == end - begin - 2
 
 
-def _code(text: str, language: str) -> str:
-    shown = html.escape(language) or "text"
+def _code(shown: str, language: str) -> str:
+    """`shown` is HTML."""
     return (
-        f'<figure class="code"><figcaption>{shown}<button type="button" class="copy">Copy</button></figcaption>'
-        f'<pre tabindex="0"><code>{_highlighted(text, language)}</code></pre></figure>'
+        f'<figure class="code"><figcaption>{html.escape(language) or "text"}'
+        f'<button type="button" class="copy">Copy</button></figcaption>'
+        f'<pre tabindex="0"><code>{shown}</code></pre></figure>'
     )
-
-
-def _highlighted(text: str, language: str) -> str:
-    if not language or len(text) > _MAX_HIGHLIGHTED:
-        return html.escape(text)
-    try:
-        lexer = get_lexer_by_name(language, stripnl=False)
-    except ClassNotFound:
-        return html.escape(text)
-    return str(highlight(text, lexer, _FORMATTER))

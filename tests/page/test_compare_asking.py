@@ -1,6 +1,9 @@
+from collections.abc import Mapping
+
 import pytest
 
-from server.page.compare.asking import Question, body_of
+from server.page.compare.answer import Answer
+from server.page.compare.asking import Question, ask, body_of
 from server.page.compare.beam_search import num_returned
 from server.page.compare.chooser import asked
 from server.page.described import Described
@@ -40,6 +43,19 @@ def test_a_server_that_says_nothing_is_asked_for_nothing_unusual():
 )
 def test_how_many_beams_are_shown(settings, number):
     assert num_returned(settings) == number
+
+
+async def test_a_failure_is_a_problem_of_each_answer():
+    class Failing:
+        fields: Mapping[str, Described] = {}
+        model = "any"
+
+        async def with_key(self, call):
+            raise RuntimeError
+
+    answers = [Answer(), Answer()]
+    await ask(Failing(), QUESTION, {}, answers, lambda: None)
+    assert all(answer.problem for answer in answers)
 
 
 def test_settings_in_a_line():

@@ -148,3 +148,32 @@ async def test_an_answer_of_another_kind_is_a_problem(api: FakeApi) -> None:
     api.answers["/steps"] = {"steps": []}
     reading = await Reader(api, "k").read()  # type: ignore[arg-type]
     assert reading.problem.startswith("The server's answer is not what was expected")
+
+
+async def test_a_watch_that_fails_says_so_and_makes_room(
+    watches: Watches, api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.answers["/metrics"] = 5
+    seen: list[dict[str, Any]] = []
+    end = watches.look("k", seen.append)
+    await until(lambda: bool(seen))
+    assert "failed" in seen[0]["problem"]
+    assert "cannot watch" in caplog.text
+    api.answers["/metrics"] = Metrics().text()
+    again: list[dict[str, Any]] = []
+    other = watches.look("k", again.append)
+    end()
+    await until(lambda: len(again) > 1)
+    assert again[-1]["problem"] == ""
+    other()
+
+
+async def test_who_fails_to_look_hinders_nobody(watches: Watches) -> None:
+    def fail(reading: dict[str, Any]) -> None:
+        raise RuntimeError
+
+    seen: list[dict[str, Any]] = []
+    ends = [watches.look("k", fail), watches.look("k", seen.append)]
+    await until(lambda: len(seen) > 1)
+    for end in ends:
+        end()

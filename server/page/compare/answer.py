@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from server.page.answers import Choice, TokenLogprob
+from server.page.wording import count, number
 
 STOPPED = "stopped"
 _ENDINGS = {
@@ -95,13 +96,3 @@ def num_same(one: Sequence[object], other: Sequence[object]) -> int:
         if left != right:
             return at
     return min(len(one), len(other))
-
-
-def count(number: int, name: str) -> str:
-    """In words, as in "1 token"."""
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
-
-
-def number(value: float) -> str:
-    """With a proper minus, and three digits after the point."""
-    return f"{value:.3f}".replace("-", "−")

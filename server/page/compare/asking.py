@@ -1,6 +1,7 @@
 """What is asked, and how the answers come."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from server.page.described import Fields
 from server.page.parameters.catalog import has_fields
 from server.page.session import Session
 
+_log = logging.getLogger("samewise.page")
 _LIMITS = ("max_completion_tokens", "max_tokens")
 
 
@@ -47,6 +49,10 @@ async def ask(
     except ApiError as problem:
         for answer in answers:
             answer.problem = str(problem)
+    except Exception:  # noqa: BLE001  (a bug, which must not end the other answers)
+        _log.exception("The page cannot compare answers")
+        for answer in answers:
+            answer.problem = "The page has failed, and its log tells why."
     except asyncio.CancelledError:
         for answer in answers:
             answer.finish_reason = answer.finish_reason or STOPPED

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.page.compare.answer import Answer, count, num_same, number
+from server.page.compare.answer import Answer, num_same
+from server.page.wording import count, number
 
 _WORD = re.compile(r"\s*\S+|\s+$")
 

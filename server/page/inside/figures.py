@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from server.page.compare.answer import count
 from server.page.inside.tokens import Token, probability
+from server.page.wording import count
 
 _BITS_SHOWN = 10
 """Of surprise; whoever is more surprised shows it as much as this."""

@@ -23,7 +23,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What the browser gets; `requests` only where they are others than before."""
+    """What there is to see of a server at one moment."""
 
     problem: str = ""
     """Why there is nothing, or not all."""

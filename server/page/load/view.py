@@ -38,12 +38,12 @@ class LoadView:
         with ui.element("section").classes("load").props('aria-label="Server"'):
             self._figures = _Figures()
             ui.label(f"Rates and latencies are of the last {WINDOW_S:.0f} seconds.").classes("quiet")
-            self._requests = _Requests().on("open", self._tell)
+            self._requests = _Requests().on("open", self._tell).on("ready", self._show_requests)
         ui.on("visibility", self._note_visibility)
-        client = context.client
-        client.on_connect(self._look)
-        client.on_disconnect(self._look_away)
-        client.on_delete(self._look_away)
+        self._client = context.client
+        self._client.on_connect(self._look)
+        self._client.on_disconnect(self._note_disconnection)
+        self._client.on_delete(self._look_away)
 
     def set_chosen(self, is_chosen: bool) -> None:
         """Whether its tab is."""
@@ -53,6 +53,11 @@ class LoadView:
     def _note_visibility(self, event: GenericEventArguments) -> None:
         self._is_shown = event.args == "visible"
         self._look() if self._is_shown else self._look_away()
+
+    def _note_disconnection(self) -> None:
+        """It may be an old connection that ends, after there was a new one."""
+        if not self._client.has_socket_connection:
+            self._look_away()
 
     def _look(self) -> None:
         if self._end is None and self._is_chosen and self._is_shown:
@@ -66,9 +71,12 @@ class LoadView:
     def _show(self, reading: dict[str, Any]) -> None:
         requests = reading["requests"]
         self._figures.run_method("show", {name: value for name, value in reading.items() if name != "requests"})
-        if requests is not self._requests_shown:
+        if requests != self._requests_shown:
             self._requests_shown = requests
-            self._requests.run_method("show", requests)
+            self._show_requests()
+
+    def _show_requests(self) -> None:
+        self._requests.run_method("show", self._requests_shown)
 
     async def _tell(self, event: GenericEventArguments) -> None:
         """What is in a row."""

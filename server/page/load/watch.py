@@ -1,6 +1,7 @@
 """One reading a second for all who look at a server, and none while nobody does."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,11 @@ import msgspec
 
 from server.page.api import Api
 from server.page.load.reader import Reader
+from server.page.load.reading import Reading
 
 INTERVAL_S = 1.0
+_FAILED = "The page has failed to read this, and its log tells why. Choose this view again to retry."
+_log = logging.getLogger("samewise.page")
 Looker = Callable[[dict[str, Any]], None]
 
 
@@ -24,7 +28,7 @@ class Watches:
         """Have the looker called with each reading, as plain data that is not to be changed; returns what ends that."""
         watch = self._watches.get(key)
         if watch is None:
-            watch = self._watches[key] = _Watch(Reader(self._api, key))
+            watch = self._watches[key] = _Watch(Reader(self._api, key), lambda: self._watches.pop(key, None))
         watch.add(looker)
 
         def end() -> None:
@@ -35,7 +39,8 @@ class Watches:
 
 
 class _Watch:
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, on_failure: Callable[[], object]) -> None:
+        self._on_failure = on_failure
         self._reader = reader
         self._lookers: list[Looker] = []
         self._latest: dict[str, Any] | None = None
@@ -55,10 +60,24 @@ class _Watch:
         return not self._lookers
 
     async def _run(self) -> None:
+        try:
+            await self._read_again_and_again()
+        except Exception:  # noqa: BLE001  (a bug, after which whoever looks next gets a new one)
+            _log.exception("The page cannot watch the server")
+            self._on_failure()
+            self._tell(msgspec.to_builtins(Reading(problem=_FAILED)))
+
+    def _tell(self, reading: dict[str, Any]) -> None:
+        self._latest = reading
+        for looker in tuple(self._lookers):
+            try:
+                looker(reading)
+            except Exception:  # noqa: BLE001  (the others look on)
+                _log.exception("The page cannot show the server's load")
+
+    async def _read_again_and_again(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
-            self._latest = msgspec.to_builtins(await self._reader.read())
-            for looker in tuple(self._lookers):
-                looker(self._latest)
+            self._tell(msgspec.to_builtins(await self._reader.read()))
             await asyncio.sleep(started + INTERVAL_S - loop.time())

@@ -1,6 +1,9 @@
 // Blocks of HTML, of which the last ones are replaced while the text grows.
 export default {
   template: "<div></div>",
+  mounted() {
+    this.$emit("ready");
+  },
   methods: {
     show(start, blocks) {
       while (this.$el.children.length > start) this.$el.lastElementChild.remove();

@@ -63,6 +63,9 @@ export default {
       return (this.latest || []).filter(({ id }) => !this.rows.some((row) => row.id === id)).length;
     },
   },
+  mounted() {
+    this.$emit("ready");
+  },
   methods: {
     show(rows) {
       const running = (this.rows || []).filter((row) => row.is_running && row.id in this.opened);
