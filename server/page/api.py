@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from server.client.openai_answers import EventParser, error_message, headers, without_password
+from server.client.openai_answers import AnswerError, EventParser, error_message, headers, without_password
 from server.page.answers import Chunk
 
 _CONNECT_S = 10.0
@@ -166,5 +166,7 @@ def _problems(server_url: str) -> Iterator[None]:
         raise ApiError(f"No server answers at {server_url}.") from None
     except httpx.TimeoutException:
         raise ApiError(f"The server at {server_url} takes too long to answer.") from None
+    except AnswerError as error:
+        raise ApiError(str(error)) from None
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ApiError(f"The connection to the server broke: {str(error) or type(error).__name__}.") from None

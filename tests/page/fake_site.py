@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,9 +24,10 @@ PIECE = 700
 
 
 @contextmanager
-def running() -> Iterator[str]:
-    """Its address, while it runs."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.page.fake_site"], stdout=subprocess.PIPE, text=True)
+def running(log: IO[str] | None = None) -> Iterator[str]:
+    """Its address, while it runs; what it writes to stderr goes to the log."""
+    command = [sys.executable, "-m", "tests.page.fake_site"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
