@@ -42,7 +42,7 @@ class KeyDialog:
         else:
             self._reason.set_text("This is no API key: it has characters that no request can bring to the server.")
 
-    def _change(self, event: ValueChangeEventArguments) -> None:
+    def _change(self, event: ValueChangeEventArguments[bool]) -> None:
         if not event.value:
             self._end("")
 
