@@ -10,6 +10,8 @@ import msgspec
 _DONE = b"[DONE]"
 UNREADABLE = (msgspec.DecodeError, RecursionError)
 """What decoding another's JSON raises. The second: it is nested too deeply."""
+_MAX_LINE_BYTES = 16 << 20
+"""Of a stream; no server has that much to say at once."""
 
 
 class AnswerError(Exception):
@@ -75,14 +77,20 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the payloads that these bytes complete."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        """Yield the payloads that these bytes complete. Raises AnswerError for a line that does not end."""
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += rest
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
+        if len(self._rest) > _MAX_LINE_BYTES:
+            raise AnswerError("endless line", "the server sent a line that does not end")
 
 
 class ChunkParser:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.http.request_id import new_request_id
 
@@ -46,6 +47,7 @@ class LimitedConnection(HttpToolsProtocol):
     _write_deadline: asyncio.TimerHandle | None = None
     _bytes_beside_body = 0  # received since the last request or piece of a body, to within one read
     _body_open = False
+    _answered: RequestResponseCycle | None = None  # now, or last
     _is_websocket = False  # another protocol's from then on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -97,8 +99,9 @@ class LimitedConnection(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def _should_upgrade_to_ws(self) -> bool:
-        """Asked before the path was split off."""
-        return self.websocket_prefix is not None and self.url.startswith(self.websocket_prefix)
+        """Asked before the path was split off. Not while an answer is under way: it would lose its connection."""
+        prefix = self.websocket_prefix
+        return prefix is not None and self.url.startswith(prefix) and not self._is_answering
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
@@ -121,18 +124,29 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_read_deadline()
         self._cancel_write_deadline()
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # tells the last request, which may wait behind the one that is being answered
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     @property
     def owes_answer(self) -> bool:
         """Whether a request that has come as a whole has no whole answer yet, or its client has not read all of it."""
-        under_way = self.cycle is not None and not self.cycle.response_complete and not self._body_open
-        return under_way or self.transport.get_write_buffer_size() > 0
+        return (self._is_answering and not self._body_open) or self.transport.get_write_buffer_size() > 0
 
     @property
     def _between_requests(self) -> bool:
         """Whether nothing is being answered and no body is awaited: what comes next is a request's head."""
-        return not self._body_open and (self.cycle is None or self.cycle.response_complete)
+        return not self._body_open and not self._is_answering
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether some request has no whole answer yet."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _later(self, action: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(self.client_timeout_s, action)

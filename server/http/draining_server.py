@@ -20,6 +20,8 @@ KEEP_ALIVE_S = 75
 CLOSING_S = 3
 """Given to the errors that end what did not finish in time, to reach their clients."""
 DELIVERY_CHECK_S = 0.05
+_MAX_WEBSOCKET_MESSAGE_BYTES = 3 << 20
+"""Of what a browser says at once: the page's says at most a million UTF-16 units, each of up to three bytes."""
 
 logger = logging.getLogger("samewise.server")
 
@@ -54,6 +56,8 @@ def configure(app: ASGIApp, client_timeout_s: float, websockets_below: str | Non
         app,
         http=limited_connection(client_timeout_s, websockets_below),
         ws="none",  # but where the connection takes them
+        ws_max_size=_MAX_WEBSOCKET_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # a thousand messages of that size would fit into what is read at once
         lifespan="on",
         log_config=None,
         access_log=False,

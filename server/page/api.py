@@ -7,7 +7,14 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from server.client.openai_answers import UNREADABLE, EventParser, error_message, headers, without_password
+from server.client.openai_answers import (
+    UNREADABLE,
+    AnswerError,
+    EventParser,
+    error_message,
+    headers,
+    without_password,
+)
 from server.page.answers import Chunk
 from server.page.described import Capabilities
 
@@ -182,5 +189,7 @@ def _problems(server_url: str) -> Iterator[None]:
         raise ApiError(f"No server answers at {server_url}.") from None
     except httpx.TimeoutException:
         raise ApiError(f"The server at {server_url} takes too long to answer.") from None
+    except AnswerError as error:
+        raise ApiError(str(error)) from None
     except (httpx.RequestError, httpx.InvalidURL) as error:
         raise ApiError(f"The connection to the server broke: {str(error) or type(error).__name__}.") from None

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from fastapi import Depends, FastAPI, HTTPException
-from nicegui import Client, core, ui
+from nicegui import Client, ui
 from nicegui import app as nicegui_app
 
 from server.page.api import Api
 from server.page.load.watch import Watches
+from server.page.narrowing import narrow
 from server.page.security import SecurityHeaders
 from server.page.shell import Shell
 
@@ -27,7 +28,7 @@ def make_page(base_url: str, path: str) -> FastAPI:
     watches = Watches(api)
     host = FastAPI(openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
-    core.app.config.socket_io_js_transports = ["websocket"]
+    narrow()
 
     room = [Depends(_have_room)]
 

@@ -12,6 +12,11 @@ CHAT = "/v1/chat/completions"
 T = TypeVar("T")
 
 
+def can_be_sent(key: str) -> bool:
+    """Whether a header can have it."""
+    return key.isascii() and key.isprintable()
+
+
 class Session:
     """Of one tab."""
 
@@ -39,7 +44,8 @@ class Session:
     async def open(self) -> None:
         """Ask browser and server what there is. Raises ApiError."""
         self.memory = await self.browser.begin()
-        self.key = self.memory.key
+        if can_be_sent(self.memory.key):
+            self.key = self.memory.key
         await self.look()
 
     async def look(self) -> None:
@@ -55,13 +61,19 @@ class Session:
         Raises ApiError, also if there is no other key.
         """
         while True:
+            key = self.key
             try:
-                return await call(self.key)
+                return await call(key)
             except ApiError as problem:
                 if not problem.wants_key:
                     raise
-                key = await self._ask_key(str(problem))
-                if not key:
+                if key == self.key and not await self._renew_key(str(problem)):
                     raise
-                self.key = key
-                self.browser.remember_key(key)
+
+    async def _renew_key(self, reason: str) -> bool:
+        """Ask for another key; whether there is one."""
+        key = await self._ask_key(reason)
+        if key:
+            self.key = key
+            self.browser.remember_key(key)
+        return bool(key)

@@ -1,5 +1,8 @@
 """The frame of the page: its head, its drawers, and the views between them."""
 
+import asyncio
+from contextlib import suppress
+
 from nicegui import context, ui
 
 from server.page.api import Api, ApiError
@@ -36,9 +39,12 @@ class Shell:
         self._browser = Browser(self._client)
         self._key_dialog = KeyDialog()
         self._session = Session(api, self._browser, self._key_dialog.ask)
+        self._try_again = asyncio.Event()
 
     async def build(self) -> None:
-        """Show the frame, and all else once the browser has told what it remembers."""
+        """Show the frame, and all else once the browser has told what it remembers. Cancelled if the tab is gone."""
+        building = asyncio.current_task()
+        self._client.on_delete(lambda: building and building.cancel())
         ui.add_head_html(_HEAD)
         self._theme = ThemeButton(self._browser)
         self._left = ui.left_drawer(value=None, fixed=True, bordered=True).props("width=280 breakpoint=900")
@@ -48,7 +54,9 @@ class Shell:
         self._header()
         self._main = ui.element("div").classes("main")
         await self._client.connected(timeout=_CONNECT_S)
-        await self._open()
+        while problem := await self._problem():
+            await self._show_problem(problem)
+        await self._show()
 
     def _header(self) -> None:
         with ui.header().classes("head"):
@@ -66,14 +74,28 @@ class Shell:
             settings = ui.button(icon="tune", on_click=self._right.toggle)
             settings.props('flat round dense aria-label="Settings"').tooltip("Settings")
 
-    async def _open(self) -> None:
+    async def _problem(self) -> ApiError | None:
+        """What keeps the browser or the server from telling what there is."""
         try:
             await self._session.open()
         except ApiError as problem:
-            self._show_problem(problem)
-            if problem.status == _STARTING:
-                ui.timer(_RETRY_S, self._try_again, once=True)
-            return
+            return problem
+        except TimeoutError:
+            return ApiError("The browser takes too long to answer.")
+        return None
+
+    async def _show_problem(self, problem: ApiError) -> None:
+        """Until somebody wants to try again, or soon by itself while the server starts."""
+        self._try_again.clear()
+        with self._main, ui.column().classes("center"):
+            ui.label(str(problem)).classes("problem").props("role=alert")
+            ui.button("Try again", on_click=self._try_again.set).props("outline no-caps")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RETRY_S if problem.status == _STARTING else None):
+                await self._try_again.wait()
+        self._main.clear()
+
+    async def _show(self) -> None:
         self._theme.set(self._session.memory.theme)
         self._models.set_options(self._session.models, value=self._session.model or None)
         with self._right:
@@ -87,19 +109,13 @@ class Shell:
             when_first_chosen(self._tabs, self._compare_tab, lambda: CompareView(self._session, settings))
         with panels, ui.tab_panel(self._server_tab):
             LoadTab(self._tabs, self._server_tab, self._session, self._watches)
-        await chat.reopen()
+        try:
+            await chat.reopen()
+        except TimeoutError:
+            chat.begin()
+            ui.notify("The browser takes too long to bring the last conversation.", type="negative")
         with self._left:
             ConversationList(self._session, chat)
-
-    def _show_problem(self, problem: ApiError) -> None:
-        self._main.clear()
-        with self._main, ui.column().classes("center"):
-            ui.label(str(problem)).classes("problem").props("role=alert")
-            ui.button("Try again", on_click=self._try_again).props("outline no-caps")
-
-    async def _try_again(self) -> None:
-        self._main.clear()
-        await self._open()
 
     def _choose_model(self) -> None:
         self._session.model = self._models.value or ""

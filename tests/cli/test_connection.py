@@ -207,6 +207,16 @@ def test_nothing_is_written_into_an_answer_that_has_begun(client: socket.socket)
     assert ask(client, b"what is this\r\n\r\n") == b""
 
 
+@pytest.mark.parametrize("head", [b"", b"connection: upgrade\r\nupgrade: websocket\r\n"], ids=["request", "websocket"])
+def test_what_comes_behind_an_unfinished_answer_does_not_orphan_it(application: Application, head: bytes) -> None:
+    with running(application, configure(application, TIMEOUT_S, "/page/")) as address:
+        host, port = address.removeprefix("http://").removesuffix("/v1").split(":")
+        with socket.create_connection((host, int(port)), timeout=SLACK_S) as client:
+            behind = b"GET /page/x HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n"
+            assert b"200 OK" in ask(client, b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n" + behind)
+        application.wait_until_disconnected()
+
+
 class UnreadTransport(asyncio.Transport):
     """To a client that reads nothing; what is written stays below the mark at which writing pauses."""
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,9 +20,10 @@ from server.page.gate import PATH, PageGate
 
 
 @contextmanager
-def running() -> Iterator[str]:
-    """Its address, while it runs."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.page.fake_site"], stdout=subprocess.PIPE, text=True)
+def running(log: IO[str] | None = None) -> Iterator[str]:
+    """Its address, while it runs; what it writes to stderr goes to the log."""
+    command = [sys.executable, "-m", "tests.page.fake_site"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
