@@ -1,7 +1,9 @@
 """Markdown as HTML, block by block, so that of an answer that grows only its end is looked at again. No I/O in here."""
 
 import html
+import re
 from collections.abc import Sequence
+from itertools import islice
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
@@ -16,6 +18,9 @@ MAX_BLOCK = 8_000
 """Characters of a paragraph, list or the like: a longer one is read as several, or it would take too long again."""
 _PIECE = 4_000
 """Characters that are read at once."""
+_MAX_OPENING = 100
+"""Characters of a fence that is opened again in the next block."""
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 _MAX_HIGHLIGHTED = 20_000
 _FOREIGN = "noopener noreferrer nofollow"
 """Of links: the page opens them in tabs of their own."""
@@ -86,7 +91,7 @@ class GrowingText:
                 blocks.append(_MARKDOWN.renderer.render(tokens[begin : at + 1], _MARKDOWN.options, {}))
                 begin = at + 1
         self.num_final += max(0, len(blocks) - 1)
-        self._tail = source if len(blocks) < 2 else "".join(source.splitlines(keepends=True)[starts[-1] :])
+        self._tail = source if len(blocks) < 2 else _from_line(starts[-1], source)
         if len(self._tail) > MAX_BLOCK:
             self.num_final += 1
             self._tail = _opening(tokens[-1])
@@ -96,7 +101,14 @@ class GrowingText:
 
 def _opening(token: Token) -> str:
     """What the rest of this block begins with, once it has become too long for one."""
-    return f"{token.markup}{token.info}\n" if token.type == "fence" else ""
+    opening = f"{token.markup}{token.info}\n" if token.type == "fence" else ""
+    return opening if len(opening) <= _MAX_OPENING else ""
+
+
+def _from_line(number: int, text: str) -> str:
+    """The text without its first lines. Markdown knows fewer ends of lines than str.splitlines()."""
+    ends = [line.end() for line in islice(_LINE.finditer(text), number)]
+    return text[ends[-1] :] if ends else text
 
 
 def _code(text: str, language: str) -> str:
