@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 _DONE = b"[DONE]"
+UNREADABLE = (msgspec.DecodeError, RecursionError)
+"""What decoding another's JSON raises. The second: it is nested too deeply."""
 
 
 class AnswerError(Exception):
@@ -100,7 +102,7 @@ class ChunkParser:
                 return
             try:
                 chunk = self._decoder.decode(payload)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 shown = payload[:100].decode(errors="replace")
                 raise AnswerError("malformed chunk", f"the server sent a malformed chunk: {error}: {shown}") from None
             if chunk.error is not None:
@@ -125,7 +127,7 @@ def first_model(body: bytes) -> str:
     """The first model in the answer of /models. Raises AnswerError."""
     try:
         models = msgspec.json.decode(body, type=_Models).data
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise AnswerError("malformed list", "this is not an OpenAI list of models") from None
     if not models:
         raise AnswerError("no model", "the server lists no model; name one with --model")
@@ -160,7 +162,7 @@ def error_message(body: bytes) -> str:
     """The message of an OpenAI error body; the start of the body itself where it is something else."""
     try:
         return _message_of(msgspec.json.decode(body)) or _shorten(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return _shorten(body)
 
 

@@ -2,18 +2,22 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
-from server.client.openai_answers import EventParser, error_message, headers, without_password
+from server.client.openai_answers import UNREADABLE, EventParser, error_message, headers, without_password
 from server.page.answers import Chunk
+from server.page.described import Capabilities
 
 _CONNECT_S = 10.0
 _SHORT_S = 10.0
 """For what takes no model."""
 _DONE = b"[DONE]"
+_NO_KEY = 401
+_SERVER_ERROR = 500
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -28,6 +32,10 @@ class ApiError(Exception):
     @property
     def wants_key(self) -> bool:
         return self.status in (401, 403)
+
+
+class UnexpectedAnswerError(ApiError):
+    """The server answered well, but with something else."""
 
 
 class Api:
@@ -47,26 +55,26 @@ class Api:
 
     async def models(self, key: str) -> list[str]:
         """Names that requests may have. Raises ApiError."""
-        answer = await self.get("/models", key)
-        models = answer.get("data")
-        return [str(model["id"]) for model in models if isinstance(model, Mapping) and "id" in model] if models else []
+        return [model.id for model in (await self._json("GET", "/models", key, _Models)).data or ()]
 
-    async def capabilities(self, key: str) -> dict[str, Any] | None:
-        """What /v1/capabilities says; None for servers that have no such thing. Raises ApiError."""
+    async def capabilities(self, key: str) -> Capabilities | None:
+        """What /v1/capabilities says; None for servers that have no such thing, or another one. Raises ApiError."""
         try:
-            return await self.get("/capabilities", key)
+            return await self._json("GET", "/capabilities", key, Capabilities)
+        except UnexpectedAnswerError:
+            return None
         except ApiError as problem:
-            if problem.status in (404, 405):
-                return None
-            raise
+            if problem.status is None or problem.status == _NO_KEY or problem.status >= _SERVER_ERROR:
+                raise
+            return None
 
     async def get(self, path: str, key: str) -> dict[str, Any]:
         """The JSON object at a path below the base URL. Raises ApiError."""
-        return await self._json("GET", path, key)
+        return await self._json("GET", path, key, dict[str, Any])
 
     async def post(self, path: str, body: Mapping[str, Any], key: str) -> dict[str, Any]:
         """The JSON object that answers a body; takes as long as it takes. Raises ApiError."""
-        return await self._json("POST", path, key, body)
+        return await self._json("POST", path, key, dict[str, Any], body)
 
     async def version(self) -> str:
         """Of the server's program; empty where it does not say. Raises ApiError."""
@@ -74,7 +82,7 @@ class Api:
             response = await self._client.get(f"{self.server_url}/version", timeout=_SHORT_S)
         try:
             return msgspec.json.decode(response.content, type=_Version).version
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return ""
 
     async def metrics(self, key: str) -> str:
@@ -96,7 +104,7 @@ class Api:
                     raise _refusal(response.status_code, await response.aread())
                 yield _chunks(response, self.server_url)
 
-    async def _json(self, method: str, path: str, key: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _json(self, method: str, path: str, key: str, kind: type[T], body: Mapping[str, Any] | None = None) -> T:
         timeout = _SHORT_S if body is None else None
         with _problems(self.server_url):
             response = await self._client.request(
@@ -105,9 +113,9 @@ class Api:
         if response.status_code != 200:
             raise _refusal(response.status_code, response.content)
         try:
-            return msgspec.json.decode(response.content, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise ApiError(f"{path} answered with something else than a JSON object: {error}") from None
+            return msgspec.json.decode(response.content, type=kind)
+        except UNREADABLE as error:
+            raise UnexpectedAnswerError(f"{path} answered with something else than was expected: {error}") from None
 
 
 async def _chunks(response: httpx.Response, server_url: str) -> AsyncIterator[Chunk]:
@@ -125,7 +133,7 @@ async def _chunks(response: httpx.Response, server_url: str) -> AsyncIterator[Ch
 def _chunk(payload: bytes) -> Chunk:
     try:
         chunk = msgspec.json.decode(payload, type=Chunk)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ApiError(f"The server sent what is no part of an answer: {error}") from None
     if chunk.error is not None:
         raise ApiError(error_message(payload))
@@ -139,9 +147,17 @@ def _refusal(status: int, body: bytes) -> ApiError:
 def _param_of(body: bytes) -> str | None:
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     return error.param
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] | None = None
 
 
 class _Version(msgspec.Struct):
@@ -166,5 +182,5 @@ def _problems(server_url: str) -> Iterator[None]:
         raise ApiError(f"No server answers at {server_url}.") from None
     except httpx.TimeoutException:
         raise ApiError(f"The server at {server_url} takes too long to answer.") from None
-    except (httpx.TransportError, httpx.InvalidURL) as error:
+    except (httpx.RequestError, httpx.InvalidURL) as error:
         raise ApiError(f"The connection to the server broke: {str(error) or type(error).__name__}.") from None

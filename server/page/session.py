@@ -1,10 +1,12 @@
 """What one tab knows: its key, and the server's models and abilities."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from server.page.api import Api, ApiError
 from server.page.browser import Browser, Memory
+from server.page.described import Capabilities, Fields
+from server.page.parameters.catalog import has_fields
 
 CHAT = "/v1/chat/completions"
 T = TypeVar("T")
@@ -21,19 +23,18 @@ class Session:
         self.key = ""
         self.models: list[str] = []
         self.model = ""
-        self.capabilities: dict[str, Any] | None = None
+        self.capabilities: Capabilities | None = None
         """None for servers that do not tell."""
         self._ask_key = ask_key
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """What the server says of the fields of a chat request; empty where it says nothing."""
-        found: dict[str, Any] = (self.capabilities or {}).get("endpoints", {}).get(CHAT, {})
-        return found
+        return {} if self.capabilities is None else self.capabilities.endpoints.get(CHAT, {})
 
     def has_field(self, name: str) -> bool:
-        """Whether the server does something with this field."""
-        return self.fields.get(name, {}).get("support") in ("honoured", "hint")
+        """Whether the server does something with this field; see `catalog.has_fields`."""
+        return has_fields(self.fields, [name])
 
     async def open(self) -> None:
         """Ask browser and server what there is. Raises ApiError."""

@@ -3,9 +3,10 @@ import pytest
 from server.page.compare.asking import Question, body_of
 from server.page.compare.beam_search import num_returned
 from server.page.compare.chooser import asked
+from server.page.described import Described
 
 QUESTION = Question(system="Be brief.", prompt="Why?", seed=7, max_tokens=20, wants_logprobs=True)
-DESCRIBED = {"return_token_ids": {"support": "honoured"}}
+DESCRIBED = {"return_token_ids": Described(support="honoured")}
 
 
 def test_all_answers_have_their_question_in_common():

@@ -1,12 +1,18 @@
 from itertools import combinations
 
+import msgspec
 import pytest
 
 from server.api.capabilities import describe_fields
 from server.api.chat.schema import ChatCompletionRequest
-from server.page.compare.presets import BEAM_PRESETS, FIRST, PRESETS, has_fields, offered
+from server.page.compare.presets import BEAM_PRESETS, FIRST, PRESETS, offered
+from server.page.described import Described
+from server.page.parameters.catalog import fields_of, has_fields
 
-DESCRIBED = {name: field.model_dump(mode="json") for name, field in describe_fields(ChatCompletionRequest, {}).items()}
+DESCRIBED = msgspec.convert(
+    {name: field.model_dump(mode="json") for name, field in describe_fields(ChatCompletionRequest, {}).items()},
+    dict[str, Described],
+)
 ALL = (*PRESETS, *BEAM_PRESETS)
 
 
@@ -16,7 +22,7 @@ def test_a_preset_is_a_request_that_samewise_takes(preset):
         {"model": "any", "messages": [{"role": "user", "content": "Hello"}], **preset.settings}
     )
     for one, other in combinations(preset.settings, 2):
-        assert other not in DESCRIBED[one]["excludes"]
+        assert other not in DESCRIBED[one].excludes
 
 
 def test_samewise_is_offered_all_presets():
@@ -25,12 +31,12 @@ def test_samewise_is_offered_all_presets():
 
 
 def test_presets_whose_fields_are_refused_are_not_offered():
-    described = {**DESCRIBED, "dola": {**DESCRIBED["dola"], "support": "refused"}}
+    described = {**DESCRIBED, "dola": Described(support="refused")}
     assert set(offered(PRESETS, DESCRIBED)) - set(offered(PRESETS, described)) == {"DoLa"}
 
 
 def test_presets_whose_fields_the_server_lacks_are_not_offered():
-    described = {"temperature": {"support": "honoured"}, "top_p": {"support": "hint"}}
+    described = {"temperature": Described(support="honoured"), "top_p": Described(support="no_effect")}
     assert list(offered(PRESETS, described)) == ["Greedy", "Sampling"]
 
 
@@ -39,3 +45,8 @@ def test_a_server_that_says_nothing_is_offered_what_openai_has():
     assert not offered(BEAM_PRESETS, {})
     assert has_fields({}, ["n"])
     assert not has_fields({}, ["return_token_ids"])
+
+
+def test_all_fields_of_samewise_are_read():
+    assert fields_of(DESCRIBED)["temperature"].range == "0 to 2"
+    assert {fields_of(DESCRIBED)[name].kind for name in ("top_k", "stop")} == {"integer", "json"}

@@ -16,9 +16,14 @@ _SEEDS = 1 << 31
 _MOST_CALLS = 1024
 
 
+def new_seed() -> int:
+    """Any that servers take."""
+    return secrets.randbelow(_SEEDS)
+
+
 def with_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with a seed, a new one where they have none: so every answer can be had again."""
-    return {"seed": secrets.randbelow(_SEEDS), **settings}
+    return {"seed": new_seed(), **settings}
 
 
 def body_of(turn: Turn, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from server.page.answers import Chunk
 from server.page.api import ApiError
+from server.page.chat.answering import PATH
 from server.page.compare.answer import STOPPED, Answer
-from server.page.compare.presets import has_fields
+from server.page.described import Fields
+from server.page.parameters.catalog import has_fields
 from server.page.session import Session
 
-_PATH = "/chat/completions"
 _LIMITS = ("max_completion_tokens", "max_tokens")
 
 
@@ -52,14 +53,14 @@ async def ask(
         raise
 
 
-def body_of(question: Question, settings: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+def body_of(question: Question, settings: Mapping[str, Any], described: Fields) -> dict[str, Any]:
     """Of a request. The settings come before what all answers have in common."""
     limit = _LIMITS[0] if described else _LIMITS[1]  # the older name is known to more servers
     body: dict[str, Any] = {"seed": question.seed, "messages": question.messages, "stream": True}
     body["stream_options"] = {"include_usage": True}
     if question.wants_logprobs:
         body["logprobs"] = True
-    if described and has_fields(described, ["return_token_ids"]):
+    if has_fields(described, ["return_token_ids"]):
         body["return_token_ids"] = True
     if not any(name in settings for name in _LIMITS):
         body[limit] = question.max_tokens
@@ -70,7 +71,7 @@ async def _stream(
     session: Session, body: Mapping[str, Any], key: str, answers: Sequence[Answer], on_more: Callable[[], None]
 ) -> None:
     started = time.monotonic()
-    async with session.api.stream(_PATH, body, key) as chunks:
+    async with session.api.stream(PATH, body, key) as chunks:
         async for chunk in chunks:
             _add(chunk, answers, time.monotonic() - started)
             on_more()

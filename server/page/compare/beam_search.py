@@ -11,7 +11,7 @@ from server.page.compare.asking import Question, ask
 from server.page.compare.beams import described, pieces_of, tree_of
 from server.page.compare.chooser import Chooser
 from server.page.compare.columns import BeamTree
-from server.page.compare.presets import BEAM_PRESETS, has_fields, offered
+from server.page.compare.presets import BEAM_PRESETS, offered
 from server.page.pacing import now_and_then
 from server.page.session import Session
 
@@ -47,7 +47,7 @@ class BeamSearch:
         self._problem.set_text("")
         self._tree.show(None)
         self._state.set_text("The beams have nothing in common yet.")
-        question = replace(question, wants_logprobs=has_fields(self._session.fields, ["logprobs"]))
+        question = replace(question, wants_logprobs=self._session.has_field("logprobs"))
         try:
             async with now_and_then(lambda: self._show_settled(answers)) as more:
                 await ask(self._session, question, settings, answers, more)

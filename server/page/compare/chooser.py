@@ -33,7 +33,7 @@ class Chooser:
                 change.props('flat round dense aria-label="Change its settings"').tooltip("Change its settings")
             self._says = ui.label().classes("says")
             self._asked = ui.label().classes("asked")
-        with ui.dialog().props('aria-label="Decoding"') as self._dialog, ui.card().classes("dialog"):
+        with ui.dialog().props('aria-label="Settings of this answer"') as self._dialog, ui.card().classes("dialog"):
             self._place = ui.column().classes("wide")
         self._show()
 

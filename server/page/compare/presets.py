@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.page.parameters.catalog import OPENAI
-
-_OPENAI_FIELDS = frozenset({*OPENAI, "n", "logprobs", "top_logprobs"})
+from server.page.described import Fields
+from server.page.parameters.catalog import has_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +19,7 @@ class Preset:
     """The fields of a request that ask for it."""
 
 
-def has_fields(described: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Whether the server does what these ask for. `described` is what /v1/capabilities says of an endpoint, by name.
-
-    A server that says nothing is taken for one that knows what OpenAI's does.
-    """
-    if not described:
-        return _OPENAI_FIELDS.issuperset(names)
-    return all(described.get(name, {}).get("support") == "honoured" for name in names)
-
-
-def offered(presets: Iterable[Preset], described: Mapping[str, Any]) -> dict[str, Preset]:
+def offered(presets: Iterable[Preset], described: Fields) -> dict[str, Preset]:
     """Those that the server can do, by name."""
     return {preset.name: preset for preset in presets if has_fields(described, preset.settings)}
 

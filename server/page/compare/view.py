@@ -1,16 +1,15 @@
 """The comparison: a question, and the ways in which it can be answered."""
 
 import asyncio
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from nicegui import background_tasks, context, ui
 
+from server.page.chat.answering import new_seed
 from server.page.chat.composer import Composer
 from server.page.compare.asking import Question
 from server.page.compare.beam_search import BeamSearch
-from server.page.compare.presets import has_fields
 from server.page.compare.samples import Samples
 from server.page.compare.side_by_side import SideBySide
 from server.page.parameters.panel import SettingsPanel
@@ -25,7 +24,6 @@ _SAYS = {
 }
 _MOST_TOKENS = {_SETTINGS: 200, _SAMPLES: 200, _BEAMS: 40}
 """At first. A tree of long answers is hard to read."""
-_SEEDS = 1 << 31
 
 
 class _Way(Protocol):
@@ -44,9 +42,9 @@ class CompareView:
         self._session = session
         self._settings = settings
         self._makers: dict[str, Callable[[], _Way]] = {_SETTINGS: lambda: SideBySide(session, self._use_in_chat)}
-        if has_fields(session.fields, ["n"]):
+        if session.has_field("n"):
             self._makers[_SAMPLES] = lambda: Samples(session, self._use_in_chat)
-        if has_fields(session.fields, ["beam_search"]):
+        if session.has_field("beam_search"):
             self._makers[_BEAMS] = lambda: BeamSearch(session)
         self._ways: dict[str, _Way] = {}
         self._places: dict[str, ui.element] = {}
@@ -67,9 +65,9 @@ class CompareView:
             self._way.props('no-caps flat toggle-color=chosen role=group aria-label="What is compared"')
             self._says = ui.label().classes("quiet way-says")
             self._system = ui.textarea("System message").props("outlined autogrow dense rows=1").classes("system")
-            self._seed = ui.number("Seed", value=_new_seed(), min=0, precision=0).props("outlined dense")
+            self._seed = ui.number("Seed", value=new_seed(), min=0, precision=0).props("outlined dense")
             with self._seed.classes("seed").add_slot("append"):
-                new = ui.button(icon="casino", on_click=lambda: self._seed.set_value(_new_seed()))
+                new = ui.button(icon="casino", on_click=lambda: self._seed.set_value(new_seed()))
                 new.props('flat round dense size=sm aria-label="New seed"').tooltip("New seed")
             self._limit = ui.number("Most tokens", value=_MOST_TOKENS[_SETTINGS], min=1, precision=0)
             self._limit.props("outlined dense").classes("short").on_value_change(self._limit_way)
@@ -91,16 +89,18 @@ class CompareView:
         self._says.set_text(_SAYS[name])
         self._limit.set_value(self._most_tokens[name])
         # A tree has them in any case.
-        self._logprobs.set_visibility(name != _BEAMS and has_fields(self._session.fields, ["logprobs"]))
+        self._logprobs.set_visibility(name != _BEAMS and self._session.has_field("logprobs"))
 
     def _limit_way(self) -> None:
-        if self._limit.value:
+        if self._limit.value is not None:
             self._most_tokens[self._name] = int(self._limit.value)
 
     async def _ask(self, prompt: str) -> bool:
         """Never takes the prompt away: it is asked again with other settings."""
         way = self._ways[self._name]
-        problem = way.problem or ("" if self._seed.value is not None else "Seed: A number is missing.")
+        numbers = {"Seed": self._seed.value, "Most tokens": self._limit.value}
+        missing = (f"{name}: A number is missing." for name, value in numbers.items() if value is None)
+        problem = way.problem or next(missing, "")
         if problem:
             ui.notify(problem, type="negative")
         elif self._running is None:
@@ -134,7 +134,3 @@ class CompareView:
     def _use_in_chat(self, settings: Mapping[str, Any]) -> None:
         self._settings.use(settings)
         ui.notify("The chat has these settings now.")
-
-
-def _new_seed() -> int:
-    return secrets.randbelow(_SEEDS)

@@ -6,6 +6,7 @@ from typing import Any
 
 from server.page.chat.answering import PATH, body_of
 from server.page.conversation import Turn
+from server.page.described import Fields
 from server.page.inside.replayed import Replayed
 from server.page.session import Session
 
@@ -15,8 +16,7 @@ _NUM_ALTERNATIVES = 5
 def can_look_inside(session: Session, turn: Turn) -> bool:
     """Whether there is a request to send again, and the server tells of its tokens, for all that one knows."""
     has_text = bool(turn.content or turn.reasoning or turn.tool_calls)
-    tells = session.capabilities is None or session.has_field("logprobs")
-    return has_text and turn.request is not None and tells
+    return has_text and turn.request is not None and session.has_field("logprobs")
 
 
 async def replay(
@@ -43,12 +43,12 @@ async def replay(
 def _wishes(session: Session) -> dict[str, Any]:
     """The fields that tell of tokens, as far as the server has them."""
     wishes: dict[str, Any] = {"logprobs": True}
-    if session.capabilities is None or session.has_field("top_logprobs"):
+    if session.has_field("top_logprobs"):
         wishes["top_logprobs"] = _num_alternatives(session.fields)
     return wishes | {name: True for name in ("return_token_ids", "return_token_sources") if session.has_field(name)}
 
 
-def _num_alternatives(described: Mapping[str, Any]) -> int:
-    values = described.get("top_logprobs", {}).get("values", {})
-    bounds = [int(one["maximum"]) for one in values.get("anyOf", [values]) if "maximum" in one]
+def _num_alternatives(described: Fields) -> int:
+    alternatives = described["top_logprobs"].values.alternatives if described else []
+    bounds = [int(one.maximum) for one in alternatives if one.maximum is not None]
     return min([_NUM_ALTERNATIVES, *bounds])

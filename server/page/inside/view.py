@@ -110,7 +110,8 @@ class _Panel:
             self._colours.on_value_change(lambda event: self._colour_by(event.value))
             self._colours.set_visibility(self._session.has_field("return_token_sources"))
             ProbabilityLegend()
-            if (self._session.capabilities or {}).get("logprobs") == "raw":
+            capabilities = self._session.capabilities
+            if capabilities is not None and capabilities.logprobs == "raw":
                 ui.label("As the model has it, before temperature and filters.").classes("quiet by-probability-only")
             self._sources = SourceLegend()
         with ui.element("div").classes("both"):
@@ -149,9 +150,7 @@ class _Panel:
         if problem:
             self._verdict.set_text(problem).classes("problem")
             return
-        proof = proof_of(
-            self._replayed, heeds_seeds=self._session.capabilities is None or self._session.has_field("seed")
-        )
+        proof = proof_of(self._replayed, heeds_seeds=self._session.has_field("seed"))
         self._verdict.set_text(proof.said).classes("same" if proof.is_same else "problem")
         with self._notes:
             for note in proof.notes:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from server.page.described import Described, Fields, Schema
+
 Kind = Literal["boolean", "choice", "integer", "number", "text", "texts", "json"]
 
 OF_THE_PAGE = frozenset(
@@ -67,15 +69,25 @@ class Field:
         return msgspec.json.format(msgspec.json.encode(value)).decode() if self.kind == "json" else str(value)
 
 
-def fields_of(described: Mapping[str, Any], also: Collection[str] = ()) -> dict[str, Field]:
-    """Those that can be set, the usual ones first. `described` is what /v1/capabilities says of an endpoint, by name.
+def has_fields(described: Fields, names: Iterable[str]) -> bool:
+    """Whether the server does something with all of these. `described` is what it says of them.
+
+    A server that says nothing is taken for one that knows what OpenAI's does.
+    """
+    if not described:
+        return _OPENAI_NAMES.issuperset(names)
+    return all(name in described and described[name].is_known for name in names)
+
+
+def fields_of(described: Fields, also: Collection[str] = ()) -> dict[str, Field]:
+    """Those that can be set, the usual ones first. `described` is what the server says of them.
 
     `also` has names of fields of the page that can be set nevertheless.
 
     A server that says nothing is taken for one that knows what OpenAI's does.
     """
     hidden = OF_THE_PAGE.difference(also)
-    known = {name: one for name, one in described.items() if one.get("support") in ("honoured", "hint")}
+    known = {name: one for name, one in described.items() if one.is_known}
     found = {name: _field_of(name, one) for name, one in known.items() if name not in hidden} or OPENAI
     order = {name: at for at, name in enumerate(_FIRST)}
     return dict(sorted(found.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
@@ -87,32 +99,30 @@ def conflicts(name: str, fields: Mapping[str, Field], chosen: Iterable[str]) -> 
     return [other for other in chosen if other != name and other in excluded]
 
 
-def _field_of(name: str, described: Mapping[str, Any]) -> Field:
-    values = described.get("values", {})
-    alternatives = [one for one in values.get("anyOf", [values]) if one.get("type") != "null"]
-    one = alternatives[0] if len(alternatives) == 1 else {}
-    kind = _kind_of(one) if one else "json"
+def _field_of(name: str, described: Described) -> Field:
+    alternatives = described.values.alternatives
+    one = alternatives[0] if len(alternatives) == 1 else Schema()
     return Field(
         name,
-        kind,
-        description=described.get("description") or "",
-        default=described.get("default"),
-        minimum=one.get("minimum", one.get("exclusiveMinimum")),
-        maximum=one.get("maximum", one.get("exclusiveMaximum")),
-        choices=tuple(one.get("enum", ())),
-        excludes=tuple(described.get("excludes", ())),
-        requires=tuple(described.get("requires", ())),
-        is_hint=described.get("support") == "hint",
+        _kind_of(one),
+        description=described.description or "",
+        default=described.default,
+        minimum=one.lower,
+        maximum=one.upper,
+        choices=one.enum,
+        excludes=described.excludes,
+        requires=described.requires,
+        is_hint=described.support == "hint",
     )
 
 
-def _kind_of(schema: Mapping[str, Any]) -> Kind:
-    if "enum" in schema:
+def _kind_of(schema: Schema) -> Kind:
+    if schema.enum:
         return "choice"
-    if schema.get("type") == "array" and schema.get("items", {}).get("type") == "string":
-        return "texts"
-    kinds: dict[Any, Kind] = {"boolean": "boolean", "integer": "integer", "number": "number", "string": "text"}
-    return kinds.get(schema.get("type"), "json")
+    if schema.type == "array":
+        return "texts" if schema.items == {"type": "string"} else "json"
+    kinds: Mapping[Any, Kind] = {"boolean": "boolean", "integer": "integer", "number": "number", "string": "text"}
+    return kinds.get(schema.type, "json")
 
 
 def _number(value: float | None) -> str:
@@ -137,3 +147,4 @@ OPENAI: Mapping[str, Field] = {
     )
 }
 """Where a server does not tell."""
+_OPENAI_NAMES = frozenset({*OPENAI, "n", "logprobs", "top_logprobs"})

@@ -5,13 +5,14 @@ from typing import Any
 
 from nicegui import ui
 
+from server.page.described import Fields
 from server.page.parameters.catalog import Field, conflicts, fields_of
 
 
 class ParametersForm:
     """Settings by name; those that nobody has chosen are not sent, so that the server's own hold."""
 
-    def __init__(self, described: Mapping[str, Any], values: Mapping[str, Any], on_change: Callable[[], None]) -> None:
+    def __init__(self, described: Fields, values: Mapping[str, Any], on_change: Callable[[], None]) -> None:
         """`described` is what the server says of its fields, `values` what is set at first."""
         self._fields = fields_of(described, also=values)
         self._values = dict(values)

@@ -11,12 +11,12 @@ _PIECE = 1000
 
 
 class FakeOpenAI:
-    """`answer` is what it says to whatever it is asked, or that no key is right."""
+    """`answer` is what it says to whatever it is asked, and `key` what it wants for its list of models, if any."""
 
     def __init__(self, port: int) -> None:
         self.base_url = f"http://127.0.0.1:{port}/v1"
         self.answer = ""
-        self.wants_key = False
+        self.key = ""
 
 
 @contextmanager
@@ -35,7 +35,9 @@ class _Handler(BaseHTTPRequestHandler):
     fake: FakeOpenAI
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        if self.fake.key and self.headers["authorization"] != f"Bearer {self.fake.key}":
+            self._send(401, "application/json", json.dumps({"error": {"message": "A key is missing."}}))
+        elif self.path == "/v1/models":
             self._send(200, "application/json", json.dumps({"object": "list", "data": [{"id": "parrot"}]}))
         else:
             self._send(404, "text/plain", "There is no such thing.")

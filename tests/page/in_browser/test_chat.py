@@ -114,7 +114,7 @@ async def test_settings(server: Server, visits: Visits) -> None:
 
 async def test_killed_engine(server: Server, visits: Visits) -> None:
     """Nobody who reads an answer sees that the engine died under it."""
-    settings = {"max_completion_tokens": 300, "ignore_eos": True, "temperature": 0.7, "seed": 11}
+    settings = {"max_completion_tokens": 200, "ignore_eos": True, "temperature": 0.7, "seed": 11}
     chat = await visits.chat(server.address, settings)
     await chat.ask("Write a story about a lighthouse.")
     await expect(chat.shown).not_to_be_empty()
@@ -135,14 +135,17 @@ async def test_killed_engine(server: Server, visits: Visits) -> None:
 
 async def test_two_tabs(server: Server, visits: Visits) -> None:
     """Of one browser: both answer at once, and each knows of what the other keeps."""
-    context = await visits.context(server.address, {"max_completion_tokens": 150, "ignore_eos": True})
+    context = await visits.context(server.address, {"max_completion_tokens": 2000, "ignore_eos": True})
     one = await Chat.open(context, server.address)
     other = await Chat.open(context, server.address)
     await one.ask("What is a river?")
     await other.ask("What is a mountain?")
     await until(lambda: server.metric("num_requests_running") == 2)
     for chat in (one, other):
+        await expect(chat.shown).not_to_be_empty()
+        await chat.button("Stop").click()
         await chat.wait_for_answers()
+    for chat in (one, other):
         await expect(chat.conversations).to_have_count(2)
 
     await one.conversations.get_by_role("button", name="What is a mountain?", exact=True).click()
