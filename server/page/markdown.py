@@ -1,7 +1,9 @@
 """Markdown as HTML, block by block, so that of an answer that grows only its end is looked at again. No I/O in here."""
 
 import html
+import re
 from collections.abc import Sequence
+from itertools import islice
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
@@ -16,6 +18,9 @@ MAX_FENCE = 16_000
 """The same of code, which takes little time."""
 _PIECE = 2_000
 """Characters that are read at once."""
+_MAX_OPENING = 100
+"""Characters of a fence that is opened again in the next block."""
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 _FOREIGN = "noopener noreferrer nofollow"
 """Of links: the page opens them in tabs of their own."""
 
@@ -88,11 +93,11 @@ class GrowingText:
                 blocks.append(_MARKDOWN.renderer.render(tokens[begin : at + 1], _MARKDOWN.options, env))
                 begin = at + 1
         self.num_final += max(0, len(blocks) - 1)
-        self._tail = source if len(blocks) < 2 else "".join(source.splitlines(keepends=True)[starts[-1] :])
+        self._tail = source if len(blocks) < 2 else _from_line(starts[-1], source)
         fence = tokens[-1] if tokens and tokens[-1].type == "fence" else None
         if len(self._tail) > (MAX_BLOCK if fence is None else MAX_FENCE):
             self.num_final += bool(blocks)  # link targets alone are none
-            self._tail = "" if fence is None else f"{fence.markup}{fence.info}\n"  # which the rest begins with
+            self._tail = _opening(fence)
             blocks.append("")
         return blocks or [""]
 
@@ -101,6 +106,18 @@ def _is_closed(fence: Token) -> bool:
     """Whether its end was written, and is not only that of the text so far."""
     begin, end = fence.map or (0, 0)
     return len(fence.content.splitlines()) == end - begin - 2
+
+
+def _opening(fence: Token | None) -> str:
+    """What the rest of this block begins with, once it has become too long for one."""
+    opening = "" if fence is None else f"{fence.markup}{fence.info}\n"
+    return opening if len(opening) <= _MAX_OPENING else ""
+
+
+def _from_line(number: int, text: str) -> str:
+    """The text without its first lines. Markdown knows fewer ends of lines than str.splitlines()."""
+    ends = [line.end() for line in islice(_LINE.finditer(text), number)]
+    return text[ends[-1] :] if ends else text
 
 
 def _code(shown: str, language: str) -> str:
