@@ -44,9 +44,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        if self.fake.wants_key:
-            self._send(401, "application/json", json.dumps({"error": {"message": "You need a key."}}))
-            return
         text = self.fake.answer
         deltas = [{"content": text[at : at + _PIECE]} for at in range(0, len(text), _PIECE)]
         chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
