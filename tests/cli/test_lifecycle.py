@@ -56,6 +56,23 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     return run
 
 
+class Printed:
+    """What the server has said so far."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.text = ""
+
+    def has(self, words: str) -> bool:
+        self.text += self._capsys.readouterr().out
+        return words in self.text
+
+    @property
+    def address(self) -> str:
+        """Of the server that listens, as its first line has it."""
+        return self.text.split()[1].removesuffix(",")
+
+
 def end_by_signal() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -64,27 +81,22 @@ def test_it_is_ready_when_the_files_are_hashed(
     serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     may_end = threading.Event()
-    printed = ""
+    printed = Printed(capsys)
 
     def hash_later(path: Path, cache: Path) -> str:
         may_end.wait(60)
         return hash_file(path, cache)
 
-    def says(words: str) -> bool:
-        nonlocal printed
-        printed += capsys.readouterr().out
-        return words in printed
-
     async def look_on(engine: FakeEngine) -> None:
         try:
-            await until(lambda: says("Listening"))
-            address = printed.split()[1].removesuffix(",")
+            await until(lambda: printed.has("Listening"))
+            address = printed.address
             async with httpx.AsyncClient(trust_env=False) as client:
                 assert (await client.get(f"{address}/health")).status_code == 200
                 assert (await client.get(f"{address}/ready")).status_code == 503
-                assert not says("Ready in")
+                assert not printed.has("Ready in")
                 may_end.set()
-                await until(lambda: says("Ready in"))
+                await until(lambda: printed.has("Ready in"))
                 assert (await client.get(f"{address}/ready")).status_code == 200
         finally:
             may_end.set()
@@ -92,7 +104,7 @@ def test_it_is_ready_when_the_files_are_hashed(
 
     monkeypatch.setattr(fingerprint, "hash_file", hash_later)
     serve(look_on)
-    assert ", files hashed in " in printed
+    assert ", files hashed in " in printed.text
 
 
 def test_a_file_that_cannot_be_read_ends_it(serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +146,26 @@ def test_hangup_has_the_keys_read_again(
             end_by_signal()
 
     serve(look_on, api_keys_file=keys)
+
+
+@pytest.mark.parametrize("page", [True, False])
+def test_the_page_is_there_unless_it_is_not_wanted(
+    serve: Callable[..., None], capsys: pytest.CaptureFixture[str], page: bool
+) -> None:
+    printed = Printed(capsys)
+
+    async def look_on(engine: FakeEngine) -> None:
+        try:
+            await until(lambda: printed.has("Ready in"))
+            address = printed.address
+            async with httpx.AsyncClient(trust_env=False) as client:
+                answer = await client.get(f"{address}/")
+            if page:
+                assert (answer.status_code, answer.headers["location"]) == (307, "page/")
+            else:
+                assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
+            assert printed.has(f"{address}/\n") == page
+        finally:
+            end_by_signal()
+
+    serve(look_on, page=page)

@@ -10,11 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 import websockets.asyncio.client
+from nicegui import Client, core
+from nicegui.page import page
 from websockets.exceptions import ConnectionClosed
 
 from server.client.openai_answers import AnswerError, EventParser
 from server.page.api import Api, ApiError
 from server.page.browser import Browser
+from server.page.key_dialog import KeyDialog
 from server.page.narrowing import TextPacket
 from server.page.session import Session, can_be_sent
 from tests.page import fake_site
@@ -74,8 +77,8 @@ def test_nobody_can_write_to_the_log(tmp_path: Path) -> None:
 
 async def _say_to_log(address: str, line: str) -> None:
     async with httpx.AsyncClient(base_url=address, trust_env=False) as client:
-        page = (await client.get("/page/")).text
-    (client_id,) = set(re.findall(r"client_id\W+([0-9a-f-]{36})", page))
+        html = (await client.get("/page/")).text
+    (client_id,) = set(re.findall(r"client_id\W+([0-9a-f-]{36})", html))
     async with connect(address.replace("http", "ws") + SOCKET) as socket:
         await socket.recv()
         await socket.send("40")
@@ -89,6 +92,19 @@ async def _say_to_log(address: str, line: str) -> None:
 @pytest.mark.parametrize(("key", "can"), [("sk-1 ~", True), ("", True), ("sk-ä", False), ("a\nb", False)])
 def test_keys_that_a_header_can_have(key: str, can: bool) -> None:
     assert can_be_sent(key) is can
+
+
+async def test_a_question_for_a_key_ends_with_its_tab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "loop", asyncio.get_running_loop())
+    tab = Client(page(""), request=None)
+    with tab:
+        dialog = KeyDialog()
+    questions = [asyncio.create_task(dialog.ask("why")) for _ in range(2)]
+    await asyncio.sleep(0)
+    tab.delete()
+    async with asyncio.timeout(10):
+        await asyncio.wait(questions)
+    assert all(question.cancelled() for question in questions)
 
 
 class NoBrowser(Browser):
