@@ -21,6 +21,7 @@ OF_THE_PAGE = frozenset(
 """What the page itself says in a request, or shows in views of their own."""
 _NO_BOUND = 2**31 - 1
 """Whoever says so means that the number has to fit somewhere, which nobody asks about."""
+_MOST_EXACT = 2**53
 _FIRST = ("temperature", "top_p", "top_k", "min_p", "max_completion_tokens", "max_tokens", "seed", "stop")
 
 
@@ -45,11 +46,27 @@ class Field:
     @property
     def range(self) -> str:
         """In words; empty without bounds."""
-        low = _number(self.minimum)
+        low = "" if (self.minimum or 0) <= -_NO_BOUND else _number(self.minimum)
         high = "" if (self.maximum or 0) >= _NO_BOUND else _number(self.maximum)
         if low and high:
             return f"{low} to {high}"
         return f"at least {low}" if low else f"at most {high}" if high else ""
+
+    def shows(self, value: Any) -> bool:
+        """Whether a control of its kind shows this value as it is. Browsers round whole numbers that are too large."""
+        match self.kind:
+            case "boolean":
+                return isinstance(value, bool)
+            case "choice":
+                return value in self.choices
+            case "integer" | "number":
+                return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST_EXACT
+            case "text":
+                return isinstance(value, str)
+            case "texts":
+                return isinstance(value, list) and all(isinstance(line, str) for line in value)
+            case _:
+                return True
 
     def parse(self, text: str) -> Any:
         """The value that was typed. Raises ValueError, with a message for whoever typed it."""

@@ -1,6 +1,7 @@
 """The form of a request's settings: those that were chosen, each with its range and what it excludes."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from nicegui import ui
@@ -102,7 +103,10 @@ class _Row:
     def __init__(
         self, field: Field, value: Any, on_set: Callable[[str, Any, str], None], on_remove: Callable[[str], None]
     ) -> None:
-        self.field = field
+        self.field = (
+            field if field.shows(value) else replace(field, kind="json")
+        )  # from elsewhere, or of another server
+        field = self.field
         self._on_set = on_set
         with ui.element("div").classes("setting") as self._row:
             with ui.row().classes("between"):
@@ -138,8 +142,7 @@ class _Row:
                 return ui.switch(value=bool(value), on_change=lambda event: self._set(event.value))
             case "choice":
                 choices = {one: str(one) for one in field.choices}
-                chosen = value if value in choices else None
-                select = ui.select(choices, value=chosen, on_change=lambda event: self._set(event.value))
+                select = ui.select(choices, value=value, on_change=lambda event: self._set(event.value))
                 return select.props("outlined dense").classes("wide")
             case "integer" | "number":
                 step = 1 if field.kind == "integer" else 0.05
