@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -24,12 +23,6 @@ from tests.page import fake_site
 
 SOCKET = "/page/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
 connect = websockets.asyncio.client.connect
-
-
-@pytest.fixture(scope="module")
-def client(fake_address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake_address, trust_env=False) as client:
-        yield client
 
 
 def test_what_is_not_there_takes_no_room(client: httpx.Client) -> None:

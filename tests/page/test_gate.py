@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import httpx
@@ -18,18 +17,6 @@ from server.page.gate import MAX_WEBSOCKETS, PageGate
 from tests.page import fake_site
 
 SOCKET = "/page/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
-
-
-@pytest.fixture(scope="module")
-def fake_address() -> Iterator[str]:
-    with fake_site.running() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(fake_address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake_address, trust_env=False) as client:
-        yield client
 
 
 def test_nothing_is_loaded_before_the_first_visit() -> None:

@@ -1,0 +1,22 @@
+"""What tests of the page without a browser share."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.page import fake_site
+
+
+@pytest.fixture(scope="module")
+def fake_address() -> Iterator[str]:
+    """The page before a server with a model that nobody can ask."""
+    with fake_site.running() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(fake_address: str) -> Iterator[httpx.Client]:
+    """Of that server."""
+    with httpx.Client(base_url=fake_address, trust_env=False) as client:
+        yield client
