@@ -23,6 +23,7 @@ _SHORT_S = 10.0
 """For what takes no model."""
 _DONE = b"[DONE]"
 _NO_KEY = 401
+_FORBIDDEN = 403
 _SERVER_ERROR = 500
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class ApiError(Exception):
 
     @property
     def wants_key(self) -> bool:
-        return self.status in (401, 403)
+        return self.status in (_NO_KEY, _FORBIDDEN)
 
 
 class UnexpectedAnswerError(ApiError):
@@ -62,12 +63,12 @@ class Api:
 
     async def models(self, key: str) -> list[str]:
         """Names that requests may have. Raises ApiError."""
-        return [model.id for model in (await self._json("GET", "/models", key, _Models)).data or ()]
+        return [model.id for model in (await self._get("/models", key, _Models)).data or ()]
 
     async def capabilities(self, key: str) -> Capabilities | None:
         """What /v1/capabilities says; None for servers that have no such thing, or another one. Raises ApiError."""
         try:
-            return await self._json("GET", "/capabilities", key, Capabilities)
+            return await self._get("/capabilities", key, Capabilities)
         except UnexpectedAnswerError:
             return None
         except ApiError as problem:
@@ -77,11 +78,7 @@ class Api:
 
     async def get(self, path: str, key: str) -> dict[str, Any]:
         """The JSON object at a path below the base URL. Raises ApiError."""
-        return await self._json("GET", path, key, dict[str, Any])
-
-    async def post(self, path: str, body: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """The JSON object that answers a body; takes as long as it takes. Raises ApiError."""
-        return await self._json("POST", path, key, dict[str, Any], body)
+        return await self._get(path, key, dict[str, Any])
 
     async def version(self) -> str:
         """Of the server's program; empty where it does not say. Raises ApiError."""
@@ -111,12 +108,9 @@ class Api:
                     raise _refusal(response.status_code, await response.aread())
                 yield _chunks(response, self.server_url)
 
-    async def _json(self, method: str, path: str, key: str, kind: type[T], body: Mapping[str, Any] | None = None) -> T:
-        timeout = _SHORT_S if body is None else None
+    async def _get(self, path: str, key: str, kind: type[T]) -> T:
         with _problems(self.server_url):
-            response = await self._client.request(
-                method, f"{self.base_url}{path}", json=body, headers=headers(key), timeout=timeout
-            )
+            response = await self._client.get(f"{self.base_url}{path}", headers=headers(key), timeout=_SHORT_S)
         if response.status_code != 200:
             raise _refusal(response.status_code, response.content)
         try:

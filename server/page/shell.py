@@ -12,7 +12,7 @@ from server.page.chat.view import ChatView
 from server.page.compare.view import CompareView
 from server.page.key_dialog import KeyDialog
 from server.page.lazily import when_first_chosen
-from server.page.load.tab import LoadTab
+from server.page.load.view import LoadView
 from server.page.load.watch import Watches
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
@@ -108,7 +108,7 @@ class Shell:
         with panels, ui.tab_panel(self._compare_tab):
             when_first_chosen(self._tabs, self._compare_tab, lambda: CompareView(self._session, settings))
         with panels, ui.tab_panel(self._server_tab):
-            LoadTab(self._tabs, self._server_tab, self._session, self._watches)
+            when_first_chosen(self._tabs, self._server_tab, self._make_load_view)
         try:
             await chat.reopen()
         except TimeoutError:
@@ -116,6 +116,11 @@ class Shell:
             ui.notify("The browser takes too long to bring the last conversation.", type="negative")
         with self._left:
             ConversationList(self._session, chat)
+
+    def _make_load_view(self) -> None:
+        view = LoadView(self._session, self._watches)
+        self._tabs.on_value_change(lambda event: view.set_chosen(event.value == self._server_tab.props["name"]))
+        view.set_chosen(True)
 
     def _choose_model(self) -> None:
         self._session.model = self._models.value or ""

@@ -11,6 +11,7 @@ from server.page.blocks import Blocks
 from server.page.conversation import Turn
 from server.page.inside.replay import can_look_inside
 from server.page.pacing import now_and_then
+from server.page.wording import ENDINGS, timing
 
 if TYPE_CHECKING:
     from server.page.chat.view import ChatView
@@ -157,16 +158,9 @@ def _arguments_of(called: dict[str, str]) -> str:
 
 def _facts_of(turn: Turn) -> str:
     """Of an answer, in a line."""
-    facts = []
-    if turn.completion_tokens:
-        facts.append(f"{turn.completion_tokens} tokens")
-    if turn.first_token_s is not None and turn.seconds is not None:
-        writing_s = turn.seconds - turn.first_token_s
-        if turn.completion_tokens > 1 and writing_s > 0:
-            facts.append(f"{(turn.completion_tokens - 1) / writing_s:.0f} tokens/s")
-        facts.append(f"first after {1000 * turn.first_token_s:.0f} ms")
+    facts = timing(turn.completion_tokens, turn.first_token_s, turn.seconds)
     if turn.cached_tokens:
         facts.append(f"{turn.cached_tokens} of {turn.prompt_tokens} prompt tokens cached")
     if turn.finish_reason not in (None, "stop"):
-        facts.append({"length": "cut off at the most tokens", "stopped": "stopped"}.get(turn.finish_reason, ""))
+        facts.append(ENDINGS.get(turn.finish_reason, ""))
     return " · ".join(fact for fact in facts if fact)

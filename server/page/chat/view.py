@@ -17,6 +17,7 @@ from server.page.inside.view import InsideView
 from server.page.pacing import repeated
 from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
+from server.page.wording import STOPPED
 
 _SAVED_EVERY_S = 3.0
 """While an answer grows: what is there outlives a page that is closed."""
@@ -178,7 +179,7 @@ class ChatView:
             turn.problem = str(problem)
             self.settings.blame(problem)
         except asyncio.CancelledError:
-            turn.problem, turn.finish_reason = None, "stopped"
+            turn.problem, turn.finish_reason = None, STOPPED
         finally:
             if self._growing is turn:
                 self._growing = self._answering = None

@@ -4,15 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from server.page.answers import Choice, TokenLogprob
-from server.page.wording import count, number
-
-STOPPED = "stopped"
-_ENDINGS = {
-    "stop": "ended by itself",
-    "length": "cut off at the most tokens",
-    "content_filter": "cut off by the server's filter",
-    STOPPED: "stopped",
-}
+from server.page.wording import ENDINGS, count, number, timing
 
 
 @dataclass(slots=True)
@@ -60,19 +52,12 @@ class Answer:
     @property
     def ending(self) -> str:
         """Why it ended, in words; empty if it has not."""
-        return _ENDINGS.get(self.finish_reason or "", self.finish_reason or "")
+        return ENDINGS.get(self.finish_reason or "", self.finish_reason or "")
 
     @property
     def facts(self) -> str:
         """All that was measured, in a line."""
-        found = []
-        if self.num_tokens:
-            found.append(count(self.num_tokens, "token"))
-        if self.first_token_s is not None and self.last_token_s is not None:
-            writing_s = self.last_token_s - self.first_token_s
-            if self.num_tokens > 1 and writing_s > 0:
-                found.append(f"{(self.num_tokens - 1) / writing_s:.0f} tokens/s")
-            found.append(f"first after {1000 * self.first_token_s:.0f} ms")
+        found = timing(self.num_tokens, self.first_token_s, self.last_token_s)
         if self.ending:
             found.append(self.ending)
         if self.mean_logprob is not None:

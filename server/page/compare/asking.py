@@ -10,10 +10,11 @@ from typing import Any
 from server.page.answers import Chunk
 from server.page.api import ApiError
 from server.page.chat.answering import PATH
-from server.page.compare.answer import STOPPED, Answer
+from server.page.compare.answer import Answer
 from server.page.described import Fields
 from server.page.parameters.catalog import has_fields
 from server.page.session import Session
+from server.page.wording import STOPPED
 
 _log = logging.getLogger("samewise.page")
 _LIMITS = ("max_completion_tokens", "max_tokens")

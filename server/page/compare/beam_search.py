@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
-from server.page.compare.answer import STOPPED, Answer, num_same
+from server.page.compare.answer import Answer, num_same
 from server.page.compare.asking import Question, ask
 from server.page.compare.beams import described, pieces_of, tree_of
 from server.page.compare.chooser import Chooser
@@ -14,7 +14,7 @@ from server.page.compare.columns import BeamTree
 from server.page.compare.presets import BEAM_PRESETS, offered
 from server.page.pacing import now_and_then
 from server.page.session import Session
-from server.page.wording import count
+from server.page.wording import STOPPED, count
 
 _LEGEND = (
     "What all beams begin with stands once; each branch begins with the probability of its first token there. "

@@ -6,10 +6,10 @@ from typing import Any
 
 from server.page.answers import Chunk
 from server.page.chat.answering import add_call
-from server.page.compare.answer import STOPPED, Answer, num_same
+from server.page.compare.answer import Answer, num_same
 from server.page.conversation import Turn
 from server.page.inside.tokens import Tokens
-from server.page.wording import count
+from server.page.wording import STOPPED, count
 
 
 class Replayed:
