@@ -1,5 +1,6 @@
 """What is kept in the browser: conversations and settings for good, the API key as long as its tab is open."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -39,12 +40,8 @@ class Browser:
         self._client = client
 
     async def begin(self) -> Memory:
-        """All but the conversations themselves. What cannot be read is as if it were not there."""
-        found = await self._call("begin")
-        try:
-            return msgspec.convert(found, Memory)
-        except msgspec.ValidationError:
-            return Memory()
+        """All but the conversations themselves."""
+        return remembered(await self._call("begin"))
 
     async def conversations(self) -> list[Listed]:
         """The last used first."""
@@ -107,6 +104,15 @@ class Browser:
 
     async def _call(self, function: str, *arguments: Any) -> Any:
         return await self._client.run_javascript(_call_of(function, arguments), timeout=_ANSWER_S)
+
+
+def remembered(found: Any) -> Memory:
+    """What the browser's script says at first. What cannot be read, each by itself, is as if it were not there."""
+    memory = Memory()
+    for field in msgspec.structs.fields(Memory):
+        with contextlib.suppress(msgspec.ValidationError, KeyError, TypeError):
+            setattr(memory, field.name, msgspec.convert(found[field.name], field.type))
+    return memory
 
 
 def listed(found: Any) -> list[Listed]:

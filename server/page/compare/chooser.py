@@ -1,6 +1,6 @@
 """How an answer is decoded: by a preset, or by settings of one's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nicegui import ui
@@ -16,15 +16,12 @@ _CUSTOM_SAYS = "Settings of your own."
 class Chooser:
     """A list of presets, what the chosen one does, and a form in which its settings can be changed."""
 
-    def __init__(
-        self, session: Session, presets: Mapping[str, Preset], first: str, on_change: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, session: Session, presets: Mapping[str, Preset], first: str) -> None:
         """`first` is the preset to begin with."""
         self._session = session
         self._presets = presets
         self._settings = dict(presets[first].settings)
         self._form: ParametersForm | None = None
-        self._on_change = on_change or (lambda: None)
         with ui.element("div").classes("chooser"):
             with ui.element("div").classes("line"):
                 self._choice = ui.select([*presets, _CUSTOM], value=first, on_change=self._choose)
@@ -59,7 +56,6 @@ class Chooser:
             self._form = None
             self._settings = dict(preset.settings)
         self._show()
-        self._on_change()
 
     def _open(self) -> None:
         self._place.clear()
@@ -75,7 +71,6 @@ class Chooser:
             self._settings = self._form.values
             self._choice.set_value(_CUSTOM)
             self._show()
-            self._on_change()
 
     def _show(self) -> None:
         preset = self._presets.get(self.name)

@@ -103,10 +103,9 @@ class _Row:
     def __init__(
         self, field: Field, value: Any, on_set: Callable[[str, Any, str], None], on_remove: Callable[[str], None]
     ) -> None:
-        self.field = (
-            field if field.shows(value) else replace(field, kind="json")
-        )  # from elsewhere, or of another server
-        field = self.field
+        if not field.shows(value):  # from elsewhere, or of another server
+            field = replace(field, kind="json")
+        self.field = field
         self._on_set = on_set
         with ui.element("div").classes("setting") as self._row:
             with ui.row().classes("between"):

@@ -28,6 +28,15 @@ window.samewise = (() => {
     return found.sort((a, b) => b.updated - a.updated);
   }
 
+  function keep(key, text) {
+    try {
+      localStorage.setItem(key, text);
+      return true;
+    } catch {
+      return false; // full
+    }
+  }
+
   function follow() {
     // Stays at the end of the log while its reader is there, and only then.
     const log = document.querySelector(".log");
@@ -92,16 +101,9 @@ window.samewise = (() => {
       const isHalf = /[\uD800-\uDBFF]/.test(text[from + PIECE - 1]); // of a character
       return text.slice(from, from + PIECE - (isHalf ? 1 : 0));
     },
-    save(id, text) {
-      try {
-        localStorage.setItem(CONVERSATION + id, text);
-        return true;
-      } catch {
-        return false; // full
-      }
-    },
+    save: (id, text) => keep(CONVERSATION + id, text),
     remove: (id) => localStorage.removeItem(CONVERSATION + id),
-    remember: (name, value) => localStorage.setItem(`samewise.${name}`, JSON.stringify(value)),
+    remember: (name, value) => keep(`samewise.${name}`, JSON.stringify(value)),
     rememberKey: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
     look: (id) => sessionStorage.setItem(CURRENT, id),
     toEnd: () => document.querySelector(".log")?.dispatchEvent(new Event("toend")),

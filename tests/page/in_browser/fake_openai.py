@@ -8,15 +8,20 @@ from threading import Thread
 
 _PIECE = 1000
 """Characters of a chunk."""
+_PROBLEMS = {500: "Something has failed.", 503: "The server is not ready yet."}
 
 
 class FakeOpenAI:
-    """`answer` is what it says to whatever it is asked, and `key` what it wants for its list of models, if any."""
+    """`answer` is what it says to whatever it is asked, and `key` what it wants for its list of models, if any.
+
+    It has no models unless its `status` is 200.
+    """
 
     def __init__(self, port: int) -> None:
         self.base_url = f"http://127.0.0.1:{port}/v1"
         self.answer = ""
         self.key = ""
+        self.status = 200
 
 
 @contextmanager
@@ -37,6 +42,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.fake.key and self.headers["authorization"] != f"Bearer {self.fake.key}":
             self._send(401, "application/json", json.dumps({"error": {"message": "A key is missing."}}))
+        elif self.fake.status != 200:
+            self._send(
+                self.fake.status, "application/json", json.dumps({"error": {"message": _PROBLEMS[self.fake.status]}})
+            )
         elif self.path == "/v1/models":
             self._send(200, "application/json", json.dumps({"object": "list", "data": [{"id": "parrot"}]}))
         else:

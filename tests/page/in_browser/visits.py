@@ -9,10 +9,11 @@ from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locato
 LIMIT_MS = 60_000
 """For whatever is waited for, however busy the machine is."""
 
-_ALL_KEPT = """() => {
-  const { turns } = JSON.parse(samewise.load(samewise.conversations()[0].id));
-  return Object.values(turns).every(({ role, seconds }) => role !== "assistant" || seconds !== undefined);
-}"""
+_LAST_USED = 'localStorage.getItem("samewise.conversation." + samewise.conversations()[0].id)'
+_ALL_KEPT = f"""() => {{
+  const {{ turns }} = JSON.parse({_LAST_USED});
+  return Object.values(turns).every(({{ role, seconds }}) => role !== "assistant" || seconds !== undefined);
+}}"""
 """Whether the browser was told to keep each answer as a whole, which it is after the last words were shown."""
 
 
@@ -90,5 +91,5 @@ class Chat:
 
     async def stored(self) -> list[dict[str, Any]]:
         """The turns of the conversation that was used last, in the order in which they were made."""
-        text = await self.page.evaluate("samewise.load(samewise.conversations()[0].id)")
+        text = await self.page.evaluate(_LAST_USED)
         return list(json.loads(text)["turns"].values())
