@@ -77,11 +77,15 @@ window.samewise = (() => {
     }
   }
 
+  function tell(event, ...said) {
+    window.emitEvent?.(event, ...said); // which is not there before the page is
+  }
+
   window.addEventListener("storage", (event) => {
-    if (event.key === null || event.key.startsWith(CONVERSATION)) emitEvent("conversations", conversations(), event.key && event.key.slice(CONVERSATION.length));
+    if (event.key === null || event.key.startsWith(CONVERSATION)) tell("conversations", conversations(), event.key && event.key.slice(CONVERSATION.length));
   });
 
-  document.addEventListener("visibilitychange", () => emitEvent("visibility", document.visibilityState));
+  document.addEventListener("visibilitychange", () => tell("visibility", document.visibilityState));
 
   return {
     copy,
