@@ -59,6 +59,11 @@ class Delta(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
 
     @property
+    def text(self) -> str:
+        """Of the answer, or of the refusal in its place."""
+        return self.content or self.refusal or ""
+
+    @property
     def thought(self) -> str:
         """By whichever name the server has for it."""
         return self.reasoning_content or self.reasoning or ""

@@ -74,7 +74,7 @@ class Answering:
 
     def _add(self, choice: Choice, started: float, on_text: Callable[[str, str], None]) -> None:
         turn, delta = self._turn, choice.delta
-        text, thought = delta.content or delta.refusal or "", delta.thought
+        text, thought = delta.text, delta.thought
         if turn.first_token_s is None and (text or thought or delta.tool_calls):
             turn.first_token_s = time.monotonic() - started
         turn.content += text

@@ -29,7 +29,7 @@ class Answer:
 
     def add(self, choice: Choice, at_s: float) -> None:
         """What a chunk adds to it, so many seconds after the request."""
-        text, thought = choice.delta.content or choice.delta.refusal or "", choice.delta.thought
+        text, thought = choice.delta.text, choice.delta.thought
         if text or thought:
             self.first_token_s = at_s if self.first_token_s is None else self.first_token_s
             self.last_token_s = at_s

@@ -8,8 +8,6 @@ from playwright.async_api import BrowserContext, Page, expect
 from tests.page.in_browser.visits import Visits
 
 SIZES = ((1400, 900), (400, 800))
-BUTTONS = ".q-btn"
-"""While a dialog is open, axe takes its backdrop for the background of these, instead of their own."""
 BACK = {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 22, 26)"}
 
 

@@ -8,7 +8,7 @@ from threading import Thread
 
 _PIECE = 1000
 """Characters of a chunk."""
-_PROBLEMS = {500: "Something has failed.", 503: "The server is not ready yet."}
+_PROBLEMS = {500: "Something has failed.", 502: "Something else has failed.", 503: "The server is not ready yet."}
 
 
 class FakeOpenAI:
@@ -41,11 +41,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.fake.key and self.headers["authorization"] != f"Bearer {self.fake.key}":
-            self._send(401, "application/json", json.dumps({"error": {"message": "A key is missing."}}))
+            self._refuse(401, "A key is missing.")
         elif self.fake.status != 200:
-            self._send(
-                self.fake.status, "application/json", json.dumps({"error": {"message": _PROBLEMS[self.fake.status]}})
-            )
+            self._refuse(self.fake.status, _PROBLEMS[self.fake.status])
         elif self.path == "/v1/models":
             self._send(200, "application/json", json.dumps({"object": "list", "data": [{"id": "parrot"}]}))
         else:
@@ -62,6 +60,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Nobody reads it."""
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._send(status, "application/json", json.dumps({"error": {"message": message}}))
 
     def _send(self, status: int, kind: str, body: str) -> None:
         self.send_response(status)

@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import expect
 
-from tests.page.in_browser.axe import BUTTONS, SIZES, bare_context, violations
+from tests.page.in_browser.axe import SIZES, bare_context, violations
 from tests.page.in_browser.conftest import LonePage
 from tests.page.in_browser.visits import Chat, Visits
 
@@ -54,4 +54,5 @@ async def test_key_dialog(lone_page: LonePage, visits: Visits) -> None:
     await page.goto(lone_page.address)
     await expect(page.get_by_role("dialog")).to_be_visible()
     lone_page.server.key = ""
-    assert await violations(page, besides=BUTTONS) == []
+    # Of these buttons axe takes the dialog's backdrop for the background, instead of their own and the card's.
+    assert await violations(page, besides=".q-dialog .q-btn") == []

@@ -107,8 +107,9 @@ async def test_no_server_at_first(lone_page: LonePage, visits: Visits) -> None:
     await page.goto(lone_page.address)
     problem = page.get_by_role("main").get_by_role("alert")
     await expect(problem).to_have_text("Something has failed.")
+    lone_page.server.status = 502
     await page.get_by_role("button", name="Try again").click()
-    await expect(problem).to_have_text("Something has failed.")
+    await expect(problem).to_have_text("Something else has failed.")
     lone_page.server.status = 503  # it starts, so nobody has to ask again
     await page.get_by_role("button", name="Try again").click()
     await expect(problem).to_have_text(re.compile("not ready"))

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.page.in_browser.axe import BUTTONS, bare_context, violations
+from tests.page.in_browser.axe import bare_context, violations
 from tests.page.in_browser.visits import Chat, Visits
 from tests.served.conftest import Server
 
@@ -27,7 +27,8 @@ async def test_nothing_keeps_people_out(server: Server, visits: Visits) -> None:
     assert await violations(page) == []
     await page.get_by_role("button", name="Change its settings").first.click()
     await expect(page.get_by_role("dialog").get_by_role("spinbutton", name="temperature")).to_be_visible()
-    assert await violations(page, besides=BUTTONS) == []
+    # Of buttons, also those behind the dialog, axe takes its backdrop for the background, instead of their own.
+    assert await violations(page, besides=".q-btn") == []
     await page.get_by_role("button", name="Done").click()
     await page.get_by_role("tab", name="Server").click()
     await expect(page.get_by_role("region", name="Your last requests")).to_be_visible()
