@@ -37,6 +37,7 @@ from scheduler.cache_log import CacheLog
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.scheduler import Scheduler
+from server.api.body_workers import BodyWorkers
 from server.app import create_app
 from server.cli.kv_events import open_publisher
 from server.cli.loadtest.benchmark import BenchOptions, run_bench
@@ -128,7 +129,7 @@ async def serve(port: int) -> None:
     with open_publisher(settings) as publisher, bind(settings.host, settings.port) as listener:
         publish = None if publisher is None else publisher.publish
         engine = EngineProcess(config, limits, publish, factory="bench.overhead:load_engine")
-        app = create_app(engine, Tokenizer.from_folder(folder.path), settings, folder)
+        app = create_app(engine, Tokenizer.from_folder(folder.path), settings, folder, workers=BodyWorkers())
         await engine.start()
         gate = PageGate(app, f"{url_of(listener)}/v1")
         served, websockets = (gate, f"{PATH}/") if settings.page else (app, None)

@@ -3,7 +3,7 @@
 import asyncio
 import http
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from model_runner.models.repository import ModelFolder
 from server import __version__
+from server.api.body_workers import BodyWorkers
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS, error_writers
 from server.api.intake import Intake
@@ -19,8 +20,15 @@ from server.api.jobs import Jobs
 from server.api.openapi import install_openapi
 from server.api.services import Services
 from server.config import Settings
-from server.engine.client import EngineClient
-from server.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
+from server.engine.client import EngineClient, EngineUnavailableError
+from server.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    UnavailableError,
+)
 from server.generation.fingerprint import Fingerprint
 from server.generation.planning.reading import ModelFormats
 from server.generation.served_model import ServedModel
@@ -58,10 +66,13 @@ def create_app(
     folder: ModelFolder,
     aux: ModelFolder | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
+    *,
+    workers: BodyWorkers,
 ) -> FastAPI:
     """The application. Whoever made the engine starts and stops it; requests get 503 until it is ready.
 
-    `folder` has the served model, `aux` the auxiliary one; `dialects` are the APIs that it speaks.
+    `folder` has the served model, `aux` the auxiliary one; `dialects` are the APIs that it speaks,
+    `workers` check costly bodies; whoever made them closes them.
 
     Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read, or if a setting
     names what there is not.
@@ -74,7 +85,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    services = app.state.services = _services(app, engine, tokenizer, settings, folder, aux)
+    services = app.state.services = _services(app, engine, tokenizer, settings, folder, aux, workers)
     app.state.dialects = dialects
     app.add_middleware(AuthMiddleware, accounts=services.accounts)
     app.add_middleware(HeadMiddleware)
@@ -97,6 +108,7 @@ def _services(
     settings: Settings,
     folder: ModelFolder,
     aux: ModelFolder | None,
+    workers: BodyWorkers,
 ) -> Services:
     """The parts of the application. Raises what `create_app` does."""
     names = settings.served_model_name or (folder.name,)
@@ -119,7 +131,7 @@ def _services(
         metrics=metrics,
         timelines=Timelines(engine, model.name, observers),
         fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
-        intake=Intake(tokenizer, folder.path, model, settings),
+        intake=Intake(tokenizer, folder.path, model, settings, workers),
         storage=storage,
         jobs=Jobs(),
         accounts=accounts,
@@ -159,6 +171,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     for dialect in app.state.dialects:
         if dialect.resume is not None:
             services.jobs.spawn(await dialect.resume(services))
+    services.jobs.spawn(lambda: _warm_up(services))
     yield
     await services.jobs.close()
     services.intake.close()
@@ -168,6 +181,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await asyncio.to_thread(services.storage.close)
     if services.traces is not None:
         await asyncio.to_thread(services.traces.close)
+
+
+async def _warm_up(services: Services) -> None:
+    with suppress(EngineUnavailableError, UnavailableError):
+        await services.engine.wait_ready()
+        await services.intake.warm_up(services.info())
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

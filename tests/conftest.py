@@ -3,8 +3,9 @@
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -31,6 +32,9 @@ from model_runner.models.repository import cache_folder, resolve_model
 from tests import tiny_vocabulary
 
 VOCAB_SIZE = 320
+if TYPE_CHECKING:
+    from server.api.body_workers import BodyWorkers
+
 COMPILER_FLAGS: list[str] = []
 """Further ones for native libraries, of the command line."""
 _COMMON = {
@@ -46,6 +50,18 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+@pytest.fixture(scope="session")
+def workers() -> "Iterator[BodyWorkers]":
+    """The processes that check costly bodies, shared by all applications."""
+    from server.api.body_workers import BodyWorkers  # noqa: PLC0415  (tests of the runner need no server)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # some of their work is that of tests
+        made = BodyWorkers()
+        yield made
+        made.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

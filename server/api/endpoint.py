@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
+from pydantic import BaseModel
 
 from server.api.admission import admit
 from server.api.generation_api import Answering, GenerationApi, Taken, take_in
+from server.api.intake import read_as
 from server.api.pooling_api import PoolingApi, take_in_pooling
 from server.api.services import Services
 from server.generation.notices import as_headers
@@ -18,7 +20,7 @@ from server.generation.run import Run
 from server.http.body import read_body
 from server.http.disconnect import wait_unless_gone
 from server.http.event_stream import EventStream, StreamLimits
-from server.http.middleware import record_of
+from server.http.middleware import record_of, sender_of
 from server.http.responses import json_response
 from server.storage.usage import Used
 from server.telemetry.request_meter import RequestMeter
@@ -27,16 +29,30 @@ from server.tenants.accounts import Account
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
+_Body = TypeVar("_Body", bound=BaseModel)
 _BACKGROUND_TIMEOUT_S = 86400.0
 """Of what waits for room that others leave; whoever asked for it knows earlier that it is too late."""
 
 
+async def from_body(request: Request, services: Services, work: Callable[..., _T], *args: Any) -> _T:
+    """Read a request's body and return what the work makes of it, as Intake.run does.
+
+    Raises ApiError and ClientDisconnect.
+    """
+    body = await read_body(request, services.settings.max_body_mib)
+    return await services.intake.run(work, body, services.info(), *args, sender=sender_of(request))
+
+
+async def body_as(schema: type[_Body], request: Request, services: Services) -> _Body:
+    """Read a request's body and validate it; needs no engine. Raises ApiError and ClientDisconnect."""
+    body = await read_body(request, services.settings.max_body_mib)
+    return await services.intake.run(read_as, body, None, schema, sender=sender_of(request))
+
+
 async def respond(api: GenerationApi, request: Request, services: Services) -> Response:
     """Take the request in, run it, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
-    body = await read_body(request, services.settings.max_body_mib)
-    record = record_of(request)
-    taken: Taken = await services.intake.run(take_in, body, services.info(), api)
-    plan = taken.plan
+    taken: Taken = await from_body(request, services, take_in, api)
+    plan, record = taken.plan, record_of(request)
     fingerprint = await services.fingerprint.of(services.info())
     run = await start_run(plan, record, services)
     try:
@@ -58,10 +74,8 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
 
 async def respond_with_numbers(api: PoolingApi, request: Request, services: Services) -> Response:
     """The same for numbers made of texts in place of answers: they come when all of them are there."""
-    body = await read_body(request, services.settings.max_body_mib)
-    record = record_of(request)
-    taken: Taken = await services.intake.run(take_in_pooling, body, services.info(), api)
-    run = await start_run(taken.plan, record, services)
+    taken: Taken = await from_body(request, services, take_in_pooling, api)
+    run = await start_run(taken.plan, record_of(request), services)
     try:
         await unless_gone(request, collect(run))
     finally:

@@ -1,43 +1,42 @@
-"""From the bytes of a body to a plan, without keeping the event loop: the larger, the further away from it.
+"""From the bytes of a body to a plan, without blocking the event loop: the costlier, the further away from it.
 
 Parsing, validating and encoding hold the interpreter's lock for long stretches, so a thread protects nobody from a body
-of megabytes. Those are taken in by a process of their own, started when the first one comes. Those of kilobytes have
-one thread for all: several would pass the lock among each other while the event loop waits for it.
+of megabytes, and nothing protects a process from a grammar that takes all its memory. Both go to worker processes with
+limits. Bodies of kilobytes share one thread: several would pass the lock among each other while the event loop waits.
 """
 
 import asyncio
+import pickle
 import re
-import signal
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from model_runner.info import RunnerInfo
-from model_runner.parent import die_with_parent
+from server.api.body_workers import BodyWorkers, Errand, Limits
 from server.config import Settings
-from server.errors import InternalError
 from server.generation.planning.planner import Planner
 from server.generation.pooling.rules import PoolingRules
 from server.generation.served_model import ServedModel
+from server.http.json_body import validated
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
+_Body = TypeVar("_Body", bound=BaseModel)
 SMALL_BYTES = 4 << 10
 """Bodies up to this size take less time than handing them over."""
 LARGE_BYTES = 192 << 10
-"""Bodies from this size on go to another process."""
-SLOW = re.compile(
+"""Bodies from this size on go to worker processes."""
+COSTLY = re.compile(
     rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|tools|"
     rb"functions|\\u00"
 )
-"""What takes a while, however short it is: breakers are looked for in the whole vocabulary, and grammars are compiled.
+"""What may take long, however short it is: breakers are looked for in the whole vocabulary, and grammars are compiled.
 A name may have escapes."""
-MAX_PROCESSES = 2
 
 
 class HeavyError(Exception):
@@ -54,10 +53,17 @@ class IntakeContext:
 
     tokenizer: Tokenizer
     model: ServedModel
-    info: RunnerInfo
+    engine: RunnerInfo | None
+    """None where the work does not need it."""
     settings: Settings
     most_bytes: int | None = None
     """Of text that may be worked on at this place; None: any number."""
+
+    @property
+    def info(self) -> RunnerInfo:
+        """What the engine knows about the model."""
+        assert self.engine is not None, "who gives work that needs it gives it"
+        return self.engine
 
     def weigh(self, num_bytes: int) -> None:
         """Raises HeavyError if there is as much to do here as for so many bytes, and that is too much."""
@@ -76,70 +82,78 @@ class IntakeContext:
 class Intake:
     """Does work on bodies where it keeps nobody else waiting."""
 
-    def __init__(self, tokenizer: Tokenizer, folder: Path, model: ServedModel, settings: Settings) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, folder: Path, model: ServedModel, settings: Settings, workers: BodyWorkers
+    ) -> None:
         """`folder` is where the tokenizer came from."""
         self._tokenizer = tokenizer
         self._folder = folder
         self._model = model
         self._settings = settings
+        self._workers = workers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samewise-intake")
-        self._processes: ProcessPoolExecutor | None = None
+        self._place: tuple[RunnerInfo | None, bytes] | None = None
 
     async def run(
-        self, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any, num_bytes: int | None = None
+        self,
+        work: Callable[..., _T],
+        body: bytes,
+        info: RunnerInfo | None,
+        *args: Any,
+        sender: str,
+        num_bytes: int | None = None,
     ) -> _T:
         """What `work` returns or raises, given an IntakeContext, the body and the other arguments.
 
-        It must be a function that can be imported, and all of this must be picklable. `num_bytes` is the size of it
-        all, if that is not the body's. Raises InternalError if the process of a large body ended before it was done.
+        It must be a function that can be imported, and all of this must be picklable. `sender` is whom the body is
+        from: senders share the workers fairly. `num_bytes` is the size of it all, if that is not the body's. Raises
+        what `BodyWorkers.submit` does.
         """
         size = len(body) if num_bytes is None else num_bytes
+        if size < LARGE_BYTES and COSTLY.search(body):
+            size = LARGE_BYTES
         try:
-            return await self._run(size, work, body, info, *args)
+            return await self._run(size, sender, work, body, info, *args)
         except HeavyError as error:
-            return await self._run(error.num_bytes, work, body, info, *args)
+            return await self._run(error.num_bytes, sender, work, body, info, *args)
 
-    async def _run(self, size: int, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any) -> _T:
+    async def warm_up(self, info: RunnerInfo) -> None:
+        """Start a worker process, so that the first costly body need not wait for that."""
+        await self._by_worker(0, "", _nothing, b"", info)
+
+    async def _run(
+        self, size: int, sender: str, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
+    ) -> _T:
         if size >= LARGE_BYTES:
-            return await self._elsewhere(work, body, info, *args)
-        is_small = size <= SMALL_BYTES and not SLOW.search(body)
+            return await self._by_worker(size, sender, work, body, info, *args)
+        is_small = size <= SMALL_BYTES
         most = SMALL_BYTES if is_small else LARGE_BYTES - 1
         context = IntakeContext(self._tokenizer, self._model, info, self._settings, most)
         if is_small:
             return work(context, body, *args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, context, body, *args)
 
+    async def _by_worker(
+        self, size: int, sender: str, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
+    ) -> _T:
+        errand = Errand(self._pickled_place(info), work, body, args, Limits.of_size(len(body)))
+        result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
+        return result
+
     def close(self) -> None:
         """Take nothing more in; what has begun ends by itself."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._processes is not None:
-            self._processes.shutdown(wait=False, cancel_futures=True)
 
-    async def _elsewhere(self, work: Callable[..., _T], body: bytes, info: RunnerInfo, *args: Any) -> _T:
-        if self._processes is None:
-            context = get_context("spawn")  # a fork would inherit locks that other threads hold
-            self._processes = ProcessPoolExecutor(MAX_PROCESSES, mp_context=context, initializer=_begin)
-        place = (self._folder, self._model, info, self._settings)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._processes, _work, place, work, body, args)
-        except BrokenProcessPool:
-            self._processes = None
-            raise InternalError("The process that takes in large bodies ended while it had this one.") from None
+    def _pickled_place(self, info: RunnerInfo | None) -> bytes:
+        if self._place is None or self._place[0] is not info:
+            self._place = info, pickle.dumps((self._folder, self._model, info, self._settings))
+        return self._place[1]
 
 
-def _begin() -> None:
-    """In a new process: its parent alone decides when it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
+def read_as(context: IntakeContext, body: bytes, schema: type[_Body]) -> _Body:
+    """The body as the schema has it, as work that needs no engine. Raises InvalidRequestError."""
+    return validated(schema, body)
 
 
-def _work(
-    place: tuple[Path, ServedModel, RunnerInfo, Settings], work: Callable[..., _T], body: bytes, args: tuple[Any, ...]
-) -> _T:
-    folder, model, info, settings = place
-    return work(IntakeContext(_tokenizer(folder), model, info, settings), body, *args)
-
-
-@cache
-def _tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_folder(folder)
+def _nothing(context: IntakeContext, body: bytes) -> None:
+    """An errand that only has the context made."""

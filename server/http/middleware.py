@@ -40,6 +40,16 @@ def record_in(scope: Scope) -> RequestRecord:
     return record
 
 
+def sender_of(request: Request) -> str:
+    """Whom a request is from, for sharing what the server does before it knows more: a key's owner, else an address.
+
+    Requests in the background are from somebody else than those that their owner waits for.
+    """
+    record = record_of(request)
+    address = request.client.host if request.client is not None else ""
+    return f"{record.client or address}{' in the background' if record.is_background else ''}"
+
+
 def report(error: Exception, scope: Scope) -> ApiError:
     """See `report_of`."""
     record = record_in(scope)

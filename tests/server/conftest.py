@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from openai import OpenAI
 
 from model_runner.models.repository import ModelFolder
+from server.api.body_workers import BodyWorkers
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS
 from server.app import create_app
@@ -38,7 +39,9 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Iterator[Callable[..., FastAPI]]:
+def make_app(
+    folder: Path, tokenizer: Tokenizer, engine: FakeEngine, workers: BodyWorkers
+) -> Iterator[Callable[..., FastAPI]]:
     made: list[FastAPI] = []
 
     def make(
@@ -49,7 +52,8 @@ def make_app(folder: Path, tokenizer: Tokenizer, engine: FakeEngine) -> Iterator
     ) -> FastAPI:
         path = model_folder or folder
         chosen = tokenizer if model_folder is None else Tokenizer.from_folder(path)
-        made.append(create_app(engine, chosen, Settings(**settings), ModelFolder(path, "tiny"), aux, dialects))
+        model = ModelFolder(path, "tiny")
+        made.append(create_app(engine, chosen, Settings(**settings), model, aux, dialects, workers=workers))
         return made[-1]
 
     yield make

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import http.client
 import math
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 
 from model_runner.models.repository import ModelFolder
 from server.api import intake
+from server.api.body_workers import BodyWorkers
 from server.app import create_app
 from server.config import Settings
 from server.http.responses import json_response
@@ -68,11 +70,11 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
+def address(folder: Path, tokenizer: Tokenizer, workers: BodyWorkers) -> Iterator[str]:
     """A server for a model with a long context; as in the real one, what is there at the start is no garbage."""
     engine = FakeEngine(script=scripted(b"x"))
     engine.info_ = replace(engine.info_, max_model_len=8192, num_blocks=1024)
-    app = create_app(engine, tokenizer, Settings(), ModelFolder(folder, "tiny"))
+    app = create_app(engine, tokenizer, Settings(), ModelFolder(folder, "tiny"), workers=workers)
     gc.collect()
     gc.freeze()
     with serving(app) as address:
@@ -151,51 +153,53 @@ async def test_a_large_answer_comes_in_pieces_and_whole():
     assert response.headers["x-samewise-ignored"] == "store"
 
 
-def thread_of(context: intake.IntakeContext, body: bytes) -> threading.Thread:
+Place = tuple[int, int]
+"""Ids of a process and a thread."""
+
+
+def place_of(context: intake.IntakeContext, body: bytes) -> Place:
     """Work that says where it is done."""
-    return threading.current_thread()
+    return os.getpid(), threading.get_ident()
 
 
 @pytest.fixture
-def taken_in(make_app: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[bytes], Awaitable[threading.Thread]]:
+def taken_in(make_app: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[bytes], Awaitable[Place]]:
     services = make_app().state.services
-    return lambda body: services.intake.run(thread_of, body, engine.info)
+    return lambda body: services.intake.run(place_of, body, engine.info, sender="somebody")
 
 
-async def test_small_bodies_stay_unless_something_in_them_is_slow(taken_in):
-    here = threading.current_thread()
-    assert await taken_in(b'{"dry_multiplier": 1}') is here
-    assert await taken_in(b'{"dry_sequence_breakers": ["a"]}') is not here
-    assert await taken_in(rb'{"\u0064ry_sequence_breakers": ["a"]}') is not here
+async def test_small_bodies_stay_unless_something_in_them_is_costly(taken_in):
+    assert await taken_in(b'{"dry_multiplier": 1}') == (os.getpid(), threading.get_ident())
+    for costly in (b'{"dry_sequence_breakers": ["a"]}', rb'{"\u0064ry_sequence_breakers": ["a"]}', b'{"tools": []}'):
+        process, _ = await taken_in(costly)
+        assert process != os.getpid()
 
 
-def heavy(context: intake.IntakeContext, body: bytes, num_bytes: int) -> threading.Thread:
+def heavy(context: intake.IntakeContext, body: bytes, num_bytes: int) -> Place:
     """Work that says where it is done, which is more than the body shows."""
     context.weigh(num_bytes)
-    return threading.current_thread()
+    return place_of(context, body)
 
 
 async def test_what_means_more_than_its_bytes_is_taken_in_where_that_belongs(
-    make_app: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    make_app: Callable[..., FastAPI], engine: FakeEngine
 ):
-    async def elsewhere(*args: object) -> str:
-        return "elsewhere"
-
     taking = make_app().state.services.intake
-    monkeypatch.setattr(taking, "_elsewhere", elsewhere)
+    here = os.getpid(), threading.get_ident()
 
-    async def place(num_bytes: int) -> object:
-        return await taking.run(heavy, b"{}", engine.info, num_bytes)
+    async def place(num_bytes: int) -> Place:
+        return await taking.run(heavy, b"{}", engine.info, num_bytes, sender="somebody")
 
-    assert await place(intake.SMALL_BYTES) is threading.current_thread()
-    in_thread = await place(intake.SMALL_BYTES + 1)
-    assert isinstance(in_thread, threading.Thread)
-    assert in_thread is not threading.current_thread()
-    assert await place(intake.LARGE_BYTES) == "elsewhere"
+    assert await place(intake.SMALL_BYTES) == here
+    process, thread = await place(intake.SMALL_BYTES + 1)
+    assert process == os.getpid()
+    assert thread != threading.get_ident()
+    process, _ = await place(intake.LARGE_BYTES)
+    assert process != os.getpid()
 
 
 async def test_many_bodies_compete_with_the_event_loop_no_more_than_one(taken_in):
     bodies = [b" " * size for size in (intake.SMALL_BYTES + 1, intake.LARGE_BYTES - 1)] * 20
-    threads = set(await asyncio.gather(*map(taken_in, bodies)))
-    assert len(threads) == 1
-    assert threading.current_thread() not in threads
+    ((process, thread),) = set(await asyncio.gather(*map(taken_in, bodies)))
+    assert process == os.getpid()
+    assert thread != threading.get_ident()

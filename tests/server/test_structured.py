@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from openai import BadRequestError, OpenAI
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, events_of, refused, requested
+from tests.server.tiny_model import write_folder
 
 SCHEMA = {
     "type": "object",
@@ -247,13 +249,11 @@ async def test_stop_strings_are_not_looked_for(
     await refused(strict_client, COMPLETIONS, body, "stop", "unsupported_parameter")
 
 
-async def test_a_model_without_a_token_that_ends_outputs(
-    make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "server.generation.planning.planner.SamplingRules.eos_token_ids", lambda rules, decoding: frozenset()
-    )
-    async with client_of(make_app()) as client:
+async def test_a_model_without_a_token_that_ends_outputs(make_app: Callable[..., FastAPI], tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "endless", generation={"eos_token_id": []})
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Tiny"}')
+    async with client_of(make_app(folder)) as client:
         await refused(client, CHAT, chat(guided_regex="a"), None, "unsupported_value")
         assert (await client.post(CHAT, json=chat())).status_code == 200
 

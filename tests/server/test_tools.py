@@ -10,8 +10,6 @@ import pytest
 from openai.types import chat as chat_types
 
 from server.api.openai.objects import ChatCompletion, ChatCompletionChunk
-from server.generation.constraints.errors import ConstraintError
-from server.generation.planning import forms
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import (
@@ -478,22 +476,23 @@ async def test_formats_that_cannot_be_held_say_so(make_app, tmp_path: Path):
         assert [warning["path"] for warning in body["warnings"]] == ["parallel_tool_calls"]
 
 
-async def test_a_grammar_that_is_too_large_is_left_out_and_reported(
-    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-):
-    """With all that goes with it; but for what relies on it, and for the names of the tools, which need none."""
+async def test_a_grammar_that_is_too_large_is_left_out_and_reported(client: httpx.AsyncClient, engine: FakeEngine):
+    """With all that goes with it; but for what relies on it, and for the names of the tools, which need none.
 
-    def refuse(grammar: str, path: str) -> None:
-        raise ConstraintError(path, "Too large.")
-
-    monkeypatch.setattr(forms, "check_grammar", refuse)
-    one = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("time")]}}
-    asked = asking(tools=[*BOTH, SHELL], parallel_tool_calls=False, tool_choice=one)
+    Each tool's schema is small enough, and both together are not.
+    """
+    half = {**CITY, "properties": {**CITY["properties"], "share": {"type": "integer", "multipleOf": 9_000}}}
+    large = [tool("time", half), tool("half", half)]
+    two = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("time"), named("half")]}}
+    asked = asking(tools=[*large, WEATHER, SHELL], parallel_tool_calls=False, tool_choice=two)
     engine.script = says(f"{OSLO}\n{ROME}")
     body = (await client.post(CHAT, json=asked)).json()
     assert [warning["path"] for warning in body["warnings"]] == ["tools", "parallel_tool_calls"]
     assert engine.requests[-1].sampling.grammar is None
     message = without_ids(body["choices"][0]["message"])
     assert (message["tool_calls"], message["content"]) == ([call_of("time", city="Øslo")], f"\n{ROME}")
-    for fields in ({"tool_choice": "required"}, {"tools": [tool("f", strict=True)]}):
+    for fields in (
+        {"tools": large, "tool_choice": "required"},
+        {"tools": [*large, tool("f", strict=True)]},
+    ):
         await refused(client, CHAT, asking(**fields), "tools", "invalid_value")

@@ -14,14 +14,13 @@ from server.api.batches.job import BatchJob
 from server.api.batches.lines import batch_error, error_list
 from server.api.batches.objects import OPEN, BatchList, BatchObject, CreateBatch
 from server.api.dialect import Dialect
+from server.api.endpoint import body_as
 from server.api.files.routes import SWEEP_S
 from server.api.jobs import Work
 from server.api.openai.pages import ListQuery, page, query_of
 from server.api.openapi import documented_errors, takes
 from server.api.services import FilesDep, Services, ServicesDep
 from server.errors import InvalidRequestError, NotFoundError, shorten
-from server.http.body import read_body
-from server.http.json_body import validated
 from server.http.middleware import record_of
 from server.http.responses import json_response
 from server.storage.batches import Batch, BatchTable
@@ -53,7 +52,7 @@ router = APIRouter(tags=["OpenAI"])
 )
 async def create_batch(request: Request, services: ServicesDep, files: FilesDep) -> Response:
     """Have all requests in a file answered, within a day, in the room that others leave."""
-    asked = validated(CreateBatch, await read_body(request, services.settings.max_body_mib))
+    asked = await body_as(CreateBatch, request, services)
     client = record_of(request).client
     found = await files.find(client, asked.input_file_id)
     if found is None or found.purpose != "batch":

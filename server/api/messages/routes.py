@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
-from server.api.endpoint import respond
+from server.api.endpoint import from_body, respond
 from server.api.generation_api import GenerationApi, refused_constraints
 from server.api.intake import IntakeContext
 from server.api.messages.answer import MessagesAnswer
@@ -17,7 +17,6 @@ from server.api.messages.schema import CountTokensRequest, MessagesRequest
 from server.api.openapi import documented_errors, streamed, takes
 from server.api.services import ServicesDep
 from server.generation.notices import as_headers, as_warnings
-from server.http.body import read_body
 from server.http.json_body import validated
 from server.http.responses import json_response
 
@@ -49,8 +48,7 @@ async def create_message(request: Request, services: ServicesDep) -> Response:
 )
 async def count_tokens(request: Request, services: ServicesDep) -> Response:
     """The tokens of a conversation, as a message's prompt."""
-    body = await read_body(request, services.settings.max_body_mib)
-    content, headers = await services.intake.run(count_body, body, services.info())
+    content, headers = await from_body(request, services, count_body)
     return json_response(content, headers)
 
 

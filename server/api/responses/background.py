@@ -175,9 +175,11 @@ async def _give_up(row: Row, error: ApiError, services: Services) -> None:
 async def _start_again(row: Row, record: RequestRecord, services: Services) -> None:
     promise: dict[str, Any] = json.loads(row.body)
     stored = Stored() if promise["stored"] is None else Stored(**promise["stored"])
-    occasion = Occasion(row.id, row.client, promise["created"], promise["seed"])
+    occasion = Occasion(row.id, row.client, promise["created"], row.client, promise["seed"])
     info, body = services.info(), promise["body"].encode()
-    taken = await services.intake.run(take_in_response, body, info, occasion, stored, num_bytes=len(row.body))
+    taken = await services.intake.run(
+        take_in_response, body, info, occasion, stored, sender=occasion.sender, num_bytes=len(row.body)
+    )
     assert isinstance(taken, TakenResponse), "all that it names is given"
     head = await with_fingerprint(taken.head, services)
     if not await _is_promised(row, services):

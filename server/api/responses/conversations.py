@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from server.api.dialect import Dialect
+from server.api.endpoint import body_as
 from server.api.fields.account import Metadata
 from server.api.fields.rules import RequestModel
 from server.api.intake import IntakeContext
@@ -109,7 +110,7 @@ async def retrieve_conversation(conversation_id: str, request: Request, services
 async def update_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
     """Change its metadata."""
     client = record_of(request).client
-    asked = validated(UpdateConversation, await read_body(request, services.settings.max_body_mib))
+    asked = await body_as(UpdateConversation, request, services)
 
     def change(rows: Rows) -> Fields:
         changed = {**store.find_conversation(rows, conversation_id, client), "metadata": asked.metadata or {}}

@@ -26,7 +26,7 @@ from server.generation.result import collect
 from server.generation.run import Run
 from server.http.body import read_body
 from server.http.event_stream import EventStream, StreamLimits
-from server.http.middleware import record_of, report
+from server.http.middleware import record_of, report, sender_of
 from server.http.responses import json_response
 from server.storage.storage import NotStoredError
 
@@ -134,20 +134,22 @@ async def compact(request: Request, services: Services) -> Response:
 
 def occasion_of(request: Request) -> Occasion:
     """What this request has beside its body."""
-    return Occasion(f"resp_{uuid.uuid4().hex}", record_of(request).client, int(time.time()))
+    return Occasion(f"resp_{uuid.uuid4().hex}", record_of(request).client, int(time.time()), sender_of(request))
 
 
 async def taken_in(
     work: Callable[..., _T | References], body: bytes, occasion: Occasion, services: Services
 ) -> tuple[_T, Stored | None]:
     """What the work makes of the body, and what was found of what that names. Raises ApiError."""
-    made = await services.intake.run(work, body, services.info(), occasion)
+    made = await services.intake.run(work, body, services.info(), occasion, sender=occasion.sender)
     if not isinstance(made, References):
         return made, None
     names = made
     found = await services.storage.run(lambda rows: store.find(rows, names, occasion.client))
     num_bytes = len(body) + found.num_bytes
-    made = await services.intake.run(work, body, services.info(), occasion, found, num_bytes=num_bytes)
+    made = await services.intake.run(
+        work, body, services.info(), occasion, found, sender=occasion.sender, num_bytes=num_bytes
+    )
     assert not isinstance(made, References), "all that it names is given"
     return made, found
 

@@ -25,6 +25,8 @@ class Occasion:
     client: str
     created: int
     """Unix time in seconds."""
+    sender: str
+    """Whom the body is from, for Intake.run."""
     seed: int | None = None
     """Of a request that was taken in before, and had none of its own."""
 

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
+from server.api.endpoint import from_body
 from server.api.openapi import documented_errors, takes
 from server.api.services import ServicesDep
 from server.api.tokens.schema import (
@@ -13,7 +14,6 @@ from server.api.tokens.schema import (
     TokenizerInfo,
 )
 from server.api.tokens.work import detokenize_body, tokenize_body
-from server.http.body import read_body
 from server.http.responses import json_response
 
 _ERRORS = (400, 401, 404, 413, 415, 500, 503)
@@ -29,8 +29,7 @@ router = APIRouter(tags=["Tokenizer"])
 )
 async def tokenize(request: Request, services: ServicesDep) -> Response:
     """The tokens of a prompt, or of messages after the chat template."""
-    body = await read_body(request, services.settings.max_body_mib)
-    answer = await services.intake.run(tokenize_body, body, services.info())
+    answer = await from_body(request, services, tokenize_body)
     return json_response(answer.content, answer.headers)
 
 
@@ -42,9 +41,7 @@ async def tokenize(request: Request, services: ServicesDep) -> Response:
 )
 async def detokenize(request: Request, services: ServicesDep) -> Response:
     """The text of tokens, special tokens included."""
-    body = await read_body(request, services.settings.max_body_mib)
-    content = await services.intake.run(detokenize_body, body, services.info())
-    return json_response(content)
+    return json_response(await from_body(request, services, detokenize_body))
 
 
 @router.get("/tokenizer_info", responses=documented_errors(401, 503))

@@ -1,7 +1,7 @@
 """Whether llguidance takes a grammar."""
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -12,6 +12,8 @@ from server.generation.constraints.schema.numbers import MAX_MULTIPLE, multiple_
 _PLACE = re.compile(r"^at (?:\d+\(\d+\)|EOF): ")
 _PREFIXES = ("failed to compile JSON schema: ", "Unsatisfiable schema: ")
 _LONGEST = 300
+_KEPT = 256
+"""Verdicts on grammars: clients send the same ones again and again."""
 _MULTIPLE = re.compile(r'"multipleOf": ([0-9][-+.0-9e]*)')
 """As schemas are written again."""
 
@@ -26,6 +28,7 @@ def check_grammar(grammar: str, path: str) -> None:
         raise ConstraintError(path, error)
 
 
+@lru_cache(_KEPT)
 def grammar_error(grammar: str) -> str | None:
     """What is wrong with the grammar, in a line. That a sum is too large is found for all schemas in it together."""
     if sum(multiple_size(float(number)) for number in _MULTIPLE.findall(grammar)) > MAX_MULTIPLE:

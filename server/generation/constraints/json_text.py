@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from server.generation.constraints.check import grammar_error
@@ -23,6 +24,8 @@ class Whitespace:
     """An expression in llguidance's dialect, fitted at most once at each place; None for nothing."""
 
 
+_KEPT = 256
+"""Schemas: clients send the same ones again and again."""
 BOUNDED = Whitespace(r"[ \t]{1,8}|\r?\n[ \t]{0,32}")
 """A few blanks, or a new line with an indentation. Unbounded, whitespace is what models go on with for ever."""
 COMPACT = Whitespace(None)
@@ -43,7 +46,7 @@ class JsonSchema:
 
     def fragment(self, name: str) -> Fragment:
         """Raises ConstraintError if anything in the schema cannot be enforced. Needs no rules."""
-        return json_fragment(read_schema(self.schema, self.path).schema, self.whitespace)
+        return _strict_fragment(json.dumps(self.schema), self.path, self.whitespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,23 @@ class JsonObject:
     def fragment(self, name: str) -> Fragment:
         """Never raises, and needs no rules."""
         return json_fragment({"type": "object"}, self.whitespace)
+
+
+@lru_cache(_KEPT)
+def _strict_fragment(schema: str, path: str, whitespace: Whitespace) -> Fragment:
+    """For the text of a schema, all of it enforced. Raises ConstraintError."""
+    return json_fragment(read_schema(json.loads(schema), path).schema, whitespace)
+
+
+@lru_cache(_KEPT)
+def _loose_fragment(schema: str, path: str, whitespace: Whitespace) -> tuple[Fragment, tuple[Notice, ...]]:
+    """For the text of a schema, enforced as far as possible, and what is not."""
+    read = read_schema(json.loads(schema), path, strict=False)
+    fragment = json_fragment(read.schema, whitespace)
+    error = grammar_error(whole(fragment))
+    if error is None:
+        return fragment, read.notices
+    return json_fragment({}, whitespace), (*read.notices, Notice(path, error))
 
 
 def json_fragment(schema: Mapping[str, Any], whitespace: Whitespace) -> Fragment:
@@ -78,12 +98,7 @@ class LooseJson:
     @classmethod
     def read(cls, schema: Any, path: str, whitespace: Whitespace = BOUNDED) -> "LooseJson":
         """Never raises."""
-        read = read_schema(schema, path, strict=False)
-        fragment = json_fragment(read.schema, whitespace)
-        error = grammar_error(whole(fragment))
-        if error is None:
-            return cls(fragment, tuple(read.notices))
-        return cls(json_fragment({}, whitespace), (*read.notices, Notice(path, error)))
+        return cls(*_loose_fragment(json.dumps(schema), path, whitespace))
 
     def fragment(self, name: str) -> Fragment:
         """Needs no rules."""

@@ -11,6 +11,7 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
+from server.api.body_workers import BodyWorkers
 from server.app import create_app
 from server.config import Settings
 from server.engine.loop import LoadedEngine
@@ -27,7 +28,7 @@ Served = tuple[httpx.AsyncClient, InProcessEngine]
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
-def _serve(folder: Path, tokenizer: Tokenizer, load: Callable[[], LoadedEngine], **settings: Any):
+def _serve(folder: Path, tokenizer: Tokenizer, workers: BodyWorkers, load: Callable[[], LoadedEngine], **settings: Any):
     @asynccontextmanager
     async def served() -> AsyncIterator[Served]:
         limits = EngineLimits(max_waiting=16, engine_timeout_s=60.0, backoff=Backoff(first_s=0.01, longest_s=0.02))
@@ -35,7 +36,7 @@ def _serve(folder: Path, tokenizer: Tokenizer, load: Callable[[], LoadedEngine],
         await engine.start()
         try:
             await engine.wait_ready()
-            app = create_app(engine, tokenizer, Settings(**settings), ModelFolder(folder, "tiny"))
+            app = create_app(engine, tokenizer, Settings(**settings), ModelFolder(folder, "tiny"), workers=workers)
             async with app.router.lifespan_context(app), client_of(app) as client:
                 yield client, engine
         finally:
@@ -45,20 +46,20 @@ def _serve(folder: Path, tokenizer: Tokenizer, load: Callable[[], LoadedEngine],
 
 
 @pytest.fixture
-def with_model(tiny_model: Callable[[str], Path], folder: Path, tokenizer: Tokenizer) -> Serve:
+def with_model(tiny_model: Callable[[str], Path], folder: Path, tokenizer: Tokenizer, workers: BodyWorkers) -> Serve:
     """A tiny model in blocks of 16 tokens; `gib` is the memory for them."""
 
     def serve(gib: float = 0.01, chunk: int = 64, **settings: Any) -> AbstractAsyncContextManager[Served]:
         sizes = {"block_size": 16, "max_num_seqs": 16, "max_model_len": 64, "max_num_batched_tokens": chunk}
         config = RunnerConfig(tiny_model("llama"), kv_cache_gib=gib, speculation="off", **sizes)
         load = partial(load_engine, EngineConfig(config, log_level="critical"))
-        return _serve(folder, tokenizer, load, **settings)
+        return _serve(folder, tokenizer, workers, load, **settings)
 
     return serve
 
 
 @pytest.fixture
-def with_scripted(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> Serve:
+def with_scripted(folder: Path, tokenizer: Tokenizer, workers: BodyWorkers, tmp_path: Path) -> Serve:
     """An engine of a few milliseconds a step that breaks where a prompt tells it to."""
     config = EngineConfig(RunnerConfig(tmp_path), log_level="critical")
-    return lambda **settings: _serve(folder, tokenizer, partial(fake_engine.load, config), **settings)
+    return lambda **settings: _serve(folder, tokenizer, workers, partial(fake_engine.load, config), **settings)

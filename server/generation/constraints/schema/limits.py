@@ -19,6 +19,8 @@ MAX_ALTERNATIVES = 2_000
 """Alternatives of one value to each of which something else is added, as by `allOf` of several `anyOf`."""
 MAX_APPLIED = 1_000
 """Schemas that apply to the same value at once."""
+MAX_PATTERNS_TOGETHER = 10
+"""Patterns for the same text: from 18 on, each further one doubles the time and memory of compiling them."""
 _MAX_CHAIN = 150
 _MAX_ROUNDS = 100
 
@@ -32,6 +34,7 @@ class _Size:
     """Alternatives, of this schema or one that it refers to, to each of which something else is added."""
     applied: int = 1
     optional: int = 0
+    patterns: int = 0
     multiple: int = 1
 
 
@@ -80,13 +83,17 @@ class Limits:
         is_combined = len(schema) > 1 or len(together) > 1
         parts = together + one_of
         multiple = multiple_size(schema["multipleOf"]) if "multipleOf" in schema else 1
+
+        def total(number: Callable[[_Size], int]) -> int:
+            """Of all that apply at once, and of the alternative that has most."""
+            return sum(map(number, together)) + max(map(number, one_of), default=0)
+
         return _Size(
             alternatives=alternatives,
             combined=max([alternatives if is_combined else 1, *(size.combined for size in parts)]),
-            applied=1 + sum(size.applied for size in together) + max((size.applied for size in one_of), default=0),
-            optional=_optional(schema)
-            + sum(size.optional for size in together)
-            + max((size.optional for size in one_of), default=0),
+            applied=1 + total(lambda size: size.applied),
+            optional=_optional(schema) + total(lambda size: size.optional),
+            patterns=("pattern" in schema) + total(lambda size: size.patterns),
             multiple=multiple * prod(size.multiple for size in parts),
         )
 
@@ -95,6 +102,7 @@ class Limits:
             (size.combined, MAX_ALTERNATIVES, "combinations of alternatives"),
             (size.applied, MAX_APPLIED, "schemas for the same value"),
             (size.optional, MAX_OPTIONAL, "optional properties in one object"),
+            (size.patterns, MAX_PATTERNS_TOGETHER, "patterns for the same value"),
         )
         for number, limit, what in limits:
             if number > limit:

@@ -1,0 +1,166 @@
+"""Worker processes for bodies: what exceeds the limits ends one request and one process, and senders share fairly."""
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.api import body_workers
+from server.api.body_workers import BodyWorkers, Errand, Limits
+from server.api.intake import IntakeContext
+from server.errors import InternalError, InvalidRequestError, RateLimitError
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import CHAT, chat, client_of
+
+LIMITS = Limits(cpu_s=1, num_bytes=64 << 20)
+
+
+def process_of(context: IntakeContext, body: bytes) -> int:
+    return os.getpid()
+
+
+def take_memory(context: IntakeContext, body: bytes) -> int:
+    return len(bytearray(256 << 20))
+
+
+def take_memory_natively(context: IntakeContext, body: bytes) -> None:
+    """As a library does that cannot go on without it."""
+    os.abort()
+
+
+def take_time(context: IntakeContext, body: bytes) -> None:
+    for _ in itertools.count():
+        pass
+
+
+def end(context: IntakeContext, body: bytes) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(context: IntakeContext, body: bytes) -> None:
+    raise ZeroDivisionError("in a worker")
+
+
+def until_gone(context: IntakeContext, body: bytes) -> int:
+    """Work that ends when a file of this name is gone."""
+    while Path(body.decode()).exists():
+        time.sleep(0.001)
+    return os.getpid()
+
+
+@pytest.fixture
+def ask(workers: BodyWorkers, make_app: Callable[..., Any], engine: FakeEngine) -> Callable[..., Future[Any]]:
+    place = make_app().state.services.intake._pickled_place(engine.info)
+
+    def submit(work: Callable[..., Any], sender: str = "a", body: bytes = b"", pool: BodyWorkers = workers):
+        return pool.submit(sender, Errand(place, work, body, (), LIMITS), len(body))
+
+    return submit
+
+
+@pytest.fixture
+def pool() -> Iterator[BodyWorkers]:
+    made = BodyWorkers(most=2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (take_memory, "more than 64 MiB of memory"),
+        (take_memory_natively, "more than 64 MiB of memory"),
+        (take_time, "more than 1 s of CPU time"),
+    ],
+)
+def test_what_exceeds_a_limit_is_refused_and_the_next_body_is_checked(ask, work: Callable[..., Any], reason: str):
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        ask(work).result()
+    assert caught.value.code == "request_too_complex"
+    assert ask(process_of).result() != os.getpid()
+
+
+def test_a_process_that_is_killed_is_an_error_of_one_request(ask):
+    with pytest.raises(InternalError, match="ended while it had this one"):
+        ask(end).result()
+    assert ask(process_of).result() != os.getpid()
+
+
+def test_a_process_that_ended_without_work_is_replaced_before_the_next_body(ask, pool: BodyWorkers):
+    before = ask(process_of, pool=pool).result()
+    os.kill(before, signal.SIGKILL)
+    os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)  # it is gone, and still to be reaped
+    assert ask(process_of, pool=pool).result() != before
+
+
+def test_a_bug_is_raised_with_its_trace(ask):
+    with pytest.raises(ZeroDivisionError) as caught:
+        ask(fail).result()
+    assert "test_body_workers.py" in caught.value.__notes__[0]
+
+
+def test_the_worker_that_was_used_last_goes_first(ask, pool: BodyWorkers):
+    assert len({ask(process_of, pool=pool).result() for _ in range(5)}) == 1
+
+
+def test_a_sender_leaves_a_worker_to_others(ask, pool: BodyWorkers, tmp_path: Path):
+    lasting = tmp_path / "lasting"
+    lasting.touch()
+    mine = [ask(until_gone, "a", str(lasting).encode(), pool) for _ in range(5)]
+    assert ask(process_of, "b", pool=pool).result() != os.getpid()
+    assert not any(one.done() for one in mine)
+    lasting.unlink()
+    assert len({one.result() for one in mine}) == 1
+
+
+def test_bodies_that_wait_are_bounded_for_each_sender(
+    ask, pool: BodyWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lasting = tmp_path / "lasting"
+    lasting.touch()
+    body = str(lasting).encode()
+    monkeypatch.setattr(body_workers, "MAX_WAITING_BYTES", 2 * len(body))
+    running, *waiting = [ask(until_gone, "a", body, pool) for _ in range(3)]
+    with pytest.raises(RateLimitError, match="are waiting to be checked"):
+        ask(until_gone, "a", body, pool)
+    other = ask(until_gone, "b", body, pool)
+    waiting[0].cancel()
+    lasting.unlink()
+    assert {running.result(), waiting[1].result(), other.result()}
+    assert ask(process_of, "a", pool=pool).result() != os.getpid()
+
+
+PATTERNS = {"type": "string", "allOf": [{"pattern": f"{number:03}"} for number in range(40)]}
+NAMES = {"type": "object", "patternProperties": {f"^k{number:04}": {"type": "integer"} for number in range(1500)}}
+
+
+def held_to(schema: dict[str, Any]) -> dict[str, Any]:
+    named = {"name": "x", "schema": schema, "strict": True}
+    return chat(response_format={"type": "json_schema", "json_schema": named})
+
+
+async def test_patterns_for_one_string_are_few(client, workers: BodyWorkers):
+    response = await client.post(CHAT, json=held_to(PATTERNS))
+    assert response.status_code == 400
+    assert "patterns for the same value" in response.json()["error"]["message"]
+
+
+async def test_a_schema_that_takes_for_ever_is_refused_while_others_are_answered(
+    make_app, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(body_workers, "_BASE_CPU_S", 1)
+    async with client_of(make_app()) as client:
+        slow = asyncio.create_task(client.post(CHAT, json=held_to(NAMES)))
+        quick = await client.post(CHAT, json=held_to({"type": "integer"}))
+        assert quick.status_code == 200
+        assert not slow.done()
+        response = await slow
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "request_too_complex"
