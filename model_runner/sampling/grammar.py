@@ -6,10 +6,11 @@ What a matcher allows depends on its grammar and the tokens before, and on nothi
 again gets a new matcher and replays its output.
 """
 
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
 from typing import Final
@@ -28,6 +29,10 @@ _MOST_KEPT: Final = 256
 """Matchers that wait to be used ..."""
 _MOST_CHARACTERS: Final = 4_000_000
 """... and characters of their grammars together: compiled, each is 10 to 50 bytes."""
+_COSTLY_S: Final = 0.02
+"""CPU time of compiling from which a grammar is kept for all its choices."""
+_MOST_COSTLY: Final = 32
+"""Grammars that are kept so."""
 _STEP_FUEL: Final = 1_000_000
 """Work of a lexer for one token: about 0.1 s. Grammars of good will need less than a fiftieth of it.
 
@@ -202,8 +207,9 @@ class _Bits:
 class Grammars:
     """Compiles grammars for one vocabulary, off the steps' path where there is time for it. Safe to use in threads.
 
-    A grammar is compiled anew for each choice. Copies would be quicker, but share a lexer: they would wait for each
-    other, and what one has computed would count for all.
+    A cheap grammar is compiled for each choice, a costly one is compiled once and copied. Copies share a lexer: they
+    wait for each other, and what one has computed counts for all when a limit is met. Either way a matcher allows the
+    same tokens.
     """
 
     def __init__(self, read_tokenizer: Callable[[], str], vocab_size: int) -> None:
@@ -215,6 +221,9 @@ class Grammars:
         self._lock = Lock()
         self._ready: OrderedDict[str, list[llguidance.LLMatcher]] = OrderedDict()
         self._num_ready = self._num_characters = 0
+        self._costly: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        """At their beginnings, to be copied."""
+        self._being_compiled: dict[str, Future[None]] = {}
         self._filler = ThreadPoolExecutor(1, "masks")
         self._executor = llguidance.LLExecutor(available_cores())
 
@@ -245,8 +254,39 @@ class Grammars:
         if grammar is None:
             self.vocabulary  # noqa: B018 - made now, if not before
             return
-        most = min(_MOST_KEPT, max(_MOST_CHARACTERS // len(grammar), 1))
-        made = [self._compile(grammar, 0) for _ in range(min(count, most))]
+        with self._alone(grammar):
+            with self._lock:
+                is_known = grammar in self._costly
+            if not is_known:
+                self._prepare(grammar, min(count, max(_MOST_CHARACTERS // len(grammar), 1), _MOST_KEPT))
+
+    @contextmanager
+    def _alone(self, grammar: str) -> Iterator[None]:
+        """Within it, no other thread prepares this grammar: it may turn out to be costly."""
+        work: Future[None] = Future()
+        while True:
+            with self._lock:
+                other = self._being_compiled.setdefault(grammar, work)
+            if other is work:
+                break
+            other.result()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._being_compiled[grammar]
+            work.set_result(None)
+
+    def _prepare(self, grammar: str, count: int) -> None:
+        begun = time.thread_time()
+        first = self._compile(grammar, 0)
+        if time.thread_time() - begun >= _COSTLY_S:
+            with self._lock:
+                self._costly[grammar] = first
+                while len(self._costly) > _MOST_COSTLY:
+                    self._costly.popitem(last=False)
+            return
+        made = [first, *(self._compile(grammar, 0) for _ in range(count - 1))]
         with self._lock:
             self._ready.setdefault(grammar, []).extend(made)
             self._ready.move_to_end(grammar)
@@ -262,10 +302,8 @@ class Grammars:
 
         Raises GrammarError if the grammar does not compile.
         """
-        with self._lock:
-            inner = self._take(grammar) if grammar in self._ready else None
-        compile_again = partial(self._compile, grammar)
-        matcher = Matcher(inner or compile_again(len(output)), self.vocabulary, stop_token_ids, compile_again)
+        inner = self._prepared(grammar) or self._compile(grammar, len(output))
+        matcher = Matcher(inner, self.vocabulary, stop_token_ids, partial(self._compile_again, grammar))
         for token in (*self.vocabulary.tokenizer.greedy_tokenize(prefix), *output):
             matcher.advance(token)
         return matcher
@@ -299,6 +337,20 @@ class Grammars:
             work.set_exception(error)
         else:
             work.set_result(None)
+
+    def _prepared(self, grammar: str) -> llguidance.LLMatcher | None:
+        """A matcher at its beginning, if one is there or can be copied."""
+        with self._lock:
+            if grammar in self._costly:
+                self._costly.move_to_end(grammar)
+                return self._costly[grammar].deep_copy()
+            return self._take(grammar) if grammar in self._ready else None
+
+    def _compile_again(self, grammar: str, num_tokens: int) -> llguidance.LLMatcher:
+        """For an output of so many tokens that met a limit. If it had a copy, other copies would meet it as well."""
+        with self._lock:
+            self._costly.pop(grammar, None)
+        return self._compile(grammar, num_tokens)
 
     def _take(self, grammar: str) -> llguidance.LLMatcher:
         """One of those that are ready. Only for who holds the lock."""

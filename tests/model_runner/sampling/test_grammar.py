@@ -347,6 +347,77 @@ def test_what_nobody_fetches_is_dropped_the_oldest_first(compiled: list[str], mo
     assert compiled == [ONE] * 5
 
 
+@pytest.fixture
+def all_costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_COSTLY_S", 0.0)
+
+
+@pytest.mark.usefixtures("all_costly")
+def test_a_costly_grammar_is_compiled_once_for_all_requests(compiled: list[str]) -> None:
+    grammars = make()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: grammars.prepare(ONE, 3), range(8)))
+    states = [grammars.matcher(ONE, (EOS,), ()) for _ in range(24)]
+    assert compiled == [ONE]
+    assert len({id(state.inner) for state in states}) == 24
+
+
+@pytest.mark.usefixtures("all_costly")
+def test_of_costly_grammars_those_used_last_are_kept(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_COSTLY", 2)
+    grammars = make()
+    third = HEAD + 'start: "c"'
+    grammars.prepare(ONE, 1)
+    grammars.prepare(OTHER, 1)
+    grammars.matcher(ONE, (EOS,), ())
+    for grammar in (third, ONE, OTHER):
+        grammars.prepare(grammar, 1)
+    assert compiled == [ONE, OTHER, third, OTHER]
+
+
+@pytest.mark.usefixtures("all_costly")
+def test_a_grammar_that_fails_to_compile_lets_the_next_thread_try(compiled: list[str]) -> None:
+    grammars = make()
+    for _ in range(2):
+        with pytest.raises(GrammarError):
+            grammars.prepare("start: (", 1)
+    assert compiled == ["start: ("] * 2
+
+
+@pytest.mark.usefixtures("all_costly")
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_copies_allow_what_one_of_its_own_allows(name: str) -> None:
+    """Whatever other copies have come through in between."""
+    grammar, _ = LANGUAGES[name]
+    grammars = make()
+    grammars.prepare(grammar, 1)
+    walks = [walk(grammar, seed, 20) for seed in range(4)]
+    copies = [grammars.matcher(grammar, (EOS,), ()) for _ in walks]
+    for place in range(max(map(len, walks))):
+        for copy, tokens in zip(copies, walks, strict=True):
+            if place < len(tokens):
+                assert allowed(copy) == allowed(matcher(grammar, tokens[:place]))
+                copy.advance(tokens[place])
+
+
+@pytest.mark.usefixtures("all_costly")
+def test_a_copy_that_meets_a_limit_ends_the_sharing(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins anew by itself, and the next requests get a lexer that has no past."""
+    grammar, _ = LANGUAGES["object"]
+    tokens = walk(grammar, 7, 30)
+    monkeypatch.setattr(module, "_STATES", 28)
+    grammars = make()
+    grammars.prepare(grammar, 1)
+    state = grammars.matcher(grammar, (EOS,), ())
+    for token in tokens:
+        allowed(state)
+        state.advance(token)
+    assert len(compiled) > 1
+    del compiled[:]
+    grammars.prepare(grammar, 1)
+    assert compiled == [grammar]
+
+
 def test_threads_do_not_disturb_each_other() -> None:
     grammars = make()
     names = [name for name in LANGUAGES for _ in range(4)]
