@@ -45,8 +45,8 @@ logger = logging.getLogger("samewise.runner")
 _WARM_UP_ROWS = (1, 2, 4, 8, 16)
 _WARM_UP_CONTEXT = 512
 _WARM_UP_TIMES = 2
-_PREPARING_THREADS = 2
-"""So that one grammar that takes long keeps no others waiting."""
+_PREPARING_THREADS = 8
+"""More than there are processes that check grammars before they come here, so that slow ones keep no others waiting."""
 
 
 class ModelRunner:
