@@ -13,6 +13,7 @@ from server.api.generation_api import Answering, GenerationApi, Taken, take_in
 from server.api.intake import read_as
 from server.api.pooling_api import PoolingApi, take_in_pooling
 from server.api.services import Services
+from server.errors import InvalidRequestError
 from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
 from server.generation.result import collect
@@ -53,6 +54,7 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     """Take the request in, run it, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
     taken: Taken = await from_body(request, services, take_in, api)
     plan, record = taken.plan, record_of(request)
+    check_whole(record, stream=plan.stream)
     fingerprint = await services.fingerprint.of(services.info())
     run = await start_run(plan, record, services)
     try:
@@ -82,6 +84,14 @@ async def respond_with_numbers(api: PoolingApi, request: Request, services: Serv
         run.close()
     content = await asyncio.to_thread(api.answer, run, services.model, taken.options)
     return json_response(content, as_headers(run.plan.notices))
+
+
+def check_whole(record: RequestRecord, **asked: bool) -> None:
+    """Raise InvalidRequestError for a line of a batch with one of these fields: its answer comes as a whole."""
+    for name, is_asked in asked.items():
+        if is_asked and record.is_background:
+            message = f"Unsupported value: '{name}' does not support true in a batch. Only false is supported."
+            raise InvalidRequestError(message, param=name, code="unsupported_value")
 
 
 async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Run:

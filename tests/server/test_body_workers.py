@@ -16,6 +16,7 @@ from server.api import body_workers
 from server.api.body_workers import BodyWorkers, Errand, Limits
 from server.api.intake import IntakeContext
 from server.errors import InternalError, InvalidRequestError, RateLimitError
+from tests.server.constraints.schemas import BOMB
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of
 
@@ -138,7 +139,6 @@ def test_bodies_that_wait_are_bounded_for_each_sender(
 
 
 PATTERNS = {"type": "string", "allOf": [{"pattern": f"{number:03}"} for number in range(40)]}
-NAMES = {"type": "object", "patternProperties": {f"^k{number:04}": {"type": "integer"} for number in range(1500)}}
 
 
 def held_to(schema: dict[str, Any]) -> dict[str, Any]:
@@ -152,12 +152,12 @@ async def test_patterns_for_one_string_are_few(client, workers: BodyWorkers):
     assert "patterns for the same value" in response.json()["error"]["message"]
 
 
-async def test_a_schema_that_takes_for_ever_is_refused_while_others_are_answered(
+async def test_a_schema_that_takes_all_memory_is_refused_while_others_are_answered(
     make_app, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(body_workers, "_BASE_CPU_S", 1)
+    monkeypatch.setattr(body_workers, "_BASE_BYTES", 32 << 20)
     async with client_of(make_app()) as client:
-        slow = asyncio.create_task(client.post(CHAT, json=held_to(NAMES)))
+        slow = asyncio.create_task(client.post(CHAT, json=held_to(BOMB)))
         quick = await client.post(CHAT, json=held_to({"type": "integer"}))
         assert quick.status_code == 200
         assert not slow.done()

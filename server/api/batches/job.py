@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from server.api.batches.insisting import Insisting
-from server.api.batches.lines import Fields, batch_error, check_lines, error_list
+from server.api.batches.lines import Fields, batch_error, check_lines, error_list, read_lines
 from server.api.batches.lines_run import LinesRun
 from server.api.batches.objects import OPEN, Status
 from server.api.batches.output import give_up_lines, write_outputs
@@ -82,8 +82,10 @@ class BatchJob:
         return status
 
     async def _check(self, path: Path) -> None:
-        most = self._services.settings.max_batch_lines
-        checked = await asyncio.to_thread(check_lines, path, self._batch.fields["endpoint"], most)
+        settings = self._services.settings
+        max_body_bytes = int(settings.max_body_mib * (1 << 20))
+        endpoint = self._batch.fields["endpoint"]
+        checked = await asyncio.to_thread(check_lines, path, endpoint, settings.max_batch_lines, max_body_bytes)
         if checked.errors:
             await self._fail_for(checked.errors)
         else:
@@ -93,7 +95,7 @@ class BatchJob:
     async def _run_lines(self, path: Path) -> None:
         """Until all have results, or the batch is not wanted any more, or its time is over."""
         done = await self._stored(lambda table: table.done(self._batch.id))
-        run = LinesRun(self._batch, path, done, self._services.loopback)
+        run = LinesRun(self._batch, read_lines(path, but=done), len(done), self._services.loopback)
         lines = asyncio.create_task(run.run(self._writer, self._services.engine.info.max_num_seqs))
         unwanted = asyncio.create_task(self._is_unwanted.wait())
         left_s = max(0.0, self._batch.fields["expires_at"] - time.time())

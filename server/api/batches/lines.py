@@ -1,7 +1,9 @@
 """The lines of a batch: what clients write, and what they get for each."""
 
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,8 @@ from server.storage.batches import LineResult
 
 _MAX_ERRORS = 20
 """Wrong lines of which a client is told at once."""
+_ENVELOPE_BYTES = 64 << 10
+"""Of a line, beside the body of its request."""
 Fields = Mapping[str, Any]
 
 
@@ -61,13 +65,20 @@ def error_list(errors: Sequence[Fields]) -> Fields:
     return {"object": "list", "data": list(errors)}
 
 
-def check_lines(path: Path, endpoint: str, most: int) -> Checked:
-    """Whether each line is a request to this endpoint, with an id of its own. Raises OSError."""
+def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int) -> Checked:
+    """Whether each line is a request to this endpoint, with an id of its own and no more than a request may have.
+
+    Raises OSError.
+    """
     errors: list[Fields] = []
     seen: set[str] = set()
     number = 0
-    for place, text in _texts(path):
+    most = max_body_bytes + _ENVELOPE_BYTES
+    for place, text in _texts(path, most):
         try:
+            if len(text) > most:
+                reason = f"This line is too large: the body of a request has at most {max_body_bytes} bytes here."
+                raise _LineError("line_too_large", reason)
             written = _parsed(text)
             _check(written, endpoint, seen)
             seen.add(written.custom_id)
@@ -78,9 +89,9 @@ def check_lines(path: Path, endpoint: str, most: int) -> Checked:
             break
     if not number:
         errors.append(batch_error("empty_file", "The file has no lines."))
-    if number > most:
-        message = f"The file has {number} lines, and this server takes at most {most} in a batch."
-        errors.append(batch_error("too_many_lines", message, most + 1))
+    if number > most_lines:
+        message = f"The file has {number} lines, and this server takes at most {most_lines} in a batch."
+        errors.append(batch_error("too_many_lines", message, most_lines + 1))
     return Checked(number, errors)
 
 
@@ -107,18 +118,6 @@ def unanswered(batch_id: str, line: Line, code: str, message: str) -> LineResult
     return _result(batch_id, line, None, {"code": code, "message": message}, is_error=True)
 
 
-def refusal(line: Line) -> str:
-    """Why a line is not run whose answer would not come as a whole; empty if it would."""
-    try:
-        body = msgspec.json.decode(line.body)
-    except (msgspec.DecodeError, RecursionError):
-        return ""  # whoever reads it says what is wrong
-    asked = [name for name in ("stream", "background") if isinstance(body, dict) and body.get(name)]
-    if not asked:
-        return ""
-    return f"Unsupported value: '{asked[0]}' does not support true in a batch. Only false is supported."
-
-
 def _result(batch_id: str, line: Line, response: Fields | None, error: Fields | None, *, is_error: bool) -> LineResult:
     made = {
         "id": f"batch_req_{batch_id.removeprefix('batch_')}_{line.number}",
@@ -129,10 +128,15 @@ def _result(batch_id: str, line: Line, response: Fields | None, error: Fields | 
     return LineResult(line.number, is_error, msgspec.json.encode(made))
 
 
-def _texts(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, with their places, from 1."""
+def _texts(path: Path, most: int = sys.maxsize - 1) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not empty, with their places, from 1; only the first `most` + 1 bytes of one that has more."""
     with path.open("rb") as file:
-        for place, text in enumerate(file, start=1):
+        for place in count(1):
+            text = rest = file.readline(most + 1)
+            if not text:
+                return
+            while len(rest) > most and not rest.endswith(b"\n"):
+                rest = file.readline(most + 1)
             if text.strip():
                 yield place, text
 

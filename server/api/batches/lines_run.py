@@ -2,18 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
-from itertools import islice
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator, Sequence
 
-from server.api.batches.lines import Line, read_lines, refusal, result_of, unanswered
+from server.api.batches.lines import Line, result_of
 from server.api.batches.writer import ResultWriter
 from server.errors import RETRY_AFTER_S
 from server.http.loopback import Loopback
 from server.storage.batches import Batch, LineResult
 
-_READ_AT_A_TIME = 64
-"""Lines; reading is done in a thread."""
+_READ_BYTES = 1 << 20
+"""Bodies that are read at a time, or one that is larger; reading is done in a thread."""
 _LONGEST_WAIT_S = 60.0
 """Before a line that was refused for now is tried again."""
 _PROGRESS = 10
@@ -24,12 +22,11 @@ _logger = logging.getLogger("samewise.batches")
 class LinesRun:
     """Those of one batch that have no results yet."""
 
-    def __init__(self, batch: Batch, path: Path, done: Collection[int], loopback: Loopback) -> None:
+    def __init__(self, batch: Batch, lines: Iterator[Line], num_done: int, loopback: Loopback) -> None:
         self._batch = batch
-        self._path = path
-        self._done = done
+        self._unread = lines
         self._loopback = loopback
-        self._num_done = len(done)
+        self._num_done = num_done
 
     async def run(self, writer: ResultWriter, num_at_a_time: int) -> None:
         """Returns when all have results, and these are written."""
@@ -51,15 +48,21 @@ class LinesRun:
                 group.create_task(work())
 
     async def _lines(self) -> AsyncIterator[Line]:
-        lines = read_lines(self._path, self._done)
-        while page := await asyncio.to_thread(lambda: list(islice(lines, _READ_AT_A_TIME))):
+        while page := await asyncio.to_thread(self._page):
             for line in page:
                 yield line
 
+    def _page(self) -> Sequence[Line]:
+        """The next lines; empty at the end."""
+        page: list[Line] = []
+        num_bytes = 0
+        while num_bytes < _READ_BYTES and (line := next(self._unread, None)) is not None:
+            page.append(line)
+            num_bytes += len(line.body)
+        return page
+
     async def _result(self, line: Line) -> LineResult:
         """What comes of a line; one that is refused for now is tried again."""
-        if why := refusal(line):
-            return unanswered(self._batch.id, line, "unsupported_value", why)
         while True:
             answer = await self._loopback.post(self._batch.fields["endpoint"], line.body, self._batch.client)
             if answer.retry_after_s is None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from server.api.endpoint import start_run, unless_gone
+from server.api.endpoint import check_whole, start_run, unless_gone
 from server.api.responses import store
 from server.api.responses.background import BackgroundResponse, with_fingerprint, written_promise
 from server.api.responses.following import Following
@@ -38,6 +38,7 @@ async def respond(request: Request, services: Services) -> Response:
     body = await read_body(request, services.settings.max_body_mib)
     occasion = occasion_of(request)
     taken, found = await taken_in(take_in_response, body, occasion, services)
+    check_whole(record_of(request), stream=taken.plan.stream, background=taken.is_background)
     telling = Telling(await with_fingerprint(taken.head, services), services.tokenizer)
     run = await start_run(taken.plan, record_of(request), services)
     answering = _Answering(request, services, taken, telling, run)

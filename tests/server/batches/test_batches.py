@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from server.api.batches.lines import check_lines
 from server.api.batches.objects import OPEN
 from server.engine.client import QueueFullError
 from server.storage.storage import NotStoredError
+from tests.server.constraints.schemas import BOMB
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, serving
 from tests.server.tenants.keys import of_tenant, write_keys
@@ -191,8 +193,43 @@ async def test_a_stream_has_no_place_in_a_file(make_batches: Callable[..., FastA
         batches = Batches(client)
         batch = await batches.ended((await batches.create(written([completion(stream=True), completion()])))["id"])
         (error,) = await batches.content(batch["error_file_id"])
-        assert error["error"]["message"].startswith("Unsupported value: 'stream'")
+        assert error["response"]["body"]["error"]["message"].startswith("Unsupported value: 'stream'")
         assert len(await batches.content(batch["output_file_id"])) == 1
+
+
+async def test_a_line_that_is_too_large_is_named_and_never_held_as_a_whole(
+    make_batches: Callable[..., FastAPI], tmp_path: Path
+) -> None:
+    small, large = written([completion()]), written([completion(prompt="a" * (8 << 20))])
+    async with client_of(make_batches(max_body_mib=0.5)) as client:
+        batches = Batches(client)
+        (error,) = (await batches.ended((await batches.create(small + large))["id"]))["errors"]["data"]
+    assert (error["code"], error["line"]) == ("line_too_large", 2)
+    assert error["message"].endswith("at most 524288 bytes here.")
+    path = tmp_path / "lines"
+    path.write_bytes(small + large + small.replace(b"line 0", b"line 1"))
+    tracemalloc.start()
+    checked = check_lines(path, COMPLETIONS, 10, 1 << 19)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert checked.num_lines == 3
+    assert peak < 4 << 20
+
+
+async def test_a_line_that_ends_the_process_that_checks_it_is_an_error_and_the_others_are_answered(
+    make_batches: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.api.body_workers._BASE_BYTES", 32 << 20)
+    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": BOMB, "strict": True}}}
+    async with client_of(make_batches()) as client:
+        batches = Batches(client)
+        lines = written([chat(), chat(**held), chat()], CHAT)
+        batch = await batches.ended((await batches.create(lines, CHAT))["id"])
+        assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+        (error,) = await batches.content(batch["error_file_id"])
+    assert error["custom_id"] == "line 1"
+    assert error["response"]["status_code"] == 400
+    assert error["response"]["body"]["error"]["code"] == "request_too_complex"
 
 
 async def test_what_is_refused_for_now_is_tried_again(

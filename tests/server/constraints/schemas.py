@@ -245,3 +245,9 @@ SCHEMAS: dict[str, dict[str, Any] | bool] = {
     "zod_3": _ZOD_3,
     "openai_strict": _OPENAI_STRICT,
 }
+
+BOMB = {
+    "type": "object",
+    "allOf": [{"properties": {"a": {"type": "string", "pattern": f"{number:03}"}}} for number in range(40)],
+}
+"""Takes more memory than any machine has to compile, and looks small: each pattern is of another object."""
