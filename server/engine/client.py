@@ -26,7 +26,7 @@ class EngineUnavailableError(Exception):
 
 
 class QueueFullError(Exception):
-    """More choices are running and waiting than the server was set up to hold."""
+    """All places of the server are taken, and the client that asks has no more left in its share."""
 
 
 class RequestFailedError(Exception):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from scheduler.history import ChoiceHistory
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, RequestOutput
 from server.engine.follower import Follower
+from server.engine.places import Places
 from server.engine.recovery import Crash, CrashPolicy
 from server.engine.unheard import Unheard
 
@@ -42,10 +43,15 @@ class LiveRequest:
         """Whether it gets only the room that others leave."""
         return self._request.tier >= BACKGROUND
 
-    @property
-    def num_counted(self) -> int:
-        """Choices that still run and take a place from others."""
-        return 0 if self.is_background else self.num_unfinished
+    def take_places(self, places: Places) -> None:
+        """Count the choices that have not ended; in the background they take no places."""
+        if not self.is_background:
+            places.take(self._request.client, self._request.weight, self.num_unfinished)
+
+    def give_places_back(self, places: Places, number: int) -> None:
+        """Count this many of its choices no longer."""
+        if not self.is_background:
+            places.give_back(self._request.client, number)
 
     def resumed(self) -> EngineRequest:
         """The request as to submit now: only its unfinished choices, with their outputs so far."""
@@ -104,8 +110,8 @@ class LiveRequests:
         self._policy = CrashPolicy()
         self._empty = asyncio.Event()
         self._empty.set()
-        self.num_choices = 0
-        """Unfinished choices of all requests that are not in the background."""
+        self.places = Places()
+        """What unfinished choices take, of all requests that are not in the background."""
         self._unheard = Unheard()
 
     def __len__(self) -> int:
@@ -132,7 +138,7 @@ class LiveRequests:
             raise ValueError(f"request id {request.request_id!r} is in use")
         live = self._live[request.request_id] = LiveRequest(request, wake, follower)
         self._policy.add(request.request_id)
-        self.num_choices += live.num_counted
+        live.take_places(self.places)
         self._empty.clear()
         return live
 
@@ -150,7 +156,7 @@ class LiveRequests:
                 continue
             if output.finish_reason is None:
                 continue
-            self.num_choices -= not live.is_background
+            live.give_places_back(self.places, 1)
             if not live.num_unfinished:
                 self._forget(output.request_id)
                 finished = True
@@ -161,7 +167,7 @@ class LiveRequests:
         live = self._live.get(request_id)
         if live is None or not live.abort(choice):
             return False
-        self.num_choices -= not live.is_background
+        live.give_places_back(self.places, 1)
         submitted = self._policy.is_inside(request_id)
         self._note_aborted(live, [choice], submitted)
         if not live.num_unfinished:
@@ -242,7 +248,7 @@ class LiveRequests:
 
     def _take_out(self, request_id: str) -> LiveRequest:
         live = self._live.pop(request_id)
-        self.num_choices -= live.num_counted
+        live.give_places_back(self.places, live.num_unfinished)
         if not self._live:
             self._empty.set()
         return live

@@ -192,11 +192,9 @@ class EngineSupervisor(ABC):
         if request.tier >= BACKGROUND:
             return  # whoever sends it limits it
         limit = self.info.max_num_seqs + self._limits.max_waiting
-        num_choices = self._requests.num_choices
-        if num_choices + len(request.choices) > limit:
-            raise QueueFullError(
-                f"{num_choices} choices are running or waiting; {len(request.choices)} more would exceed {limit}."
-            )
+        refusal = self._requests.places.refusal(request.client, request.weight, len(request.choices), limit)
+        if refusal:
+            raise QueueFullError(refusal)
 
     def _refuse_unless_open(self) -> None:
         match self.state:

@@ -121,6 +121,28 @@ async def test_a_full_queue_refuses_and_has_room_again(running):
         assert set(await collect(client, request("all", n=room, max_tokens=1))) == set(range(room))
 
 
+@pytest.mark.parametrize("other", ["ann", "bob"])
+async def test_what_one_client_holds_keeps_no_other_out(running, other):
+    """Of two clients each has half of the places for certain; a client that has more than that waits."""
+    room = MAX_NUM_SEQS + MAX_WAITING
+    async with running() as client:
+        stream = outputs_of(client, replace(request("many", max_tokens=LONG, n=room), client="ann"))
+        await anext(stream)
+        with pytest.raises(QueueFullError):
+            await collect(client, replace(request("one more"), client="ann"))
+        half = replace(request("half", n=room // 2), client=other)
+        if other == "ann":
+            with pytest.raises(QueueFullError):
+                await collect(client, half)
+            return
+        taken = asyncio.create_task(collect(client, half))
+        await until(lambda: client.stats.num_running + client.stats.num_waiting == room + room // 2)
+        with pytest.raises(QueueFullError, match=f"holds {room // 2} of them, and its share is {room // 2}"):
+            await collect(client, replace(request("too much"), client="bob"))
+        await stream.aclose()
+        assert set(await taken) == set(range(room // 2)), "nothing that was taken is lost"
+
+
 async def test_a_request_that_never_fits_fails_alone(running):
     async with running() as client:
         other = asyncio.create_task(collect(client, request("other")))

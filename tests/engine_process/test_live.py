@@ -86,11 +86,11 @@ def test_choices_are_counted_while_they_run():
     requests = LiveRequests()
     requests.add(request("a", n=3), lambda: None, Recorded())
     requests.add(request("b"), lambda: None, Recorded())
-    assert requests.num_choices == 4
+    assert requests.places.num_taken == 4
     assert not requests.apply([out(0, 1, finish=FinishReason.STOP)])
-    assert requests.num_choices == 3
+    assert requests.places.num_taken == 3
     assert requests.apply([out(0, name="b", finish=FinishReason.STOP), out(0, 1, name="unknown")])
-    assert (requests.num_choices, len(requests)) == (2, 1)
+    assert (requests.places.num_taken, len(requests)) == (2, 1)
 
 
 def test_the_engine_is_told_of_an_abort_only_if_it_has_the_request():
@@ -130,6 +130,6 @@ def test_an_end_that_crosses_an_abort_counts_once():
     requests.release()
     assert requests.abort_choice("a", 0)
     requests.apply([out(0, 1, finish=FinishReason.STOP)])
-    assert requests.num_choices == 1
+    assert requests.places.num_taken == 1
     requests.aborted("a", 0, ())
     assert follower.histories == [(0, None)]
