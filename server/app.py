@@ -119,8 +119,11 @@ def _services(
     )
     tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
     metrics = Metrics(engine, model.name, settings.metrics_prefix)
-    storage = Storage(settings.data_dir, int(settings.max_stored_mib * (1 << 20)))
-    accounts = _accounts(settings, UsageBook(storage, metrics, model.name))
+    keys = KeyRing(settings)
+    storage = Storage(
+        settings.data_dir, int(settings.max_stored_mib * (1 << 20)), weight_of=lambda client: keys.named(client).weight
+    )
+    accounts = _accounts(settings, keys, UsageBook(storage, metrics, model.name))
     traces = _traces(settings)
     observers = [phases_into(metrics)] if traces is None else [phases_into(metrics), traces.observe]
     return Services(
@@ -141,10 +144,10 @@ def _services(
     )
 
 
-def _accounts(settings: Settings, usage: UsageBook) -> Accounts:
-    """Raises OSError or ValueError if keys or Redis cannot be used."""
+def _accounts(settings: Settings, keys: KeyRing, usage: UsageBook) -> Accounts:
+    """Raises ValueError if Redis cannot be used."""
     redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
-    return Accounts(KeyRing(settings), RateLimits(Windows(redis_url)), usage)
+    return Accounts(keys, RateLimits(Windows(redis_url)), usage)
 
 
 def _file_store(settings: Settings, storage: Storage) -> FileStore | None:

@@ -73,7 +73,32 @@ CREATE TABLE files (
 CREATE INDEX files_by_client ON files (client, number);
 CREATE INDEX files_by_end ON files (expires_at) WHERE expires_at IS NOT NULL;
 """
-_STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES, _BATCHES)
+_SHARES = """
+ALTER TABLE rows ADD COLUMN promised INTEGER NOT NULL DEFAULT 0;
+UPDATE rows SET promised = length(body) + 256 + (
+    SELECT coalesce(sum(length(part.body) + 256), 0) FROM rows AS part WHERE part.parent = rows.id
+) WHERE state = 'unfinished';
+CREATE INDEX rows_by_age ON rows (client, number) WHERE parent = '';
+CREATE INDEX rows_promised ON rows (client, promised) WHERE state = 'unfinished';
+DROP TRIGGER row_came;
+DROP TRIGGER row_changed;
+DROP TRIGGER row_went;
+DROP TABLE total;
+CREATE TABLE totals (client TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO totals SELECT client, sum(length(body) + 256) FROM rows GROUP BY client;
+CREATE TRIGGER row_came AFTER INSERT ON rows BEGIN
+    INSERT INTO totals VALUES (new.client, length(new.body) + 256)
+    ON CONFLICT (client) DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER row_changed AFTER UPDATE OF body ON rows BEGIN
+    UPDATE totals SET bytes = bytes + length(new.body) - length(old.body) WHERE client = new.client;
+END;
+CREATE TRIGGER row_went AFTER DELETE ON rows BEGIN
+    UPDATE totals SET bytes = bytes - length(old.body) - 256 WHERE client = old.client;
+    DELETE FROM totals WHERE client = old.client AND bytes = 0;
+END;
+"""
+_STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES, _BATCHES, _SHARES)
 
 
 class StorageError(ValueError):

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _COLUMNS = "kind, id, client, body, parent, state"
@@ -10,6 +10,8 @@ _OLDEST = "SELECT min(number) FROM rows WHERE parent = ''"
 _AMONG = "IN (SELECT value FROM json_each(?))"
 _ROW_BYTES = 256
 """That a row takes beside its body, as the database counts."""
+UNFINISHED = "unfinished"
+"""State of rows without parents that are not dropped: the server has promised to finish them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +37,27 @@ class Rows:
         self._connection = connection
         self._written: dict[str, int] = {}
         """Rows without parents that were written, or of which parts were: the bytes of those that were themselves."""
+        self.writer: str | None = None
+        """The client whose rows were written."""
+        self.promised = 0
+        """Bytes of the unfinished rows that were written, with their parts."""
 
     def put(self, *rows: Row) -> None:
-        """Add rows, or change those that are there; these keep their places."""
+        """Add rows, or change those that are there; these keep their places. An unfinished one comes with its parts."""
         for row in rows:
+            self.writer = row.client
             self._written.setdefault(row.parent or row.id, 0)
             if not row.parent:
                 self._written[row.id] = len(row.body) + _ROW_BYTES
+        promised = [_num_promised(row, rows) for row in rows]
+        self.promised += sum(promised)
         self._connection.executemany(
-            f"INSERT INTO rows ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (parent, kind, id) DO UPDATE SET body = excluded.body, state = excluded.state",
-            [(row.kind, row.id, row.client, row.body, row.parent, row.state) for row in rows],
+            f"INSERT INTO rows ({_COLUMNS}, promised) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (parent, kind, id) "
+            "DO UPDATE SET body = excluded.body, state = excluded.state, promised = excluded.promised",
+            [
+                (row.kind, row.id, row.client, row.body, row.parent, row.state, num_bytes)
+                for row, num_bytes in zip(rows, promised, strict=True)
+            ],
         )
 
     def get(self, kind: str, row_id: str, client: str, parent: str | None = None) -> Row | None:
@@ -83,8 +95,17 @@ class Rows:
 
     def num_bytes(self) -> int:
         """Of all that is kept."""
-        (num_bytes,) = self._connection.execute("SELECT bytes FROM total").fetchone()
+        (num_bytes,) = self._connection.execute("SELECT coalesce(sum(bytes), 0) FROM totals").fetchone()
         return int(num_bytes)
+
+    def bytes_by_client(self) -> Mapping[str, int]:
+        """Of all that is kept, by whose it is."""
+        return dict(self._connection.execute("SELECT client, bytes FROM totals").fetchall())
+
+    def promised_by_client(self) -> Mapping[str, int]:
+        """Bytes of unfinished rows and of their parts as they were written, by whose they are."""
+        promised = f"SELECT client, sum(promised) FROM rows WHERE state = '{UNFINISHED}' GROUP BY client"
+        return dict(self._connection.execute(promised).fetchall())
 
     def num_bytes_written(self) -> int:
         """Of the rows that this transaction has written, with all that belongs to them."""
@@ -92,18 +113,16 @@ class Rows:
         (num_bytes,) = self._connection.execute(parts, (json.dumps(list(self._written)),)).fetchone()
         return int(num_bytes) + sum(self._written.values())
 
-    def drop_oldest(self, max_bytes: int, *, but_kept: str) -> None:
-        """Delete the oldest rows without parents, and theirs, until the rest is no larger.
+    def drop_oldest(self, client: str) -> int:
+        """Delete the client's oldest row without a parent, and its parts; returns how many bytes the client has left.
 
-        Those that have this state are kept, and those that this transaction has written.
+        Unfinished rows are kept, and those that this transaction has written.
         """
-        names = json.dumps(list(self._written))
-        droppable = f"parent = '' AND state != ? AND NOT id {_AMONG} ORDER BY number LIMIT 1"
-        while self.num_bytes() > max_bytes:
-            oldest = self._select(droppable, but_kept, names)
-            if not oldest:
-                break
-            self.delete(oldest[0].kind, oldest[0].id, oldest[0].client)
+        droppable = f"parent = '' AND client = ? AND state != ? AND NOT id {_AMONG} ORDER BY number LIMIT 1"
+        for oldest in self._select(droppable, client, UNFINISHED, json.dumps(list(self._written))):
+            self.delete(oldest.kind, oldest.id, client)
+        found = self._connection.execute("SELECT bytes FROM totals WHERE client = ?", (client,)).fetchone()
+        return int(found[0]) if found else 0
 
     def _renew(self, kind: str, row_id: str, where: str) -> None:
         newest = "(SELECT max(number) + 1 FROM rows)"
@@ -114,3 +133,10 @@ class Rows:
     def _select(self, where: str, *values: object) -> Sequence[Row]:
         found = self._connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE {where}", values)
         return [Row(*columns) for columns in found]
+
+
+def _num_promised(row: Row, rows: Sequence[Row]) -> int:
+    """The bytes of an unfinished row and of its parts among these rows; 0 for any other."""
+    if row.state != UNFINISHED:
+        return 0
+    return sum(len(one.body) + _ROW_BYTES for one in rows if one is row or one.parent == row.id)

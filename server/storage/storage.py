@@ -1,13 +1,14 @@
 """One database, in one thread: SQLite in a folder of the server's, or in memory."""
 
 import asyncio
+import heapq
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from server.errors import ApiError, BodyTooLargeError
+from server.errors import ApiError, BodyTooLargeError, RateLimitError
 from server.storage.batches import BatchTable
 from server.storage.files_table import FilesTable
 from server.storage.migrations import StorageError, migrate
@@ -16,8 +17,8 @@ from server.storage.usage import UsageTable
 
 _T = TypeVar("_T")
 FILE = "samewise.sqlite3"
-UNFINISHED = "unfinished"
-"""State of rows that are not dropped: the server has promised to finish them."""
+_FOR_PROMISES = 0.5
+"""The part of all room that unfinished rows may take: what comes of them needs the rest."""
 
 
 class NotStoredError(ApiError):
@@ -25,18 +26,26 @@ class NotStoredError(ApiError):
 
 
 class TooLargeToStoreError(NotStoredError, BodyTooLargeError):
-    """It alone is larger than all that may be stored."""
+    """It alone is larger than all that its client may store."""
+
+
+class PromisesFullError(NotStoredError, RateLimitError):
+    """What the server has promised to finish takes all the room that there is for it."""
 
 
 class Storage:
     """Runs work on the rows. What a work has written is on disk when it returns; what raises has written nothing."""
 
-    def __init__(self, folder: Path | None, max_bytes: int) -> None:
-        """Without a folder, all is lost with the process. Of more than `max_bytes` the oldest is dropped.
+    def __init__(
+        self, folder: Path | None, max_bytes: int, weight_of: Callable[[str], float] = lambda client: 1.0
+    ) -> None:
+        """Without a folder, all is lost with the process.
+
+        Of more than `max_bytes` the oldest is dropped, of those clients that have more than their shares by weight.
 
         Raises OSError if the folder cannot be made, StorageError if the database in it cannot be used.
         """
-        self._max_bytes = max_bytes
+        self._room = _Room(max_bytes, weight_of)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samewise-storage")
         self._connection: sqlite3.Connection | None = None
         if folder is not None:
@@ -46,13 +55,13 @@ class Storage:
     async def run(self, work: Callable[[Rows], _T]) -> _T:
         """What the work returns or raises, done in one transaction.
 
-        Raises NotStoredError, or TooLargeToStoreError of its kind.
+        Raises NotStoredError, or TooLargeToStoreError or PromisesFullError of its kind.
         """
 
         def on_rows(connection: sqlite3.Connection) -> _T:
             rows = Rows(connection)
             result = work(rows)
-            self._make_room(rows)
+            self._room.make(rows)
             return result
 
         return await self._transaction(on_rows)
@@ -88,22 +97,82 @@ class Storage:
         except sqlite3.Error as error:
             raise NotStoredError(f"The server's storage failed: {error}.") from error
 
-    def _make_room(self, rows: Rows) -> None:
-        if rows.num_bytes() <= self._max_bytes:
+
+class _Room:
+    """The bytes that rows may take, shared between the clients that have rows by their weights.
+
+    A client may have more than its share as long as there is room. When there is none, the oldest rows are dropped of
+    the client that has most for its weight, so what one client writes never drops what another keeps within its share.
+    """
+
+    def __init__(self, max_bytes: int, weight_of: Callable[[str], float]) -> None:
+        self._max_bytes = max_bytes
+        self._weight_of = weight_of
+
+    def make(self, rows: Rows) -> None:
+        """Drop what is too much after the work of a transaction. Raises TooLargeToStoreError and PromisesFullError."""
+        is_full = rows.num_bytes() > self._max_bytes
+        if is_full:
+            _check_size(rows, self._max_bytes)
+        if rows.promised:
+            self._check_promises(rows)
+        if is_full:
+            self._drop(rows)
+
+    def _drop(self, rows: Rows) -> None:
+        used = dict(rows.bytes_by_client())
+        weights = self._weights(used)
+        total, share = sum(used.values()), self._max_bytes / sum(weights.values())
+        over = [(-used[client] / weights[client], client) for client in used if used[client] > share * weights[client]]
+        heapq.heapify(over)
+        while over and total > self._max_bytes:
+            client = heapq.heappop(over)[1]
+            left = rows.drop_oldest(client)
+            dropped, used[client] = used[client] - left, left
+            total -= dropped
+            if dropped and left > share * weights[client]:
+                heapq.heappush(over, (-left / weights[client], client))
+        if total > self._max_bytes and rows.writer is not None:
+            _check_size(rows, share * weights[rows.writer])
+
+    def _check_promises(self, rows: Rows) -> None:
+        """A client's first promise is always taken: others must not keep it out."""
+        promised = rows.promised_by_client()
+        most, own = self._max_bytes * _FOR_PROMISES, promised[rows.writer or ""]
+        if sum(promised.values()) <= most or own == rows.promised:
             return
-        if rows.num_bytes_written() > self._max_bytes:
-            raise TooLargeToStoreError("This is larger than all that the server may store.")
-        rows.drop_oldest(self._max_bytes, but_kept=UNFINISHED)
+        weights = self._weights(promised)
+        share = int(most * (weights[rows.writer or ""] / sum(weights.values())))
+        if own > share:
+            raise PromisesFullError(
+                f"Responses in the background that have not ended would take {own} bytes of the server's storage, and "
+                f"there is room for {share}. Please try again when some of them have ended."
+            )
+
+    def _weights(self, clients: Iterable[str]) -> Mapping[str, float]:
+        return {client: self._weight_of(client) for client in clients}
+
+
+def _check_size(rows: Rows, room: float) -> None:
+    """Raises TooLargeToStoreError if what was written has more bytes."""
+    num_bytes = rows.num_bytes_written()
+    if num_bytes > room:
+        raise TooLargeToStoreError(
+            f"This is larger than all that may be stored: it has {num_bytes} bytes, and there is room for {int(room)}."
+        )
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """The database, which no other process can use meanwhile. Raises StorageError."""
+    """The database, which no other process can use meanwhile. Raises StorageError, also if some of it is damaged."""
     connection = None
     try:
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        (finding,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if finding != "ok":
+            raise StorageError(f"it is damaged: {' '.join(finding.split())}. Restore a copy, or move it away")
         migrate(connection)
     except (sqlite3.Error, StorageError) as error:
         if connection is not None:

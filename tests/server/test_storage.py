@@ -1,14 +1,16 @@
 """What is kept: in transactions, by owner and parent, the oldest dropped first."""
 
+import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from server.storage import migrations
 from server.storage.migrations import StorageError
-from server.storage.rows import Row, Rows
-from server.storage.storage import FILE, UNFINISHED, NotStoredError, Storage
+from server.storage.rows import UNFINISHED, Row, Rows
+from server.storage.storage import FILE, NotStoredError, PromisesFullError, Storage, TooLargeToStoreError
 
 KIB = 1 << 10
 
@@ -100,6 +102,73 @@ async def test_what_was_deleted_makes_room(storage: Storage) -> None:
         await storage.run(lambda rows: rows.delete("thing", "a", "ann"))
 
 
+async def test_what_one_client_writes_drops_nothing_of_another_s_share(storage: Storage) -> None:
+    await storage.run(lambda rows: rows.put(*(row(f"bob {n}", b"x" * KIB, client="bob") for n in range(5))))
+    for number in range(30):
+        await storage.run(lambda rows, number=number: rows.put(row(f"ann {number}", b"x" * KIB)))
+    kept = await names(storage)
+    assert [name for name in kept if name.startswith("bob")] == [f"bob {n}" for n in range(5)]
+    assert [name for name in kept if name.startswith("ann")] == [f"ann {n}" for n in range(23, 30)]
+
+
+async def test_room_that_others_leave_is_given_back_by_who_has_most_for_its_weight(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, 16 * KIB, weight_of=lambda client: 3.0 if client == "bob" else 1.0)
+    for client in ("ann", "bob"):
+        for number in range(20):
+            one = row(f"{client} {number}", b"x" * 768, client=client)
+            await storage.run(lambda rows, one=one: rows.put(one))
+    kept = await names(storage)
+    assert kept == [f"ann {number}" for number in range(16, 20)] + [f"bob {number}" for number in range(8, 20)]
+    with pytest.raises(TooLargeToStoreError, match="room for 4096"):
+        await storage.run(lambda rows: rows.put(row("large", b"x" * 5 * KIB)))
+    assert await names(storage) == kept
+    storage.close()
+
+
+def promise(name: str, client: str = "ann") -> Callable[[Rows], None]:
+    """An unfinished row, which has 2 KiB with its part."""
+    one = row(name, b"x" * 512, client=client, state=UNFINISHED)
+    return lambda rows: rows.put(one, row("job", b"x" * KIB, client=client, parent=name))
+
+
+async def test_promises_leave_room_for_what_comes_of_them(storage: Storage) -> None:
+    for number in range(4):
+        await storage.run(promise(f"{number}"))
+    with pytest.raises(PromisesFullError, match="would take 10240 bytes") as caught:
+        await storage.run(promise("more"))
+    assert caught.value.status == 429
+    await storage.run(lambda rows: rows.put(row("0", b"x" * 6 * KIB, state="done")))
+    await storage.run(promise("4"))
+    assert await storage.run(lambda rows: rows.get("thing", "0", "ann")) is not None, "promises drop nothing"
+
+
+async def test_one_client_s_promises_keep_no_other_s_out(storage: Storage) -> None:
+    for number in range(4):
+        await storage.run(promise(f"{number}"))
+    for number in (5, 6):
+        await storage.run(promise(f"{number}", "bob"))
+    for client in ("ann", "bob"):
+        with pytest.raises(PromisesFullError, match="room for 4096"):
+            await storage.run(promise("more", client))
+    await storage.run(promise("first", "cid"))
+
+
+async def test_what_an_older_server_stored_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sqlite3.connect(tmp_path / FILE, isolation_level=None) as connection:
+        monkeypatch.setattr(migrations, "_STEPS", migrations._STEPS[:4])
+        migrations.migrate(connection)
+        put = "INSERT INTO rows (kind, id, client, parent, state, body) VALUES ('thing', ?, 'ann', ?, ?, zeroblob(?))"
+        connection.executemany(put, [("a", "", UNFINISHED, 100), ("job", "a", "", 200), ("b", "", "done", 400)])
+    connection.close()
+    monkeypatch.undo()
+    storage = Storage(tmp_path, 16 * KIB)
+    assert await storage.run(lambda rows: rows.bytes_by_client()) == {"ann": 700 + 3 * 256}
+    assert await storage.run(lambda rows: rows.promised_by_client()) == {"ann": 300 + 2 * 256}
+    assert await storage.run(lambda rows: rows.delete("thing", "a", "ann"))
+    assert await storage.run(lambda rows: rows.num_bytes()) == 400 + 256
+    storage.close()
+
+
 async def test_it_is_there_again(tmp_path: Path) -> None:
     for expected in ([], ["a"]):
         storage = Storage(tmp_path, KIB)
@@ -112,6 +181,30 @@ def test_what_is_no_database_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"x" * 4096)
     with pytest.raises(StorageError, match="file is not a database"):
         Storage(tmp_path, KIB)
+
+
+PAGE = 4096
+DAMAGE = {
+    "no header": lambda data: bytes(PAGE) + data[PAGE:],
+    "no schema": lambda data: data[:100] + bytes(PAGE - 100) + data[PAGE:],
+    "cut off": lambda data: data[: len(data) // 2],
+    "a page of zeros": lambda data: data[: 60 * PAGE] + bytes(PAGE) + data[61 * PAGE :],
+    "a page of noise": lambda data: data[: 60 * PAGE] + os.urandom(PAGE) + data[61 * PAGE :],
+    "an index of zeros": lambda data: data[: 2 * PAGE] + bytes(PAGE) + data[3 * PAGE :],
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+async def test_what_is_damaged_ends_the_start(tmp_path: Path, kind: str) -> None:
+    storage = Storage(tmp_path, KIB * KIB)
+    await storage.run(lambda rows: rows.put(*(row(f"{number}", b"x" * KIB) for number in range(300))))
+    storage.close()
+    data = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(DAMAGE[kind](data))
+    with pytest.raises(StorageError, match=r"cannot be used: (it is damaged|database disk image|file is not)"):
+        Storage(tmp_path, KIB * KIB)
+    (tmp_path / FILE).write_bytes(data)
+    Storage(tmp_path, KIB * KIB).close()
 
 
 def test_a_newer_one_is_left_alone(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from server.api.responses.intent import References, Stored
 from server.errors import InvalidRequestError, NotFoundError, UnavailableError, shorten
-from server.storage.rows import Row, Rows
-from server.storage.storage import UNFINISHED
+from server.storage.rows import UNFINISHED, Row, Rows
 
 RESPONSE, CONVERSATION, ITEM, EVENTS, JOB = "response", "conversation", "item", "events", "job"
 _INPUT, _OUTPUT = "input", "output"
