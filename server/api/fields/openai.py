@@ -4,6 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from server.api.fields.account import EndUser
 from server.api.fields.decoding import EarlyStopping
 from server.api.fields.generation import GenerationFields, generation_fields
 from server.api.fields.rules import RequestModel, hint, no_effect, problem, related
@@ -32,7 +33,7 @@ class OpenAIFields(RequestModel):
     stream_options: StreamOptions | None = Field(
         None, description="What the stream tells beside the answer.", json_schema_extra=related(requires=["stream"])
     )
-    user: str | None = no_effect("Your own id of the end user.")
+    user: EndUser | None = no_effect("Your own id of the end user.")
 
 
 class BeamSearchFields(RequestModel):

@@ -4,13 +4,14 @@ from typing import Any
 
 from pydantic import Field
 
+from server.api.fields.account import EndUser
 from server.api.fields.rules import RequestModel, hint, no_effect
 
 
 class PoolingFields(RequestModel):
     """Who asks, and when it is computed."""
 
-    user: str | None = no_effect("Your own id of the end user.")
+    user: EndUser | None = no_effect("Your own id of the end user.")
     priority: int | None = Field(
         None, ge=-(2**31), le=2**31 - 1, description="Lower runs first. Needs the server's policy to be `priority`."
     )

@@ -8,18 +8,21 @@ one of the two. `x-off` lists values, besides null, false and what is empty, tha
 """
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from server.errors import shorten
 from server.generation.field_table import asks_for_anything
 from server.generation.notices import Notice
+
+_Value = TypeVar("_Value")
 
 
 def problem(code: str, message: str, field: str = "") -> PydanticCustomError:
@@ -195,6 +198,25 @@ def at_most(limit: int) -> WrapValidator:
         return handler(value)
 
     return WrapValidator(validate)
+
+
+def _at_most_bytes(limit: int) -> AfterValidator:
+    """Measures the JSON of a value."""
+
+    def validate(value: _Value) -> _Value:
+        num_bytes = len(json.dumps(value))
+        if num_bytes > limit:
+            raise problem("invalid_value", f"Invalid '{{path}}': it has {num_bytes} bytes, and may have {limit}.")
+        return value
+
+    return AfterValidator(validate)
+
+
+_MAX_OPAQUE = 64 << 10
+Opaque = Annotated[dict[str, Any], _at_most_bytes(_MAX_OPAQUE)]
+"""An object in which nothing is looked at."""
+OpaqueList = Annotated[list[dict[str, Any]], _at_most_bytes(_MAX_OPAQUE)]
+"""A list of such objects."""
 
 
 def shape(value: object) -> str | None:

@@ -92,7 +92,7 @@ class OutputConfig(RequestModel):
 class Metadata(EchoedModel):
     """Of the request."""
 
-    user_id: str | None = no_effect("Your own id of the end user.")
+    user_id: str | None = no_effect("Your own id of the end user.", max_length=256)
 
 
 class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
@@ -118,7 +118,7 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
     cache_control: CacheControl | None = cache_control()
     metadata: Metadata | None = no_effect("Of the request.")
     service_tier: Literal["auto", "standard_only"] | None = no_effect("There is one tier.")
-    user_profile_id: str | None = no_effect("Your own id of the end user.")
+    user_profile_id: str | None = no_effect("Your own id of the end user.", max_length=256)
 
     thinking: Thinking | None = hint(
         "Whether to think first, where the chat template has a switch for it; else reported.", ""

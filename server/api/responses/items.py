@@ -13,6 +13,8 @@ from server.generation.notices import Notice
 
 _TEXTS = {"refusal": "refusal"}
 """Types of parts whose text is not under `text`."""
+ItemId = Annotated[str, Field(max_length=64)]
+"""No longer than OpenAI takes."""
 _NO_MEDIA = "Unsupported value: '{path}' is no text, and this model takes text alone."
 
 
@@ -73,8 +75,8 @@ def text_of(content: str | Sequence[Part | MediaPart]) -> str:
 class Item(EchoedModel):
     """What all items have."""
 
-    id: str | None = no_effect("Its own id.")
-    status: str | None = no_effect("How far it came.")
+    id: ItemId | None = no_effect("Its own id.")
+    status: str | None = no_effect("How far it came.", max_length=64)
 
 
 class MessageItem(Item):
@@ -157,7 +159,7 @@ class ReferenceItem(EchoedModel):
     """An item that the server stores."""
 
     type: Literal["item_reference"] | None = Field(None, description="May be left out.")
-    id: str = Field(description="Its id; one that is not there is an error.")
+    id: ItemId = Field(description="Its id; one that is not there is an error.")
 
 
 class AdditionalToolsItem(Item):
@@ -197,7 +199,7 @@ class HostedItem(EchoedModel):
         "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
         "mcp_approval_response", "mcp_call", "tool_search_call", "tool_search_output", "program", "program_output",
     ]  # fmt: skip
-    id: str | None = no_effect("Its own id.")
+    id: ItemId | None = no_effect("Its own id.")
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
         """See RequestModel."""

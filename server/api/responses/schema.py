@@ -1,12 +1,22 @@
 """The request of POST /v1/responses."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.account import AccountFields
+from server.api.fields.account import AccountFields, EndUser
 from server.api.fields.generation import ConversationFields, OneAnswerFields, ReasoningEffort
-from server.api.fields.rules import Refused, RequestModel, hint, no_effect, problem, refused, related
+from server.api.fields.rules import (
+    Opaque,
+    OpaqueList,
+    Refused,
+    RequestModel,
+    hint,
+    no_effect,
+    problem,
+    refused,
+    related,
+)
 from server.api.fields.structured import FORMS, JsonObjectFormat, NamedSchema, TextFormat
 from server.api.fields.structured import constraint_of_schema as of_schema
 from server.api.fields.tools import MAX_TOOLS
@@ -157,7 +167,7 @@ class CompactResponse(WindowFields, AccountFields):
     """The request of POST /v1/responses/compact."""
 
     model: str = Field(description="Name of the served model.")
-    image: dict[str, Any] | None = hint("How images are read.", "There are no images.")
+    image: Opaque | None = hint("How images are read.", "There are no images.")
 
 
 class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFields):
@@ -187,13 +197,13 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
     stream_options: ResponseStreamOptions | None = Field(
         None, description="How the stream is written.", json_schema_extra=related(requires=["stream"])
     )
-    user: str | None = no_effect("Your own id of the end user.")
-    client_metadata: dict[str, Any] | None = no_effect("The client's own notes.")
+    user: EndUser | None = no_effect("Your own id of the end user.")
+    client_metadata: Opaque | None = no_effect("The client's own notes.")
 
-    context_management: list[dict[str, Any]] | None = hint("When to compact.", _NO_THRESHOLD)
-    background_options: dict[str, Any] | None = hint("When to be ready.", "Background responses start at once.")
-    access_programs: dict[str, Any] | None = hint("Access to models.", "There are no such programs.")
-    image: dict[str, Any] | None = hint("How images are read.", "There are no images.")
+    context_management: OpaqueList | None = hint("When to compact.", _NO_THRESHOLD)
+    background_options: Opaque | None = hint("When to be ready.", "Background responses start at once.")
+    access_programs: Opaque | None = hint("Access to models.", "There are no such programs.")
+    image: Opaque | None = hint("How images are read.", "There are no images.")
     moderation: Refused = refused("Moderation.")
     prompt: Refused = refused("Stored templates of prompts.")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from server.api.fields.rules import EchoedModel, RequestModel, hint, no_effect, tag_by_type
+from server.api.fields.rules import EchoedModel, Opaque, RequestModel, hint, no_effect, tag_by_type
 from server.api.fields.tools import MAX_TOOLS, NO_ARGUMENTS, AnyText, GrammarDefinition, ToolName
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
@@ -37,7 +37,7 @@ class FunctionTool(_Callable):
     strict: bool | None = Field(
         None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
     )
-    output_schema: dict[str, Any] | None = no_effect("What its results look like.")
+    output_schema: Opaque | None = no_effect("What its results look like.")
 
     def tool(self, name: str, path: str) -> Tool:
         """For the pipeline, which knows it by this name; `path` is where it stands."""

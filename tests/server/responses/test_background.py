@@ -146,6 +146,24 @@ async def test_it_is_there_when_it_ends_in_a_full_store(make_app: Callable[..., 
         assert (await client.get(path)).json()["status"] == "cancelled"
 
 
+async def test_no_more_is_promised_than_half_of_the_store(make_app: Callable[..., FastAPI], engine: FakeEngine) -> None:
+    app, large = make_app(max_stored_mib=0.1), {"input": [{"role": "user", "content": "hi", "junk": "x" * 8000}]}
+    engine.first_delay_s = 60
+    async with client_of(app) as client:
+        paths = [await begun(client, **large) for _ in range(2)]
+        error = error_of(
+            await client.post(RESPONSES, json=asking(background=True, **large)), 429, "rate_limit_exceeded"
+        )
+        assert "have not ended" in error["message"]
+        assert await app.state.services.storage.run(lambda rows: rows.num_bytes()) < 0.05 * (1 << 20)
+        assert engine.num_live == len(paths)
+        await client.post(f"{paths[0]}/cancel")
+        paths.append(await begun(client, **large))
+        for path in paths:
+            await client.post(f"{path}/cancel")
+            assert (await client.get(path)).json()["status"] == "cancelled"
+
+
 async def test_one_that_cannot_be_stored_has_failed(make_app: Callable[..., FastAPI]) -> None:
     async with client_of(make_app(max_stored_mib=0.004)) as client:
         response = await ended(client, await begun(client))
