@@ -3,9 +3,10 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import AuthenticationError
+from server.errors import AuthenticationError, LimitError
 from server.http.middleware import record_in
 from server.http.responses import error_response
+from server.telemetry.request_record import RequestRecord
 from server.tenants.accounts import Accounts
 from server.tenants.key_ring import KeyRing
 from server.tenants.tenant import Tenant
@@ -17,7 +18,8 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/
 class AuthMiddleware:
     """Answers 401 unless the request carries one of the keys; notes whose it is, and how its limits stand.
 
-    Pure ASGI: streams pass through untouched.
+    A request that brings a body counts against the key's limit, and one too many is answered 429 before it is read:
+    whatever becomes of it, taking it in has a price. Pure ASGI: streams pass through untouched.
     """
 
     def __init__(self, app: ASGIApp, accounts: Accounts) -> None:
@@ -31,13 +33,21 @@ class AuthMiddleware:
                 if record.is_background:
                     self._check_background(record.client)
                 else:
-                    tenant = owner_of(key_in(Headers(scope=scope)), self._accounts.keys)
-                    record.client = tenant.name
-                    record.headers |= await self._accounts.limits.headers(tenant)
-            except AuthenticationError as error:
+                    await self._let_in(Headers(scope=scope), record)
+            except (AuthenticationError, LimitError) as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    async def _let_in(self, headers: Headers, record: RequestRecord) -> None:
+        """Raises AuthenticationError and RequestLimitError."""
+        tenant = owner_of(key_in(headers), self._accounts.keys)
+        record.client = tenant.name
+        try:
+            if has_body(headers):
+                await self._accounts.limits.count_request(tenant)
+        finally:
+            record.headers |= await self._accounts.limits.headers(tenant)
 
     def _check_background(self, client: str) -> None:
         """Whoever left the work here was asked for the key then. Raises AuthenticationError if it has gone since."""
@@ -57,6 +67,11 @@ def owner_of(key: str, keys: KeyRing) -> Tenant:
     if tenant is None:
         raise AuthenticationError("Incorrect API key provided.", code="invalid_api_key")
     return tenant
+
+
+def has_body(headers: Headers) -> bool:
+    """Whether a request with these headers brings a body."""
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def key_in(headers: Headers) -> str:

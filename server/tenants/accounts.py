@@ -15,7 +15,7 @@ class Account:
     def __init__(self, tenant: Tenant, reservation: Reservation, usage: UsageBook) -> None:
         self.tenant = tenant
         self.headers = reservation.headers
-        """How its limits stand with it, for the answer."""
+        """How the limits of its tokens stand with it, for the answer."""
         self._reservation = reservation
         self._usage = usage
         self._is_open = True

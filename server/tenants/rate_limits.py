@@ -1,4 +1,6 @@
-"""What tenants may use: reserved before a request runs, corrected when it has ended."""
+"""What tenants may use. Requests are counted as they come; tokens and choices are reserved before a request runs, and
+corrected when it has ended.
+"""
 
 import asyncio
 from collections import Counter
@@ -8,7 +10,7 @@ from math import ceil
 
 from server.errors import LimitError, QuotaError, RequestLimitError, TokenLimitError
 from server.tenants.tenant import Tenant
-from server.tenants.windows import DAY_S, MINUTE_S, Count, Taken, Window, Windows
+from server.tenants.windows import DAY_S, MINUTE_S, Count, Taken, Unit, Window, Windows
 
 _CHOICE_WAIT_S = 1.0
 """When to try again for a place of which nobody knows when it will be free."""
@@ -45,7 +47,7 @@ class Reservation:
         self, limits: "RateLimits", tenant: Tenant, cost: Cost, taken: Sequence[Taken], headers: Mapping[str, str]
     ) -> None:
         self.headers = headers
-        """How things stand with it: see `RateLimits.headers`."""
+        """How things stand with its tokens: see `RateLimits.headers`."""
         self._limits = limits
         self._tenant = tenant
         self._cost = cost
@@ -73,17 +75,25 @@ class RateLimits:
         for name, num_tokens in tokens_of_today.items():
             await self._windows.remember(_day(name, 0), num_tokens)
 
+    async def count_request(self, tenant: Tenant) -> None:
+        """Count a request, whatever becomes of it. Raises RequestLimitError for one too many, which is not counted."""
+        for window in _windows(tenant, "requests"):
+            count, taken = await self._windows.take(window, 1)
+            if taken is None:
+                raise _refusal(count, 1)
+
     async def reserve(self, tenant: Tenant, cost: Cost) -> Reservation:
-        """Take what a request may use. Raises LimitError if that is too much, and then takes nothing."""
+        """Take the tokens and choices that a request may use. Raises LimitError if that is too much, and then takes
+        nothing.
+        """
         _refuse_for_ever(tenant, cost)
         self._enter(tenant, cost)
         taken: list[Taken] = []
         counts: list[Count] = []
         try:
-            for window in _windows(tenant):
-                amount, least = (1, 1) if window.unit == "requests" else (cost.num_tokens, cost.least)
-                least = min(least, window.limit)
-                count, one = await self._windows.take(window, min(amount, window.limit), least)
+            for window in _windows(tenant, "tokens"):
+                least = min(cost.least, window.limit)
+                count, one = await self._windows.take(window, min(cost.num_tokens, window.limit), least)
                 if one is None:
                     raise _refusal(count, least)
                 taken.append(one)
@@ -98,15 +108,15 @@ class RateLimits:
     def settle(self, tenant: Tenant, cost: Cost, taken: Sequence[Taken], num_tokens: int) -> None:
         """A request that took this has ended, with so many tokens."""
         self._leave(tenant, cost)
-        of_tokens = [one for one in taken if one.window.unit == "tokens"]
-        if of_tokens:
-            task = asyncio.get_running_loop().create_task(self._correct(of_tokens, num_tokens))
+        if taken:
+            task = asyncio.get_running_loop().create_task(self._correct(taken, num_tokens))
             self._corrections.add(task)
             task.add_done_callback(self._corrections.discard)
 
     async def headers(self, tenant: Tenant) -> Mapping[str, str]:
         """How things stand, in the words of OpenAI's API; nothing of what has no limit."""
-        shown = {window.unit: window for window in reversed([*_windows(tenant)])}
+        windows = [*_windows(tenant, "requests"), *_windows(tenant, "tokens")]
+        shown = {window.unit: window for window in reversed(windows)}
         return _headers([await self._windows.look(window) for window in shown.values()])
 
     async def close(self) -> None:
@@ -132,13 +142,12 @@ class RateLimits:
             self._num_choices[tenant.name] -= cost.num_choices
 
 
-def _windows(tenant: Tenant) -> Iterator[Window]:
+def _windows(tenant: Tenant, unit: Unit) -> Iterator[Window]:
     limits, name = tenant.limits, tenant.name
-    if limits.requests_per_minute is not None:
-        yield Window(f"{name}/requests", "requests", limits.requests_per_minute, MINUTE_S, slides=True)
-    if limits.tokens_per_minute is not None:
-        yield Window(f"{name}/tokens", "tokens", limits.tokens_per_minute, MINUTE_S, slides=True)
-    if limits.tokens_per_day is not None:
+    per_minute = limits.requests_per_minute if unit == "requests" else limits.tokens_per_minute
+    if per_minute is not None:
+        yield Window(f"{name}/{unit}", unit, per_minute, MINUTE_S, slides=True)
+    if unit == "tokens" and limits.tokens_per_day is not None:
         yield _day(name, limits.tokens_per_day)
 
 
@@ -153,8 +162,8 @@ def _refuse_for_ever(tenant: Tenant, cost: Cost) -> None:
     if most is not None and cost.num_choices > most:
         message = f"The request asks for {cost.num_choices} answers at a time, and the limit of this key is {most}."
         raise RequestLimitError(message, wait_s=None)
-    for window in _windows(tenant):
-        if window.unit == "tokens" and cost.num_prompt > window.limit:
+    for window in _windows(tenant, "tokens"):
+        if cost.num_prompt > window.limit:
             message = f"Request too large for this key: limit {window.limit} tokens {_per(window)}, "
             raise TokenLimitError(f"{message}and the prompt has {cost.num_prompt}.", wait_s=None)
 

@@ -53,6 +53,46 @@ async def test_requests_a_minute(make_with_keys, clock: Clock) -> None:
         assert (await client.post(CHAT, json=chat())).status_code == 200
 
 
+COUNTED = {
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/responses/input_tokens": {"input": "x"},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/conversations": {},
+    CHAT: {"model": "tiny", "messages": "a mistake"},
+    COMPLETIONS: {"model": "another"},
+}
+
+
+@pytest.mark.parametrize("path", COUNTED)
+async def test_whatever_has_a_body_counts_as_a_request_and_one_too_many_is_not_taken_in(
+    make_with_keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    app = make_with_keys({"ann": REQUESTS, "bob": {}})
+    async with of_tenant(app, "ann") as ann, of_tenant(app, "bob") as bob:
+        for left in (1, 0):
+            response = await ann.post(path, json=COUNTED[path])
+            assert response.status_code < 429
+            assert response.headers["x-ratelimit-remaining-requests"] == str(left)
+        with monkeypatch.context() as patch:
+            patch.setattr("fastapi.Request.stream", None)
+            response = await ann.post(path, json=COUNTED[path])
+        assert response.status_code == 429
+        assert response.headers["x-ratelimit-remaining-requests"] == "0"
+        assert (await ann.get("/v1/models")).status_code == 200, "what has no body does not count"
+        assert (await bob.post(path, json=COUNTED[path])).status_code < 429
+
+
+async def test_a_body_without_a_length_counts(make_with_keys, clock: Clock) -> None:
+    async def pieces():
+        yield b"{}"
+
+    async with of_tenant(make_with_keys({"ann": REQUESTS}), "ann") as client:
+        headers = {"content-type": "application/json"}
+        statuses = [(await client.post("/tokenize", content=pieces(), headers=headers)).status_code for _ in range(3)]
+    assert statuses == [400, 400, 429]
+
+
 async def test_tokens_a_minute_are_reserved_and_what_was_not_used_is_given_back(
     make_with_keys, engine: FakeEngine, clock: Clock
 ) -> None:
@@ -178,7 +218,7 @@ async def test_every_answer_tells_how_limits_stand_errors_too_and_without_limits
         response = await bob.post(CHAT, json=chat(stream=True))
         assert not [name for name in response.headers if name.startswith("x-ratelimit-")]
         stream = await ann.post(CHAT, json=chat(stream=True))
-        assert stream.headers["x-ratelimit-remaining-requests"] == "1"
+        assert stream.headers["x-ratelimit-remaining-requests"] == "0"
 
 
 @pytest.fixture
@@ -207,14 +247,14 @@ def test_the_official_client_waits_as_long_as_it_is_told(patient_client: OpenAI,
     assert caught.value.code == "rate_limit_exceeded"
 
 
-async def test_what_is_taken_for_a_refused_request_is_given_back_in_all_windows(clock: Clock) -> None:
+async def test_tokens_taken_for_a_refused_request_are_given_back_in_all_windows(clock: Clock) -> None:
     limits = RateLimits(Windows())
     tenant = Tenant("ann", limits=TenantLimits(requests_per_minute=5, tokens_per_minute=100, tokens_per_day=50))
     await limits.reserve(tenant, Cost(10, 30, 1))
     with pytest.raises(QuotaError, match="You exceeded your current quota"):
         await limits.reserve(tenant, Cost(10, 30, 1))
     headers = await limits.headers(tenant)
-    assert headers["x-ratelimit-remaining-requests"] == "4"
+    assert headers["x-ratelimit-remaining-requests"] == "5"
     assert headers["x-ratelimit-remaining-tokens"] == "60"
     await limits.close()
 
