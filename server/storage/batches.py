@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Fields = Mapping[str, Any]
+MAX_ENDED = 10_000
+"""Of each client; older ones are dropped."""
 _PAGE = 256
 """Results that are read at a time."""
 
@@ -46,7 +48,7 @@ class BatchTable:
         self._connection = connection
 
     def put(self, batch: Batch) -> None:
-        """Add a batch, or change it. With its end, the results are gone."""
+        """Add a batch, or change it. With its end, its results are dropped, and batches beyond MAX_ENDED."""
         self._connection.execute(
             "INSERT INTO batches (id, client, is_open, created_at, body) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE SET is_open = excluded.is_open, body = excluded.body",
@@ -54,19 +56,37 @@ class BatchTable:
         )
         if not batch.is_open:
             self._connection.execute("DELETE FROM batch_results WHERE batch = ?", (batch.id,))
+            ended = "FROM batches WHERE client = ? AND NOT is_open"
+            newest_dropped = f"(SELECT number {ended} ORDER BY number DESC LIMIT 1 OFFSET ?)"
+            self._connection.execute(
+                f"DELETE {ended} AND number <= {newest_dropped}", (batch.client, batch.client, MAX_ENDED)
+            )
 
     def get(self, batch_id: str, client: str) -> Batch | None:
         """The client's batch of this id."""
         found = self._select("id = ? AND client = ?", batch_id, client)
         return found[0] if found else None
 
-    def of_client(self, client: str) -> Sequence[Batch]:
-        """All of a client's, oldest first."""
-        return self._select("client = ?", client)
+    def of_client(self, client: str, *, after: str | None, newest_first: bool, limit: int) -> Sequence[Batch] | None:
+        """Some of a client's; None if it has none of the id that they are to be behind."""
+        where, values = "client = ?", [client]
+        if after is not None:
+            if self.get(after, client) is None:
+                return None
+            sign = "<" if newest_first else ">"
+            where, values = f"{where} AND number {sign} (SELECT number FROM batches WHERE id = ?)", [client, after]
+        order = "DESC" if newest_first else "ASC"
+        return self._select(f"{where} ORDER BY number {order} LIMIT ?", *values, limit)
+
+    def num_open(self, client: str) -> int:
+        """How many of a client's have something left to do."""
+        count = "SELECT count(*) FROM batches WHERE client = ? AND is_open"
+        (num_open,) = self._connection.execute(count, (client,)).fetchone()
+        return int(num_open)
 
     def open(self) -> Sequence[Batch]:
         """Those of which something is left to do, whoever has them, oldest first."""
-        return self._select("is_open")
+        return self._select("is_open ORDER BY number")
 
     def drop_ended(self, created_before: int) -> None:
         """Forget those that have ended and were created before this time."""
@@ -102,6 +122,6 @@ class BatchTable:
         return list(self._batches(where, *values))
 
     def _batches(self, where: str, *values: object) -> Iterator[Batch]:
-        select = f"SELECT client, body, is_open FROM batches WHERE {where} ORDER BY number"
+        select = f"SELECT client, body, is_open FROM batches WHERE {where}"
         for client, body, is_open in self._connection.execute(select, values):
             yield Batch(client, json.loads(body), bool(is_open))

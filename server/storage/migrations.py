@@ -97,6 +97,8 @@ CREATE TRIGGER row_went AFTER DELETE ON rows BEGIN
     UPDATE totals SET bytes = bytes - length(old.body) - 256 WHERE client = old.client;
     DELETE FROM totals WHERE client = old.client AND bytes = 0;
 END;
+CREATE INDEX batches_open ON batches (client, number) WHERE is_open;
+CREATE INDEX batches_ended ON batches (client, number) WHERE NOT is_open;
 """
 _STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES, _BATCHES, _SHARES)
 

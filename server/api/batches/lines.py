@@ -17,6 +17,8 @@ _MAX_ERRORS = 20
 """Wrong lines of which a client is told at once."""
 _ENVELOPE_BYTES = 64 << 10
 """Of a line, beside the body of its request."""
+_MAX_MESSAGE = 512
+"""Characters of an error, which may repeat what a client wrote."""
 Fields = Mapping[str, Any]
 
 
@@ -57,7 +59,7 @@ class _LineError(Exception):
 
 def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> Fields:
     """As it stands in `errors` of a batch's object."""
-    return {"code": code, "line": line, "message": message, "param": param}
+    return {"code": code, "line": line, "message": shorten(message, _MAX_MESSAGE), "param": param}
 
 
 def error_list(errors: Sequence[Fields]) -> Fields:

@@ -17,7 +17,7 @@ from server.api.dialect import Dialect
 from server.api.endpoint import body_as
 from server.api.files.routes import SWEEP_S
 from server.api.jobs import Work
-from server.api.openai.pages import ListQuery, page, query_of
+from server.api.openai.pages import ListQuery, list_of, no_such_item, query_of
 from server.api.openapi import documented_errors, takes
 from server.api.services import FilesDep, Services, ServicesDep
 from server.errors import InvalidRequestError, NotFoundError, shorten
@@ -82,12 +82,17 @@ async def create_batch(request: Request, services: ServicesDep, files: FilesDep)
 
 @router.get(_ALL, response_model=BatchList, responses=_ERRORS)
 async def list_batches(request: Request, services: ServicesDep, _: FilesDep) -> Response:
-    """All batches, a page at a time."""
+    """The key's batches, a page at a time."""
     asked, client = query_of(ListQuery, request), record_of(request).client
-    batches = await services.storage.on_batches(lambda table: table.of_client(client))
-    listed = page([_object(batch) for batch in batches], asked)
-    by_id = {batch.id: batch for batch in batches}
-    return _json({**listed, "data": [await _now(by_id[one["id"]], services) for one in listed["data"]]})
+    found = await services.storage.on_batches(
+        lambda table: table.of_client(
+            client, after=asked.after, newest_first=asked.order == "desc", limit=asked.limit + 1
+        )
+    )
+    if found is None:
+        raise no_such_item(asked)
+    listed = [await _now(batch, services) for batch in found[: asked.limit]]
+    return _json(list_of(listed, has_more=len(found) > asked.limit))
 
 
 @router.get(_ONE, response_model=BatchObject, responses=_ERRORS)
@@ -110,7 +115,7 @@ async def cancel_batch(batch_id: str, request: Request, services: ServicesDep, _
 
 
 def _add(table: BatchTable, batch: Batch) -> None:
-    if sum(other.is_open for other in table.of_client(batch.client)) >= MAX_OPEN:
+    if table.num_open(batch.client) >= MAX_OPEN:
         message = (
             f"A key may have {MAX_OPEN} batches at a time that have not ended. Wait for one of them, or cancel it."
         )

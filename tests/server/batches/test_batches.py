@@ -15,8 +15,9 @@ from openai import OpenAI
 
 from scheduler.interface import BACKGROUND
 from server.api.batches.lines import check_lines
-from server.api.batches.objects import OPEN
+from server.api.batches.objects import OPEN, BatchObject
 from server.engine.client import QueueFullError
+from server.storage.batches import Batch
 from server.storage.storage import NotStoredError
 from tests.server.constraints.schemas import BOMB
 from tests.server.fake_engine import FakeEngine
@@ -459,6 +460,41 @@ async def test_pages(make_batches: Callable[..., FastAPI]) -> None:
         assert first["has_more"]
         rest = (await client.get("/v1/batches", params={"after": first["last_id"]})).json()
         assert ([one["id"] for one in rest["data"]], rest["has_more"]) == ([made[0]], False)
+
+
+async def test_ended_batches_are_bounded_and_read_a_page_at_a_time(
+    make_batches: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.storage.batches.MAX_ENDED", 5)
+    app = make_batches()
+    storage, decoded = app.state.services.storage, list[str]()
+    loads = json.loads
+    names = {f"batch_{client}{number}": client for number in range(8) for client in ("", "other")}
+    async with client_of(app) as client:
+        template = dict.fromkeys(BatchObject.model_fields) | {"status": "failed", "created_at": 0}
+        for name, owner in names.items():
+            one = Batch(owner, {**template, "id": name}, is_open=name == "batch_0")
+            await storage.on_batches(lambda table, one=one: table.put(one))
+        assert len(await storage.on_batches(lambda table: table._select("client = 'other'"))) == 5
+        monkeypatch.setattr("server.storage.batches.json.loads", lambda text: decoded.append(text) or loads(text))
+        response = await client.get("/v1/batches", params={"limit": 2})
+        assert len(decoded) == 3, "of the page, and one more"
+        monkeypatch.undo()
+        first = response.json()
+        listed = [*first["data"], *(await client.get("/v1/batches", params={"after": first["last_id"]})).json()["data"]]
+        assert [one["id"] for one in listed] == [f"batch_{number}" for number in (7, 6, 5, 4, 3, 0)]
+        again = (await client.get("/v1/batches", params={"order": "asc", "after": "batch_3", "limit": 3})).json()
+        assert ([one["id"] for one in again["data"]], again["has_more"]) == (["batch_4", "batch_5", "batch_6"], True)
+        for unknown in ("batch_1", "batch_other7"):
+            assert error_of(await client.get("/v1/batches", params={"after": unknown}))["param"] == "after"
+
+
+async def test_errors_of_lines_repeat_little_of_them(make_batches: Callable[..., FastAPI]) -> None:
+    async with client_of(make_batches()) as client:
+        batches = Batches(client)
+        line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{},"%s":1}' % (b"x" * 100_000)
+        batch = await batches.ended((await batches.create(line))["id"])
+    assert len(batch["errors"]["data"][0]["message"]) < 600
 
 
 async def test_what_was_answered_is_kept_when_the_input_is_gone(
