@@ -5,6 +5,7 @@ time.
 import ctypes
 import signal
 import sys
+from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -25,3 +26,26 @@ def describe_end(pid: int, code: int) -> str:
     name = signal.Signals(-code).name
     hint = " (was the machine out of memory?)" if -code == signal.SIGKILL else ""
     return f"process {pid} was killed by {name}{hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before a child process is started again, after this many failures in a row to stay up."""
+
+    max_failures: int = 5
+    first_s: float = 0.5
+    longest_s: float = 10.0
+    steady_s: float = 60.0
+    """A process that was ready for this long has stayed up, also without anything to do."""
+
+    def stayed_up(self, steps: int, ready_s: float) -> bool:
+        """Whether a process that has done this many steps since it was ready, and died, was no failure."""
+        return steps > 0 or ready_s >= self.steady_s
+
+    def delay(self, failures: int) -> float | None:
+        """Seconds: none after a process that had stayed up, then doubling; None means to give up."""
+        if failures >= self.max_failures:
+            return None
+        if failures == 0:
+            return 0.0
+        return float(min(self.first_s * 2 ** (failures - 1), self.longest_s))

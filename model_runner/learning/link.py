@@ -8,12 +8,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from model_runner.learning.messages import (
+    EXIT_IMPOSSIBLE,
     Begin,
     FromLearner,
     LearnerNote,
@@ -25,7 +29,7 @@ from model_runner.learning.messages import (
     encode,
 )
 from model_runner.models.heads.base import Heads
-from model_runner.parent import describe_end
+from model_runner.parent import Backoff, describe_end
 
 logger = logging.getLogger("samewise.learning")
 
@@ -40,11 +44,11 @@ class LearnerLink(Protocol):
     """The line to a learner. Nothing here waits for it."""
 
     is_open: bool
-    """Whether there is a learner that takes pieces; once there is none any more, none will come."""
+    """Whether there is a learner now that takes pieces."""
     num_dropped: int
     """Pieces that the learner was too slow for."""
     report: LearnerReport | None
-    """The last one."""
+    """The last one, with the counts of the learners before this one."""
 
     def start(self) -> None:
         """Have the learner begin."""
@@ -67,15 +71,23 @@ class ProcessLink:
     """A LearnerLink to a process that dies with the thread that starts it.
 
     One thread sends what waits, another receives and brings heads into the form that they are used in, so that a step
-    of the runner neither waits nor works for any of it. When the learner dies, that is logged, once.
+    of the runner neither waits nor works for any of it. When the learner dies, that is logged, and another one is
+    started, which goes on with what the last one has kept.
     """
 
-    def __init__(self, begin: Begin, prepare: Callable[[bytes], Heads], command: tuple[str, ...] = COMMAND) -> None:
+    def __init__(
+        self,
+        begin: Begin,
+        prepare: Callable[[bytes], Heads],
+        command: tuple[str, ...] = COMMAND,
+        backoff: Backoff | None = None,
+    ) -> None:
         """
         Args:
-            begin: the learner's first message.
+            begin: each learner's first message.
             prepare: makes heads that can be used of a checkpoint. Called in a thread of its own.
-            command: starts the learner, given its options.
+            command: starts a learner, given its options.
+            backoff: how long to wait before a learner that has died is followed by another.
         """
         self.is_open = False
         self.num_dropped = 0
@@ -83,30 +95,22 @@ class ProcessLink:
         self._begin = begin
         self._prepare = prepare
         self._command = command
+        self._backoff = backoff or Backoff()
         self._pieces: queue.Queue[Piece | None] = queue.Queue(_WAITING_PIECES)
         self._fresh: deque[Heads] = deque(maxlen=1)
-        self._is_closing = False
+        self._before: LearnerReport | None = None
+        """The last one of the learners before this one."""
+        self._is_closing = threading.Event()
         self._receiver: threading.Thread | None = None
 
     def start(self) -> None:
         """See LearnerLink. A process that cannot be started is logged like one that has died."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            options = ["--connection", str(theirs.fileno()), "--parent", str(os.getpid())]
-            try:
-                self._process = subprocess.Popen(
-                    [*self._command, *options], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-                )
-            except OSError as error:
-                ours.close()
-                logger.warning("The heads do not learn: their process cannot be started: %s", error)
-                return
-        self._socket = ours
-        self._connection = Connection(os.dup(ours.fileno()))
-        self.is_open = True
-        self._sender = threading.Thread(target=self._send_all, name="samewise-to-learner", daemon=True)
-        self._receiver = threading.Thread(target=self._receive_all, name="samewise-from-learner", daemon=True)
-        self._sender.start()
+        try:
+            self._open()
+        except OSError as error:
+            logger.warning("The heads do not learn: their process cannot be started: %s", error)
+            return
+        self._receiver = threading.Thread(target=self._supervise, name="samewise-from-learner", daemon=True)
         self._receiver.start()
 
     @property
@@ -128,22 +132,69 @@ class ProcessLink:
     def close(self) -> None:
         """See LearnerLink. Returns when the process is gone."""
         if self._receiver is not None:
-            self._is_closing = True
+            self._is_closing.set()
             self._hang_up()
             self._receiver.join()
 
+    def _open(self) -> None:
+        """Start a process, and send to it. Raises OSError."""
+        self._started_at = time.monotonic()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            options = ["--connection", str(theirs.fileno()), "--parent", str(os.getpid())]
+            try:
+                self._process = subprocess.Popen(
+                    [*self._command, *options], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._pieces = queue.Queue(_WAITING_PIECES)
+        self._connection = Connection(os.dup(ours.fileno()))
+        self._socket = ours
+        self._sender = threading.Thread(target=self._send_all, name="samewise-to-learner", daemon=True)
+        self._sender.start()
+        self.is_open = True
+
+    def _supervise(self) -> None:
+        """Receive from one learner after the other, until there shall be none or it makes no sense any more."""
+        failures, ending = 0, self._receive_all()
+        while not self._is_closing.is_set():
+            failures = 0 if self._backoff.stayed_up(0, time.monotonic() - self._started_at) else failures + 1
+            is_impossible = self._process.returncode == EXIT_IMPOSSIBLE
+            delay = None if is_impossible else self._backoff.delay(failures)
+            outlook = "the heads learn no more until the engine starts again"
+            logger.warning(
+                "The process in which the heads learn has ended: %s. They are used as they are now; %s.",
+                ending, outlook if delay is None else f"another process is started in {delay:g} s",
+            )  # fmt: skip
+            if delay is None or self._is_closing.wait(delay):
+                return
+            ending = self._run_another()
+
+    def _run_another(self) -> str:
+        """The whole life of one more learner. Returns how it ended."""
+        try:
+            self._open()
+        except OSError as error:
+            return f"it cannot be started: {error}"
+        if self._is_closing.is_set():
+            self._hang_up()
+        return self._receive_all()
+
     def _send_all(self) -> None:
         """Until the line is cut."""
+        pieces = self._pieces
         with contextlib.suppress(OSError):  # whoever receives finds out why
             self._send(self._begin)
-            while (piece := self._pieces.get()) is not None:
+            while (piece := pieces.get()) is not None:
                 self._send(piece)
 
     def _send(self, message: ToLearner) -> None:
         self._connection.send_bytes(encode(message))
 
-    def _receive_all(self) -> None:
-        """Until the learner has ended, and see to it that it has."""
+    def _receive_all(self) -> str:
+        """Until the learner has ended, and see to it that it has. Returns how it ended."""
         why = ""
         try:
             while True:
@@ -153,16 +204,13 @@ class ProcessLink:
         except Exception as error:  # noqa: BLE001 - whatever it is, requests are served as before
             why = f"; what it sent cannot be used: {error}"
         self.is_open = False
+        self._before = self.report
         self._hang_up()
         self._sender.join()
         ending = self._reap()
         self._connection.close()
         self._socket.close()
-        if not self._is_closing:
-            logger.warning(
-                "The heads learn no more until the engine starts again, and are used as they are now. "
-                "The process in which they learnt has ended: %s%s.", ending, why,
-            )  # fmt: skip
+        return ending + why
 
     def _apply(self, message: FromLearner) -> None:
         match message:
@@ -170,7 +218,7 @@ class ProcessLink:
                 self._fresh.append(self._prepare(checkpoint))
                 logger.debug("Heads of version %d can be used.", version)
             case LearnerReport():
-                self.report = message
+                self.report = message if self._before is None else _since(self._before, message)
             case LearnerNote(level, text):
                 logger.log(level, "%s", text)
 
@@ -189,3 +237,14 @@ class ProcessLink:
             self._process.kill()
             code = self._process.wait()
         return describe_end(self._process.pid, code)
+
+
+def _since(before: LearnerReport, report: LearnerReport) -> LearnerReport:
+    """A report that counts what learners before this one have done, too."""
+    return replace(
+        report,
+        steps=before.steps + report.steps,
+        tokens=before.tokens + report.tokens,
+        published=before.published + report.published,
+        rolled_back=before.rolled_back + report.rolled_back,
+    )

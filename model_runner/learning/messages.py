@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+EXIT_IMPOSSIBLE = 65
+"""Exit code of a learner that would end in the same way if it was started again."""
 LearnedKind = Literal["hydra", "medusa", "eagle3"]
 """Heads for which there is an objective."""
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_runner.learning.messages import (
+    EXIT_IMPOSSIBLE,
     Begin,
     FromLearner,
     LearnerNote,
@@ -163,7 +164,7 @@ def _logged(connection: Connection) -> Iterator[None]:
         pass
     except (ValueError, OSError) as error:
         logger.error("learning is not possible: %s", error)
-        raise SystemExit(1) from error
+        raise SystemExit(EXIT_IMPOSSIBLE) from error
     except Exception as error:
         logger.error("learning has failed: %s: %s", type(error).__name__, error)
         raise

@@ -1,4 +1,4 @@
-"""What happens after the engine died, as pure logic: who is to blame, who goes back in when, how long to wait."""
+"""What happens after the engine died, as pure logic: who is to blame, and who goes back in when."""
 
 from dataclasses import dataclass
 
@@ -84,26 +84,3 @@ class CrashPolicy:
 
     def _suspects_inside(self) -> list[str]:
         return list(self._suspects & self._inside)
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long to wait before the engine is started again, after this many failures in a row to stay up."""
-
-    max_failures: int = 5
-    first_s: float = 0.5
-    longest_s: float = 10.0
-    steady_s: float = 60.0
-    """An engine that was ready for this long has stayed up, also without anything to do."""
-
-    def stayed_up(self, steps: int, ready_s: float) -> bool:
-        """Whether an engine that has done this many steps since it was ready, and died, was no failure."""
-        return steps > 0 or ready_s >= self.steady_s
-
-    def delay(self, failures: int) -> float | None:
-        """Seconds: none after an engine that had stayed up, then doubling; None means to give up."""
-        if failures >= self.max_failures:
-            return None
-        if failures == 0:
-            return 0.0
-        return float(min(self.first_s * 2 ** (failures - 1), self.longest_s))

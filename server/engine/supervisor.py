@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from model_runner.info import RunnerInfo
+from model_runner.parent import Backoff
 from scheduler.history import ChoiceHistory
 from scheduler.interface import BACKGROUND, EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
@@ -26,7 +27,6 @@ from server.engine.messages import (
     Submit,
     ToEngine,
 )
-from server.engine.recovery import Backoff
 from server.engine.step_log import StepLog
 
 logger = logging.getLogger("samewise.engine")

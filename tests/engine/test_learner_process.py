@@ -87,9 +87,10 @@ class Learner:
             assert self.link.is_open
             os.sched_yield()
 
-    def wait_ended(self) -> None:
-        assert self.link._receiver is not None
-        self.link._receiver.join(WAIT_S)
+    def wait_followed(self, pid: int) -> None:
+        """Until the process of this id is followed by another."""
+        while self.link.pid == pid:
+            os.sched_yield()
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def requests(speculation: Speculation | None) -> list[EngineRequest]:
     ]
 
 
-def test_what_was_learnt_is_used_and_a_killed_learner_is_not_missed(
+def test_what_was_learnt_is_used_and_a_killed_learner_is_followed_by_another(
     config: RunnerConfig, learnt: bytes, learner: Learner, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(ModelRunner.load(replace(config, learn=False)))
@@ -127,12 +128,15 @@ def test_what_was_learnt_is_used_and_a_killed_learner_is_not_missed(
     for request in requests(Speculation("hydra", 4)):
         engine.add(request)
     outputs = [output for _ in range(10) for output in engine.step()]
-    os.kill(learner.link.pid, signal.SIGKILL)
-    learner.wait_ended()
+    killed = learner.link.pid
+    os.kill(killed, signal.SIGKILL)
     while engine.has_work:
         outputs += engine.step()
+    learner.wait_followed(killed)
     for (name, _), answer in expected.items():
         assert answer.tokens == [token for one in outputs if one.request_id == name for token in one.tokens]
     endings = [one for one in caplog.records if "has ended" in one.getMessage()]
     assert [one.levelno for one in endings] == [logging.WARNING]
     assert "was killed by SIGKILL" in endings[0].getMessage()
+    learner.wait_heads()
+    assert learner.checkpoints == [learnt, learnt]

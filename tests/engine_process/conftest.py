@@ -9,10 +9,10 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
+from model_runner.parent import Backoff
 from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
-from server.engine.recovery import Backoff
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 from tests.engine_process import fake_engine
 from tests.engine_process.inprocess import InProcessEngine

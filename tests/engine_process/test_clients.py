@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from model_runner.contract import SamplingParams
+from model_runner.parent import Backoff
 from scheduler.interface import BACKGROUND, ChoiceState, EngineStats, FinishReason
 from server.engine.client import (
     EngineClient,
@@ -15,7 +16,6 @@ from server.engine.client import (
     QueueFullError,
     RequestFailedError,
 )
-from server.engine.recovery import Backoff
 from server.engine.supervisor import EngineLimits
 from tests.engine_process.conftest import MAX_NUM_SEQS, MAX_WAITING, collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, REJECT, VOCAB, expected

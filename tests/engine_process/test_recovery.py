@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from server.engine.recovery import Backoff, CrashPolicy
+from model_runner.parent import Backoff
+from server.engine.recovery import CrashPolicy
 
 
 def crowd(*names: str) -> CrashPolicy:

@@ -7,6 +7,7 @@ import time
 from multiprocessing.connection import Connection
 
 from model_runner.learning.messages import (
+    EXIT_IMPOSSIBLE,
     Begin,
     LearnerNote,
     LearnerReport,
@@ -57,6 +58,8 @@ def learn(mode: str, connection: Connection) -> None:
         time.sleep(600)
     elif mode == "fails":
         raise SystemExit(3)
+    elif mode == "cannot":
+        raise SystemExit(EXIT_IMPOSSIBLE)
 
 
 def main() -> None:

@@ -14,11 +14,13 @@ import pytest
 
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.messages import Begin, LearnerReport, Piece
+from model_runner.parent import Backoff
 from tests.model_runner.learning.fake_learner import BIG, HEADS
 
 BEGIN = Begin("a model", "hydra", None, None, 1, 1 << 20)
 ROOT = Path(__file__).parents[3]
 WAIT_S = 60.0
+ONCE = Backoff(max_failures=1)
 
 MakeLink = Callable[..., ProcessLink]
 
@@ -28,9 +30,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLink]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     made = []
 
-    def make_link(mode: str, prepare: Callable[[bytes], Any] = bytes) -> ProcessLink:
+    def make_link(mode: str, prepare: Callable[[bytes], Any] = bytes, backoff: Backoff = ONCE) -> ProcessLink:
         command = (sys.executable, "-m", "tests.model_runner.learning.fake_learner", mode)
-        made.append(ProcessLink(BEGIN, prepare, command))
+        made.append(ProcessLink(BEGIN, prepare, command, backoff))
         made[-1].start()
         return made[-1]
 
@@ -119,6 +121,48 @@ def test_killed_from_outside(make: MakeLink, caplog: pytest.LogCaptureFixture) -
     os.kill(link.pid, signal.SIGKILL)
     wait_ended(link)
     assert "was killed by SIGKILL" in endings(caplog)[0]
+
+
+def test_a_killed_one_is_followed_by_another_which_goes_on(make: MakeLink, caplog: pytest.LogCaptureFixture) -> None:
+    link = make("heads", backoff=Backoff(first_s=0.0))
+    for number, num_tokens in enumerate((7, 5, 4)):
+        link.offer(piece(num_tokens))
+        while link.report is None or link.report.tokens != sum((7, 5, 4)[: number + 1]):
+            os.sched_yield()
+        assert (link.report.steps, link.report.published) == (5 * (number + 1), 2 * (number + 1))
+        assert link.take_heads() == b"%d" % HEADS
+        if number < 2:
+            killed = link.pid
+            os.kill(killed, signal.SIGKILL)
+            while not link.is_open or link.pid == killed:
+                os.sched_yield()
+    assert len(endings(caplog)) == 2
+    assert "another process is started in 0 s" in endings(caplog)[0]
+    last = link.pid
+    link.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(last, 0)
+    assert len(endings(caplog)) == 2
+
+
+@pytest.mark.parametrize(("mode", "times"), [("fails", 3), ("cannot", 1)])
+def test_those_that_fail_at_once_are_given_up(
+    make: MakeLink, caplog: pytest.LogCaptureFixture, mode: str, times: int
+) -> None:
+    wait_ended(make(mode, backoff=Backoff(max_failures=3, first_s=0.01)))
+    told = endings(caplog)
+    assert len(told) == times
+    assert told[-1].endswith("the heads learn no more until the engine starts again.")
+    assert not any(one.endswith("starts again.") for one in told[:-1])
+
+
+def test_it_is_closed_while_another_is_waited_for(make: MakeLink) -> None:
+    link = make("fails", backoff=Backoff(first_s=WAIT_S * 10, longest_s=WAIT_S * 10))
+    while link.is_open:
+        os.sched_yield()
+    link.close()
+    assert link._receiver is not None
+    assert not link._receiver.is_alive()
 
 
 def test_heads_that_cannot_be_used_end_it(make: MakeLink, caplog: pytest.LogCaptureFixture) -> None:

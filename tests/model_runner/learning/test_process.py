@@ -15,6 +15,7 @@ import pytest
 
 from model_runner.learning.checkpoint import load_learnt
 from model_runner.learning.messages import (
+    EXIT_IMPOSSIBLE,
     Begin,
     FromLearner,
     LearnerNote,
@@ -128,7 +129,7 @@ def test_what_cannot_be_learnt_is_said_at_the_start(tmp_path: Path, tiny_model: 
     with started(begin(tiny_model("llama"), tmp_path, memory=1 << 20)) as learner:
         with pytest.raises(EOFError):
             learner.receive()
-        assert learner.process.wait() == 1
+        assert learner.process.wait() == EXIT_IMPOSSIBLE
     (note,) = learner.notes
     assert "--learn-memory" in note.text
 

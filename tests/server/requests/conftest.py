@@ -12,11 +12,11 @@ import pytest
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
 from server.api.body_workers import BodyWorkers
+from model_runner.parent import Backoff
 from server.app import create_app
 from server.config import Settings
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
-from server.engine.recovery import Backoff
 from server.engine.supervisor import EngineLimits
 from server.engine.worker import load_engine
 from server.text.tokenizer import Tokenizer
