@@ -9,7 +9,7 @@ ApiError
 │   ├── MediaTypeError           415
 │   └── UpgradeError             426  there is no such protocol here
 ├── AuthenticationError          401
-├── RateLimitError               429  the queue is full
+├── RateLimitError               429  the queue is full, or the storage of promised responses
 │   └── LimitError               429  a key has used what it may use: RequestLimitError, TokenLimitError, QuotaError
 ├── InternalError                500  our fault
 ├── UnavailableError             503  starting, draining or failed
@@ -148,7 +148,7 @@ class _RetryableError(ApiError):
 
 
 class RateLimitError(_RetryableError):
-    """The server has as many requests as it can hold."""
+    """The server has as many requests as it can hold, or has promised as many responses as it can store."""
 
     status = 429
 

@@ -133,16 +133,16 @@ class _Room:
             if dropped and left > share * weights[client]:
                 heapq.heappush(over, (-left / weights[client], client))
         if total > self._max_bytes and rows.writer is not None:
-            _check_size(rows, share * weights[rows.writer])
+            _check_size(rows, share * self._weight_of(rows.writer))
 
     def _check_promises(self, rows: Rows) -> None:
-        """A client's first promise is always taken: others must not keep it out."""
-        promised = rows.promised_by_client()
-        most, own = self._max_bytes * _FOR_PROMISES, promised[rows.writer or ""]
-        if sum(promised.values()) <= most or own == rows.promised:
+        """Raises PromisesFullError, but not for the only promise that there is."""
+        promised, client = rows.promised_by_client(), rows.writer or ""
+        most, total = self._max_bytes * _FOR_PROMISES, sum(promised.values())
+        if total <= most or total == rows.promised:
             return
         weights = self._weights(promised)
-        share = int(most * (weights[rows.writer or ""] / sum(weights.values())))
+        own, share = promised[client], int(most * (weights[client] / sum(weights.values())))
         if own > share:
             raise PromisesFullError(
                 f"Responses in the background that have not ended would take {own} bytes of the server's storage, and "

@@ -47,7 +47,7 @@ router = APIRouter(tags=["OpenAI"])
 @router.post(
     _ALL,
     response_model=BatchObject,
-    responses=documented_errors(400, 401, 404, 413, 415, 500),
+    responses=documented_errors(400, 401, 404, 413, 415, 429, 500),
     openapi_extra=takes(CreateBatch),
 )
 async def create_batch(request: Request, services: ServicesDep, files: FilesDep) -> Response:

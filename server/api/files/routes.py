@@ -35,7 +35,7 @@ router = APIRouter(tags=["OpenAI"])
 @router.post(
     _ALL,
     response_model=FileObject,
-    responses=documented_errors(400, 401, 413, 415, 500),
+    responses=documented_errors(400, 401, 413, 415, 429, 500),
     openapi_extra=takes_form(UploadFile),
 )
 async def upload(request: Request, services: ServicesDep, files: FilesDep) -> Response:

@@ -43,7 +43,7 @@ async def create_message(request: Request, services: ServicesDep) -> Response:
 @router.post(
     "/v1/messages/count_tokens",
     response_model=TokenCount,
-    responses=documented_errors(*_ERRORS, body=MessagesErrorBody),
+    responses=documented_errors(*_ERRORS, 429, body=MessagesErrorBody),
     openapi_extra=takes(CountTokensRequest),
 )
 async def count_tokens(request: Request, services: ServicesDep) -> Response:

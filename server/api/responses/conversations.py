@@ -39,7 +39,7 @@ _ALL = "/v1/conversations"
 _ONE = "/v1/conversations/{conversation_id}"
 _ITEMS = f"{_ONE}/items"
 _ITEM = f"{_ITEMS}/{{item_id}}"
-_ERRORS = documented_errors(400, 401, 404, 413, 415, 500, 503)
+_ERRORS = documented_errors(400, 401, 404, 413, 415, 429, 500, 503)
 Fields = Mapping[str, Any]
 
 router = APIRouter(tags=["OpenAI"])

@@ -16,7 +16,7 @@ from server.api.tokens.schema import (
 from server.api.tokens.work import detokenize_body, tokenize_body
 from server.http.responses import json_response
 
-_ERRORS = (400, 401, 404, 413, 415, 500, 503)
+_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
 
 router = APIRouter(tags=["Tokenizer"])
 
