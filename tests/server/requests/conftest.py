@@ -11,8 +11,8 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
-from server.api.body_workers import BodyWorkers
 from model_runner.parent import Backoff
+from server.api.body_workers import BodyWorkers
 from server.app import create_app
 from server.config import Settings
 from server.engine.loop import LoadedEngine
