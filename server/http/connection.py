@@ -6,9 +6,10 @@ memory or a request for ever: also one without a key, for none of this is asked 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
+import httptools
 import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -25,8 +26,8 @@ def limited_connection(timeout_s: float, websockets_below: str | None = None) ->
     That is: for the whole head of a request, for the next bytes of its body, for all that is left of a body that was
     answered before it had come, and for the client to read.
 
-    Paths below `websockets_below`, which ends with a slash, may become websockets. Those are not limited here: uvicorn
-    asks their clients now and then if they are still there. All other paths answer as if nobody had asked for one.
+    Paths below `websockets_below`, which ends with a slash, may become websockets (`LimitedWebSocket`). Any other offer
+    to upgrade is ignored, as RFC 9110 wants it: the request is served as if the header were not there.
     """
 
     class Connection(LimitedConnection):
@@ -58,7 +59,8 @@ class LimitedConnection(HttpToolsProtocol):
         if self._between_requests and self._read_deadline is None:
             self._read_deadline = self._later(self._drop_silent)
         self._bytes_beside_body += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self.transport.is_closing() or self._is_websocket:
             return
         if self._bytes_beside_body > MAX_HEAD_BYTES:
@@ -72,14 +74,17 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._cancel_read_deadline()
-        self._body_open = True
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():  # `_parse` decides what becomes of the others
+            super().on_headers_complete()
+            self._body_open = True
 
     def on_body(self, body: bytes) -> None:
         self._bytes_beside_body = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._cancel_read_deadline()
         self._body_open = False
         self._bytes_beside_body = 0
@@ -89,19 +94,6 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._limit_closing()
-
-    def handle_websocket_upgrade(self) -> None:
-        from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # noqa: PLC0415
-
-        self._is_websocket = True
-        self.ws_protocol_class = WebSocketsSansIOProtocol
-        self._unset_keepalive_if_required()
-        super().handle_websocket_upgrade()
-
-    def _should_upgrade_to_ws(self) -> bool:
-        """Asked before the path was split off. Not while an answer is under way: it would lose its connection."""
-        prefix = self.websocket_prefix
-        return prefix is not None and self.url.startswith(prefix) and not self._is_answering
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
@@ -139,6 +131,14 @@ class LimitedConnection(HttpToolsProtocol):
         return (self._is_answering and not self._body_open) or self.transport.get_write_buffer_size() > 0
 
     @property
+    def _has_body(self) -> bool:
+        """Whether the headers announce one: its bytes would be taken for frames."""
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        )
+
+    @property
     def _between_requests(self) -> bool:
         """Whether nothing is being answered and no body is awaited: what comes next is a request's head."""
         return not self._body_open and not self._is_answering
@@ -147,6 +147,63 @@ class LimitedConnection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         """Whether some request has no whole answer yet."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser. It stops after the head of a request that offers to upgrade, and would skip the body.
+
+        If the offer is not taken, a new parser therefore gets the head without it, and then the rest.
+        """
+        unparsed = [memoryview(data)]
+        while unparsed:
+            piece = unparsed.pop()
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(501, "CONNECT is not supported: this server is no proxy.")
+                    return
+                if self._may_become_websocket():
+                    self._become_websocket()
+                    return
+                head = self._head([header for header in self.headers if header[0] != b"upgrade"])
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                unparsed += [rest for rest in (piece[upgrade.args[0] :], memoryview(head)) if rest]
+
+    def _head(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """The head of the request that was parsed last, with these headers."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        return b"\r\n".join([*lines, *(b"%b: %b" % header for header in headers), b"", b""])
+
+    def _may_become_websocket(self) -> bool:
+        """Not while an answer is under way, which would lose its connection."""
+        prefix = self.websocket_prefix
+        return (
+            prefix is not None
+            and self.url.startswith(prefix)
+            and self._get_upgrade() == b"websocket"
+            and self.parser.get_method() == b"GET"
+            and self.parser.get_http_version() == "1.1"
+            and not self._has_body
+            and not self._is_answering
+        )
+
+    def _become_websocket(self) -> None:
+        from server.http.websocket import LimitedWebSocket  # noqa: PLC0415  (not everybody has the page)
+
+        websocket = LimitedWebSocket(self.config, self.server_state, self.app_state, self.client_timeout_s)
+        if not websocket.understands(self._head(self.headers)):
+            self._refuse(400, "This is no handshake that opens a WebSocket.")
+            return
+        self._is_websocket = True
+        self._cancel_write_deadline()
+        self.connections.discard(self)
+        self.transport.set_protocol(websocket)
+        websocket.connection_made(self.transport)
 
     def _later(self, action: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(self.client_timeout_s, action)
