@@ -6,6 +6,9 @@ memory or a request for ever: also one without a key, for none of this is asked 
 """
 
 import asyncio
+import contextlib
+import resource
+import sys
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -18,6 +21,9 @@ from server.http.request_id import new_request_id
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's head; also of the sizes of chunks, their extensions and trailers, between two pieces of a body."""
+
+_OTHER_FILES = 256
+"""Of those that a process may have open: for all but clients."""
 
 
 def limited_connection(timeout_s: float, websockets_below: str | None = None) -> type[asyncio.Protocol]:
@@ -32,6 +38,7 @@ def limited_connection(timeout_s: float, websockets_below: str | None = None) ->
 
     class Connection(LimitedConnection):
         client_timeout_s = timeout_s
+        max_connections = _max_connections()
         websocket_prefix = None if websockets_below is None else websockets_below.encode()
 
     return Connection
@@ -41,6 +48,7 @@ class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection, with a deadline wherever it waits for the client."""
 
     client_timeout_s: ClassVar[float]
+    max_connections: ClassVar[int]
     websocket_prefix: ClassVar[bytes | None] = None
 
     # The parser calls on_message_begin, on_headers_complete and on_message_complete from within data_received.
@@ -54,6 +62,8 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._read_deadline = self._later(self._drop_silent)
+        if len(self.connections) > self.max_connections:
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         if self._between_requests and self._read_deadline is None:
@@ -131,6 +141,16 @@ class LimitedConnection(HttpToolsProtocol):
         return (self._is_answering and not self._body_open) or self.transport.get_write_buffer_size() > 0
 
     @property
+    def waits_since(self) -> float | None:
+        """Since when it waits for its client to send or to read, on the loop's clock; None while it does not."""
+        waits = (
+            (self._read_deadline, self.client_timeout_s),
+            (self._write_deadline, self.client_timeout_s),
+            (self.timeout_keep_alive_task, self.timeout_keep_alive),
+        )
+        return min((deadline.when() - seconds for deadline, seconds in waits if deadline is not None), default=None)
+
+    @property
     def _has_body(self) -> bool:
         """Whether the headers announce one: its bytes would be taken for frames."""
         return any(
@@ -147,6 +167,14 @@ class LimitedConnection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         """Whether some request has no whole answer yet."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _make_room(self) -> None:
+        """Drop the connection that has waited longest for its client: otherwise the next could not be accepted."""
+        limited = [one for one in self.connections if isinstance(one, LimitedConnection)]
+        waiting = [(since, one) for one in limited if (since := one.waits_since) is not None]
+        _, longest = min(waiting, key=lambda pair: pair[0])
+        self.connections.discard(longest)  # so that those that come in the same moment drop others
+        longest.transport.abort()
 
     def _parse(self, data: bytes) -> None:
         """Feed the parser. It stops after the head of a request that offers to upgrade, and would skip the body.
@@ -250,3 +278,13 @@ class LimitedConnection(HttpToolsProtocol):
             f"x-request-id: {new_request_id()}\r\n\r\n"
         )
         self.transport.write(STATUS_LINE[status] + head.encode() + body)
+
+
+def _max_connections() -> int:
+    """As many as there can be files, once the soft limit is what the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit that they do not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - min(_OTHER_FILES, soft // 2)

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import json
+import select
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -255,3 +258,39 @@ def test_an_address_that_is_taken_is_told() -> None:
             bind("127.0.0.1", port)
     with pytest.raises(BindError, match="cannot listen on 203"):
         bind("203.0.113.1", 1)
+
+
+def test_those_that_wait_longest_make_room(application: Application) -> None:
+    config = configure(application, SLACK_S)
+    assert isinstance(config.http, type)
+    config.http.max_connections = 8  # type: ignore[attr-defined]
+    with running(application, config) as address, contextlib.ExitStack() as opened:
+        host, port = address.removeprefix("http://").removesuffix("/v1").split(":")
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection((host, int(port)), timeout=SLACK_S))
+
+        answering = connect()
+        received = ask(answering, b"GET /begun HTTP/1.1\r\nhost: x\r\n\r\n")
+        while not received.endswith(b"first\r\n"):
+            received += answering.recv(65536)
+        waiting = []
+        for start in (b"", b"G", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx") * 8:
+            waiting.append(connect())
+            waiting[-1].sendall(start)
+        asker = connect()
+        assert b"200 OK" in ask(asker, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        for num_dropped in range(26 - 8):
+            readable, _, _ = select.select(waiting, [], [], SLACK_S)
+            assert readable, num_dropped
+            assert seconds_until_dropped(readable[0]) < SLACK_S
+            waiting.remove(readable[0])
+        assert select.select([*waiting, answering, asker], [], [], 0) == ([], [], [])
+
+
+def test_there_can_be_as_many_as_the_hard_limit_allows() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 900));"
+        "from server.http.connection import limited_connection; print(limited_connection(1).max_connections)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "644\n"
