@@ -7,6 +7,8 @@ memory or a request for ever: also one without a key, for none of this is asked 
 
 import asyncio
 import contextlib
+import heapq
+import operator
 import resource
 import sys
 from collections.abc import Callable, Iterable
@@ -169,12 +171,12 @@ class LimitedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _make_room(self) -> None:
-        """Drop the connection that has waited longest for its client: otherwise the next could not be accepted."""
+        """Drop those that have waited longest for their clients, several, since it takes a look at all to find them."""
         limited = [one for one in self.connections if isinstance(one, LimitedConnection)]
         waiting = [(since, one) for one in limited if (since := one.waits_since) is not None]
-        _, longest = min(waiting, key=lambda pair: pair[0])
-        self.connections.discard(longest)  # so that those that come in the same moment drop others
-        longest.transport.abort()
+        for _, one in heapq.nsmallest(max(1, self.max_connections // 16), waiting, key=operator.itemgetter(0)):
+            self.connections.discard(one)  # at once, or those that come before it is lost would drop others
+            one.transport.abort()
 
     def _parse(self, data: bytes) -> None:
         """Feed the parser. It stops after the head of a request that offers to upgrade, and would skip the body.
