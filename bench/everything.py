@@ -39,7 +39,8 @@ class Everything:
 
         def scrape(ends: threading.Event) -> None:
             while not ends.wait(_SCRAPE_S):
-                httpx.get(f"{url}/metrics", trust_env=False).raise_for_status()
+                headers = {"authorization": f"Bearer {self.api_key}"}
+                httpx.get(f"{url}/metrics", headers=headers, trust_env=False).raise_for_status()
                 self.heard["metrics"] += 1
 
         with _in_thread(scrape):
@@ -56,7 +57,8 @@ def everything_on() -> Iterator[Everything]:
         folder = Path(name)
         api_key = secrets.token_hex()
         limits = dict.fromkeys(("requests_per_minute", "tokens_per_minute", "tokens_per_day", "max_choices"), _PLENTY)
-        (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": [{"name": "bench", "key": api_key, **limits}]}))
+        entry = {"name": "bench", "key": api_key, "metrics": True, **limits}
+        (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": [entry]}))
         made = Everything({}, api_key)
         made.environment = {
             "SAMEWISE_API_KEYS_FILE": str(folder / "keys.yaml"),

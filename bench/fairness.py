@@ -84,7 +84,7 @@ class Traffic:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "speculation": "off",
         }
-        headers = {"authorization": f"Bearer {name}-key"}
+        headers = _bearer(name)
         start, first, told = time.perf_counter(), 0.0, 0
         parser = ChunkParser()
         async with self._client.stream("POST", f"{self._url}/v1/completions", json=body, headers=headers) as response:
@@ -113,9 +113,13 @@ class Traffic:
 
     async def steps(self) -> int:
         """Of the engine so far."""
-        text = (await self._client.get(f"{self._url}/metrics")).text
+        text = (await self._client.get(f"{self._url}/metrics", headers=_bearer("one"))).text
         line = next(line for line in text.splitlines() if line.startswith("samewise:engine_steps_total"))
         return int(float(line.split()[-1]))
+
+
+def _bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}-key"}
 
 
 async def shares(server: LocalServer, seconds: float) -> tuple[float, float]:

@@ -28,7 +28,7 @@ def _metrics() -> str:
         info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0, num_background_held=0
     )
     lines = ["| metric | | |", "|---|---|---|"]
-    for family in text_string_to_metric_families(Metrics(idle, "model", "samewise").render().decode()):
+    for family in text_string_to_metric_families(Metrics(idle, "model", "samewise").render(of_tenants=True).decode()):
         if family.name.startswith("samewise:") and not family.name.endswith("_created"):
             total = "_total" if family.type == "counter" else ""
             lines.append(f"| `{family.name}{total}` | {family.type} | {family.documentation} |")

@@ -33,7 +33,7 @@ from server.generation.fingerprint import Fingerprint
 from server.generation.planning.reading import ModelFormats
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
-from server.http.auth import AuthMiddleware
+from server.http.auth import AuthMiddleware, open_paths
 from server.http.cors import allow_origins
 from server.http.head import HeadMiddleware
 from server.http.loopback import Loopback
@@ -87,7 +87,7 @@ def create_app(
     )
     services = app.state.services = _services(app, engine, tokenizer, settings, folder, aux, workers)
     app.state.dialects = dialects
-    app.add_middleware(AuthMiddleware, accounts=services.accounts)
+    app.add_middleware(AuthMiddleware, accounts=services.accounts, open_paths=open_paths(settings))
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestMiddleware, metrics=services.metrics, error_writers=error_writers(dialects))
     allow_origins(app, settings.cors_origins)  # added last: outermost
@@ -124,7 +124,7 @@ def _services(
         settings.data_dir, int(settings.max_stored_mib * (1 << 20)), weight_of=lambda client: keys.named(client).weight
     )
     accounts = _accounts(settings, keys, UsageBook(storage, metrics, model.name))
-    traces = _traces(settings)
+    traces = _traces(settings, keys)
     observers = [phases_into(metrics)] if traces is None else [phases_into(metrics), traces.observe]
     return Services(
         engine=engine,
@@ -156,7 +156,7 @@ def _file_store(settings: Settings, storage: Storage) -> FileStore | None:
     return FileStore(settings.data_dir, storage, int(settings.max_files_mib * (1 << 20)))
 
 
-def _traces(settings: Settings) -> "Traces | None":
+def _traces(settings: Settings, keys: KeyRing) -> "Traces | None":
     """Raises ValueError if what it takes is not installed."""
     if settings.otlp_traces_endpoint is None:
         return None
@@ -164,7 +164,7 @@ def _traces(settings: Settings) -> "Traces | None":
         from server.telemetry.traces import Traces  # noqa: PLC0415  (OpenTelemetry need not be installed)
     except ImportError:
         raise ValueError("otlp_traces_endpoint needs `pip install 'samewise[traces]'`.") from None
-    return Traces(settings.otlp_traces_endpoint)
+    return Traces(settings.otlp_traces_endpoint, lambda name: keys.named(name).label)
 
 
 @asynccontextmanager

@@ -243,6 +243,11 @@ class Settings(BaseSettings):
         "samewise",
         description="What the names in /metrics begin with, before a colon; vllm for dashboards and routers of vLLM.",
     )
+    open_metrics: bool = Field(
+        False,
+        description="Answer /metrics without a key where keys are configured, for routers that have none; what each "
+        "key has used is left out then.",
+    )
     otlp_traces_endpoint: Annotated[str, AfterValidator(_check_collector)] | None = Field(
         None, description="OpenTelemetry collector that traces are sent to, such as http://localhost:4318."
     )

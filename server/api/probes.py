@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
@@ -10,6 +10,7 @@ from server import __version__
 from server.api.dialect import Dialect
 from server.api.openapi import documented_errors
 from server.api.services import ServicesDep
+from server.http.auth import sees_all_usage
 
 router = APIRouter(tags=["Operations"])
 
@@ -42,11 +43,12 @@ async def ready(services: ServicesDep) -> Status:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented_errors(401)},
 )
-async def metrics(services: ServicesDep) -> Response:
-    """Prometheus metrics."""
-    return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+async def metrics(request: Request, services: ServicesDep) -> Response:
+    """Prometheus metrics. What each key has used is only in them for keys that may see that of all."""
+    content = services.metrics.render(of_tenants=sees_all_usage(request.headers, services.accounts.keys))
+    return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version")

@@ -1,8 +1,11 @@
 """API keys: who may call what."""
 
+from collections.abc import Collection
+
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.config import Settings
 from server.errors import AuthenticationError, LimitError
 from server.http.middleware import record_in
 from server.http.responses import error_response
@@ -11,8 +14,13 @@ from server.tenants.accounts import Accounts
 from server.tenants.key_ring import KeyRing
 from server.tenants.tenant import Tenant
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
-"""Probes, scrapers and the documentation need no key."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
+"""Probes and the documentation need no key."""
+
+
+def open_paths(settings: Settings) -> frozenset[str]:
+    """The paths that need no key with these settings."""
+    return OPEN_PATHS | {"/metrics"} if settings.open_metrics else OPEN_PATHS
 
 
 class AuthMiddleware:
@@ -22,12 +30,14 @@ class AuthMiddleware:
     whatever becomes of it, taking it in has a price. Pure ASGI: streams pass through untouched.
     """
 
-    def __init__(self, app: ASGIApp, accounts: Accounts) -> None:
+    def __init__(self, app: ASGIApp, accounts: Accounts, open_paths: Collection[str]) -> None:
+        """`open_paths` need no key."""
         self._app = app
         self._accounts = accounts
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._accounts.keys and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and self._accounts.keys and scope["path"] not in self._open_paths:
             record = record_in(scope)
             try:
                 if record.is_background:
@@ -69,9 +79,16 @@ def owner_of(key: str, keys: KeyRing) -> Tenant:
     return tenant
 
 
+
 def has_body(headers: Headers) -> bool:
     """Whether a request with these headers brings a body."""
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def sees_all_usage(headers: Headers, keys: KeyRing) -> bool:
+    """Whether a request with these headers may read what each tenant has used."""
+    tenant = keys.tenant_of(key_in(headers))
+    return not keys or (tenant is not None and tenant.sees_all_usage)
 
 
 def key_in(headers: Headers) -> str:

@@ -17,7 +17,7 @@ from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS, by_path
 from server.config import Settings
 from server.errors import ApiError
-from server.http.auth import OPEN_PATHS, key_in, owner_of
+from server.http.auth import key_in, open_paths, owner_of, sees_all_usage
 from server.http.body import read_bytes
 from server.http.cors import allow_origins
 from server.http.disconnect import wait_unless_gone
@@ -27,9 +27,10 @@ from server.ray import stored
 from server.ray.exchange import ForwardedRequest, Taken
 from server.ray.own_answers import OwnAnswers
 from server.ray.prompt_start import session_of
-from server.ray.replica_metrics import render
+from server.ray.replica_metrics import merged
 from server.ray.replicas import Replicas
 from server.ray.routing_fields import SHORT_BYTES, read_fields
+from server.telemetry.families import exposition
 from server.telemetry.request_record import CLIENT_CLOSED, RequestRecord
 from server.tenants.key_ring import KeyRing
 
@@ -59,6 +60,7 @@ class Front:
         self._own = own
         self._has_many = has_many
         self._keys = KeyRing(settings)
+        self._open_paths = open_paths(settings)
         self._dialect_of = by_path(DIALECTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,6 +72,8 @@ class Front:
         send = _with_ids(scope, send)
         passing = _Passing(scope, send, dialect)
         try:
+            if self._keys and path not in self._open_paths:
+                owner_of(key_in(Headers(scope=scope)), self._keys)
             if path == "/metrics":
                 await self._answer_metrics(scope, receive, send)
                 self._own.note(scope, dialect, HTTPStatus.OK)
@@ -89,20 +93,18 @@ class Front:
                 self._own.note(scope, dialect, known.status)
 
     async def _answer_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content = render([*await self._replicas.metrics(), self._own.metrics()])
+        metrics = merged([*await self._replicas.metrics(), self._own.metrics()])
+        content = exposition(metrics, of_tenants=sees_all_usage(Headers(scope=scope), self._keys))
         await Response(content, media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, passing: "_Passing") -> None:
         request, path = Request(scope, receive), scope["path"]
-        key = key_in(request.headers)
-        if self._keys and path not in OPEN_PATHS:
-            owner_of(key, self._keys)
         if self._has_many:
             stored.check_path(path)
         content = await read_bytes(request, self._max_mib(path))
         session = ""
         if not _is_of_files(path):
-            session_key = key if self._settings.isolate_keys else ""
+            session_key = key_in(request.headers) if self._settings.isolate_keys else ""
             if len(content) > SHORT_BYTES:
                 content, session = await asyncio.to_thread(self._route, path, content, session_key)
             else:

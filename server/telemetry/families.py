@@ -1,9 +1,28 @@
 """Makes what is told to Prometheus when it asks, with the prefix and the label that all of it has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+def exposition(metrics: Iterable[Metric], *, of_tenants: bool) -> bytes:
+    """The metrics in Prometheus's text format, with or without those that say what each tenant has used."""
+    return generate_latest(_Page([one for one in metrics if of_tenants or not _tells_tenants_apart(one)]))
+
+
+def _tells_tenants_apart(metric: Metric) -> bool:
+    return any("tenant" in sample.labels for sample in metric.samples)
+
+
+class _Page(Collector):
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Sequence[Metric]:
+        return self._metrics
 
 
 class Families:

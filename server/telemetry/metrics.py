@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from server.engine.client import EngineClient
 from server.telemetry.engine_metrics import EngineCollector
-from server.telemetry.families import Families
+from server.telemetry.families import Families, exposition
 from server.telemetry.generated_tokens import GeneratedTokens
 from server.telemetry.http_requests import HttpRequests
 
@@ -95,7 +95,7 @@ class Metrics:
         self._computed_length.observe(prompt_tokens - cached_tokens)
 
     def observe_usage(self, tenant: str, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
-        """A request of the tenant of this name has ended; those that were cached are among the prompt's."""
+        """A request of the tenant with this label has ended; those that were cached are among the prompt's."""
         self._usage_requests.labels(self._model, tenant).inc()
         kinds = {"prompt": prompt_tokens, "cached": cached_tokens, "completion": completion_tokens}
         for kind, count in kinds.items():
@@ -132,9 +132,9 @@ class Metrics:
         """All of them as they are now, for whoever renders those of several servers."""
         return list(self._registry.collect())
 
-    def render(self) -> bytes:
-        """The exposition format of Prometheus."""
-        return generate_latest(self._registry)
+    def render(self, *, of_tenants: bool) -> bytes:
+        """The exposition format of Prometheus, with or without what each tenant has used."""
+        return exposition(self.collect(), of_tenants=of_tenants)
 
     def _counter(self, name: str, text: str) -> Counter:
         return self._counter_of(name, text).labels(self._model)

@@ -41,9 +41,9 @@ def name_of(timeline: RequestTimeline) -> str:
     return f"{_operation(timeline)} {timeline.model}"
 
 
-def attributes_of(timeline: RequestTimeline) -> Attributes:
-    """Of the request's own span."""
-    return _given({**_of_request(timeline), **_of_work(timeline.work)})
+def attributes_of(timeline: RequestTimeline, tenant: str) -> Attributes:
+    """Of the request's own span; `tenant` is empty for one without a name."""
+    return _given({**_of_request(timeline), "samewise.tenant": tenant or None, **_of_work(timeline.work)})
 
 
 def phases_of(timeline: RequestTimeline) -> Iterator[Phase]:
@@ -105,7 +105,6 @@ def _of_request(timeline: RequestTimeline) -> _Perhaps:
         "gen_ai.usage.cache_read.input_tokens": timeline.cached_tokens,
         "gen_ai.latency.e2e": timeline.as_of - timeline.started_at,
         "gen_ai.latency.time_to_first_token": timeline.time_to_first_token_s,
-        "samewise.tenant": timeline.client or None,
         "samewise.background": timeline.is_background,
         "samewise.restarts": len(timeline.restarts),
         "http.request.method": "POST",

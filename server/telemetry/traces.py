@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
@@ -34,8 +35,9 @@ class Traces:
     What else can be set, OpenTelemetry's own variables say: OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        """`endpoint` is the whole URL, of OTLP over HTTP."""
+    def __init__(self, endpoint: str, label_of: Callable[[str], str]) -> None:
+        """`endpoint` is the whole URL, of OTLP over HTTP; `label_of` gives what a client of this name is called."""
+        self._label_of = label_of
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT_S))
         self._provider.add_span_processor(self._processor)
@@ -78,7 +80,7 @@ class Traces:
             start_time=_ns(timeline, timeline.started_at),
         )
         if span.is_recording():
-            span.set_attributes(attributes_of(timeline))
+            span.set_attributes(attributes_of(timeline, self._label_of(timeline.client)))
             if timeline.error is not None:
                 span.set_status(Status(StatusCode.ERROR, timeline.error))
             for at in timeline.restarts:

@@ -26,7 +26,7 @@ class Account:
             self._is_open = False
             self._reservation.settle(used.tokens)
             if used.requests:
-                self._usage.add(self.tenant.name, used)
+                self._usage.add(self.tenant, used)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from server.config import Settings
@@ -26,7 +27,7 @@ class KeyRing:
             key = settings.api_key.get_secret_value().strip()
             if not key:
                 raise KeysError("The configured API key is empty.")
-            self._fixed = {digest_of(key): unnamed(key)}
+            self._fixed = {digest_of(key): replace(unnamed(key), sees_all_usage=True)}
         self._stamp = None if self._path is None else _stamp(self._path)
         self._checked = clock()
         self._tenants: Tenants = self._fixed if self._path is None else {**read_keys(self._path), **self._fixed}

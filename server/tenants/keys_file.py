@@ -48,6 +48,7 @@ class KeysEntry(BaseModel):
     sha256: Annotated[list[_Hash], BeforeValidator(_as_list)] = []
     weight: float = Field(1.0, ge=0.001, le=1000, allow_inf_nan=False)
     priority: int = Field(0, ge=-1000, le=1000)
+    metrics: bool = False
     requests_per_minute: _Limit = None
     tokens_per_minute: _Limit = None
     tokens_per_day: _Limit = None
@@ -55,7 +56,7 @@ class KeysEntry(BaseModel):
 
     def tenant(self) -> Tenant:
         limits = TenantLimits(**{name: getattr(self, name) for name in _LIMITS})
-        return Tenant(self.name, self.weight, self.priority, limits)
+        return Tenant(self.name, self.weight, self.priority, limits, label=self.name, sees_all_usage=self.metrics)
 
     def digests(self) -> list[bytes]:
         return [digest_of(key.get_secret_value()) for key in self.key] + [bytes.fromhex(one) for one in self.sha256]
@@ -73,7 +74,7 @@ def digest_of(key: str) -> bytes:
 
 
 def unnamed(key: str) -> Tenant:
-    """The tenant of a key for which nothing else is said: its name does not tell the key."""
+    """The tenant of a key for which nothing else is said."""
     return Tenant(digest_of(key).hex()[:_NAME_LENGTH])
 
 

@@ -25,9 +25,14 @@ class Tenant:
     """One who has a key, or all who need none."""
 
     name: str = ""
-    """By which it is known everywhere but where its key is checked: no secret. Empty where there are no keys."""
+    """By which what it stores and uses is found. Empty where there are no keys. Without a name given by the operator,
+    part of the key's hash, by which weak keys can be guessed: it stays in this server and its databases."""
     weight: float = 1.0
     """Its share beside those of others."""
     priority: int = 0
     """Lower ones are served first."""
     limits: TenantLimits = field(default_factory=TenantLimits)
+    label: str = ""
+    """Its name in metrics and traces: the one that the operator gave, otherwise empty."""
+    sees_all_usage: bool = False
+    """Whether its key reads in /metrics what each of the others has used."""

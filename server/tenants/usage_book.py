@@ -9,6 +9,7 @@ from server.errors import RETRY_AFTER_S
 from server.storage.storage import NotStoredError, Storage
 from server.storage.usage import UsageKey, Used
 from server.telemetry.metrics import Metrics
+from server.tenants.tenant import Tenant
 
 _PAUSE_S = 0.5
 """Before each transaction, so that what ends meanwhile goes with it. So much of it a crash may cost."""
@@ -33,10 +34,10 @@ class UsageBook:
         self._pause: asyncio.TimerHandle | None = None
         self._is_closing = False
 
-    def add(self, client: str, used: Used) -> None:
-        """A client's request has ended, and used this."""
-        self._metrics.observe_usage(client, used.prompt_tokens, used.cached_tokens, used.completion_tokens)
-        key = UsageKey(client, self._model, self._day())
+    def add(self, tenant: Tenant, used: Used) -> None:
+        """A request of the tenant has ended, and used this."""
+        self._metrics.observe_usage(tenant.label, used.prompt_tokens, used.cached_tokens, used.completion_tokens)
+        key = UsageKey(tenant.name, self._model, self._day())
         self._unwritten[key] = self._unwritten.get(key, Used()) + used
         if self._writing is None and self._pause is None:
             self._pause = asyncio.get_running_loop().call_later(_PAUSE_S, self._begin)

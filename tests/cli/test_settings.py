@@ -110,6 +110,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "keepalive_s": ("3", 3.0),
     "engine_timeout_s": ("4", 4.0),
     "metrics_prefix": ("vllm", "vllm"),
+    "open_metrics": ("true", True),
     "otlp_traces_endpoint": ("http://localhost:4318", "http://localhost:4318/v1/traces"),
     "log_format": ("json", "json"),
     "log_level": ("debug", "debug"),
@@ -134,7 +135,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
     if name == "isolate_keys":
         monkeypatch.setenv("SAMEWISE_API_KEYS_FILE", "keys.txt")
     flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
-    flags["isolate_keys"] = ["--isolate-keys"]
+    flags |= {"isolate_keys": ["--isolate-keys"], "open_metrics": ["--open-metrics"]}
     flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs", "page")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")

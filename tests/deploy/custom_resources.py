@@ -70,6 +70,7 @@ _SERVICE_MONITOR = _object(
                 {
                     "path": _TEXT,
                     "interval": _DURATION,
+                    "authorization": _object({"credentials": _object({"name": _TEXT, "key": _TEXT})}),
                     "relabelings": _list(_object({"targetLabel": _TEXT, "replacement": _TEXT})),
                 },
             )

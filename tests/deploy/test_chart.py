@@ -35,11 +35,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "extraEgress": [{"ports": [{"port": 4317}]}],
         }
     },
-    "monitor": {"serviceMonitor": {"enabled": True}},
+    "monitor": {"serviceMonitor": {"enabled": True, "existingSecret": "scraper"}},
     "alerts": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}},
     "traces": {"settings": {"otlp_traces_endpoint": "http://collector:4318"}},
     "events": {"settings": {"served_model_name": "a,b"}, "kvEvents": {"enabled": True}},
-    "pool": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}},
+    "pool": {
+        "settings": {"open_metrics": True},
+        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
+    },
     "ingress": {"ingress": {"enabled": True, "host": "llm.example.com"}},
     "route": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}},
     "pull secret": {"imagePullSecrets": [{"name": "registry"}], "image": {"digest": f"sha256:{'0' * 64}"}},

@@ -23,6 +23,8 @@ INSTEAD = {
     **{name: f"settings.{name}" for name in GIVEN},
 }
 """What to set in place of a variable."""
+BY_VARIABLE = {"extraEnv": [{"name": "SAMEWISE_API_KEY", "value": "x"}]}
+POOL = {"enabled": True, "endpointPicker": {"name": "picker"}}
 
 
 def refusal(values: dict[str, Any]) -> str:
@@ -59,6 +61,9 @@ def scaled(running: int | None, type_: str = "hpa", **values: Any) -> dict[str, 
         (events(kvEvents={"replayPort": 8000}), "8000 is the API's"),
         (events(kvEvents={"port": 5558}), "kvEvents.port and kvEvents.replayPort have to differ"),
         (events(extraEnv=[{"name": "POD_IP", "value": "x"}]), "POD_IP is the pod's address"),
+        ({"apiKeys": {"keys": KEYS}, "serviceMonitor": {"enabled": True}}, "serviceMonitor.existingSecret is needed"),
+        ({**BY_VARIABLE, "serviceMonitor": {"enabled": True}}, "serviceMonitor.existingSecret is needed"),
+        ({**BY_VARIABLE, "inferencePool": POOL}, "endpoint pickers have no key for /metrics"),
         ({"serviceMonitor": {"labels": {"helm.sh/chart": "a"}}}, "serviceMonitor.labels: helm.sh/chart"),
         ({"prometheusRule": {"labels": {"helm.sh/chart": "a"}}}, "prometheusRule.labels: helm.sh/chart"),
     ],

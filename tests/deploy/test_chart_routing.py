@@ -82,6 +82,15 @@ def test_replicas_are_read_once_each() -> None:
     assert spec["endpoints"][0]["port"] in {port["name"] for port in read["spec"]["ports"]}
 
 
+def test_prometheus_sends_a_key_where_one_is_needed() -> None:
+    monitor = {"serviceMonitor": {"enabled": True, "existingSecret": "scraper", "secretKey": "bearer"}}
+    (endpoint,) = render_one("ServiceMonitor", {**monitor, "apiKeys": {"existingSecret": "keys"}})["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "scraper", "key": "bearer"}}
+    opened = {"apiKeys": {"existingSecret": "keys"}, "settings": {"open_metrics": True}}
+    (endpoint,) = render_one("ServiceMonitor", {**opened, "serviceMonitor": {"enabled": True}})["spec"]["endpoints"]
+    assert "authorization" not in endpoint
+
+
 def test_all_that_select_pods_select_these() -> None:
     values = {
         "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},

@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from model_runner.info import LearningStats, SpeculationStats
 from scheduler.interface import EngineStats
 from server.engine.client import RequestFailedError
-from server.ray.replica_metrics import render
+from server.ray.replica_metrics import merged
+from server.telemetry.families import exposition
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat
 from tests.server.tenants.keys import of_tenant
@@ -119,7 +120,7 @@ async def busy(make_with_keys: Callable[..., FastAPI], engine: FakeEngine) -> Ca
     """A server of which there is something to tell: its metrics as text, and those of two of it by Ray's front."""
 
     async def metrics(prefix: str) -> tuple[str, str]:
-        app = make_with_keys({"ann": {}}, metrics_prefix=prefix)
+        app = make_with_keys({"ann": {"metrics": True}}, metrics_prefix=prefix)
         speculation = SpeculationStats("suffix", 30, (8, 4), (10, 8), 10, 22, draft_s=0.5, verify_s=2.25)
         learning = LearningStats(900, 0, 7, 2, 1, 1.25, 1.75)
         engine.stats = EngineStats(speculation=(speculation,), learning=learning)
@@ -128,7 +129,8 @@ async def busy(make_with_keys: Callable[..., FastAPI], engine: FakeEngine) -> Ca
             engine.refuse = RequestFailedError("broken")
             assert (await client.post(CHAT, json=chat())).status_code >= 500
             collected = app.state.services.metrics.collect()
-            return (await client.get("/metrics")).text, render((name, collected) for name in "ab").decode()
+            on_ray = exposition(merged((name, collected) for name in "ab"), of_tenants=True)
+            return (await client.get("/metrics")).text, on_ray.decode()
 
     return metrics
 

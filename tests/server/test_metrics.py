@@ -132,7 +132,7 @@ def measured(*, is_background: bool = False, arrivals: dict[tuple[int, int], lis
     for prompt in (0, 1):
         counts = [sum(count for count, _ in tokens) for choice, tokens in arrivals.items() if choice[0] == prompt]
         meter.prompt_end(prompt, counts)
-    return samples_of(metrics.render().decode())
+    return samples_of(metrics.render(of_tenants=True).decode())
 
 
 ARRIVALS = {
@@ -162,7 +162,7 @@ def test_the_phases_of_requests():
     metrics = Metrics(FakeEngine(), "m", "samewise")
     for queue, prefill, decode in ((0.0, 0.25, 2.0), (4.0, 0.75, 0.0)):
         metrics.observe_phases(queue, prefill, decode)
-    seen = samples_of(metrics.render().decode())
+    seen = samples_of(metrics.render(of_tenants=True).decode())
     sums = [seen[f"samewise:request_{name}_time_seconds_sum",] for name in ("queue", "prefill", "decode", "inference")]
     assert sums == pytest.approx([4.0, 1.0, 2.0, 3.0])
     assert seen["samewise:request_queue_time_seconds_bucket", "0.001"] == 1

@@ -308,6 +308,18 @@ async def test_metrics_are_those_of_all_replicas(front: FastAPI) -> None:
         assert all("replica" in one.labels for one in family.samples)
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_metrics_of_servers_with_keys_are_for_keys(make_app: Callable[..., FastAPI], is_open: bool) -> None:
+    keyed = {"api_key": "k", "open_metrics": is_open}
+    front = create_front(LocalReplicas([make_app(**keyed)]), Settings(**keyed), has_many=True)
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        assert (await client.post(CHAT, json=chat(), headers={"x-api-key": "k"})).status_code == 200
+        without = await client.get("/metrics")
+        with_key = await client.get("/metrics", headers={"x-api-key": "k"})
+    assert without.status_code == (200 if is_open else 401)
+    assert ('tenant="' in without.text, 'tenant="' in with_key.text) == (False, True)
+
+
 def counted(replicas: LocalReplicas, page: str) -> dict[tuple[str, str, str], float]:
     """What the front has answered: method, handler and status."""
     families = {family.name: family for family in text_string_to_metric_families(page)}

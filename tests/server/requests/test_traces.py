@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from tests.engine_process.fake_engine import RAISE
 from tests.server.helpers import COMPLETIONS, completion
 from tests.server.requests.conftest import Serve
 from tests.server.requests.test_explaining import LONG, ended, posted
+from tests.server.tenants.keys import bearer, write_keys
 from tests.server.test_timelines import Scene, history
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -126,6 +129,18 @@ async def test_the_spans_of_a_request_are_its_time_and_what_is_told_of_it(
     assert "prompt" not in "".join(said)
 
 
+async def test_traces_tell_names_that_were_given_and_nothing_else_of_a_key(
+    with_scripted: Serve, collector: Collector, tmp_path: Path
+) -> None:
+    keys = {"api_key": "main-key", "api_keys_file": write_keys(tmp_path / "keys.yaml", ann={})}
+    async with with_scripted(otlp_traces_endpoint=collector.url, **keys) as (client, _):
+        for name in ("main", "ann"):
+            assert (await client.post(COMPLETIONS, json=completion(), headers=bearer(name))).status_code == 200
+    told = [values(root.attributes) for root, _ in collector.tree()]
+    assert sorted(one.get("samewise.tenant", "") for one in told) == ["", "ann"]
+    assert not any(sha256(key).hexdigest()[:8] in str(told) for key in (b"main-key", b"ann-key"))
+
+
 async def test_the_trace_of_the_client_goes_on_unless_it_is_not_sampled(
     with_scripted: Serve, collector: Collector
 ) -> None:
@@ -191,7 +206,7 @@ def test_who_ends_a_request_does_not_make_its_spans(
         return make(*args, **fields)
 
     monkeypatch.setattr(Tracer, "start_span", slowly)
-    traces = Traces(collector.url)
+    traces = Traces(collector.url, str)
     traces.observe(timeline("first"))
     assert makes.wait(30)
     for index in range(5):
@@ -215,7 +230,7 @@ def test_a_request_whose_spans_cannot_be_made_is_left_out_alone(
         return make(*args, **fields)
 
     monkeypatch.setattr(Tracer, "start_span", fails_once)
-    traces = Traces(collector.url)
+    traces = Traces(collector.url, str)
     for name in ("bad", "good"):
         traces.observe(timeline(name))
     traces.close()
@@ -228,7 +243,7 @@ def test_a_collector_that_never_answers_does_not_keep_a_server_from_ending(
 ) -> None:
     monkeypatch.setattr("server.telemetry.traces._CLOSE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}", str)
         for index in range(200):  # for several batches of spans
             traces.observe(timeline(f"r{index}"))
         began = time.monotonic()
@@ -238,7 +253,7 @@ def test_a_collector_that_never_answers_does_not_keep_a_server_from_ending(
 
 
 def test_spans_tell_what_ran_in_the_background(collector: Collector) -> None:
-    traces = Traces(collector.url)
+    traces = Traces(collector.url, str)
     for is_background in (False, True):
         traces.observe(timeline(is_background=is_background))
     traces.close()
@@ -253,7 +268,7 @@ def test_a_trace_state_that_cannot_be_read_is_not_logged(
     kept, level = list(root.handlers), root.level
     try:
         configure_logging("text", "info")
-        traces = Traces(collector.url)
+        traces = Traces(collector.url, str)
         parent = f"00-{TRACE}-{PARENT}-01"
         traces.observe(timeline(trace_context={"traceparent": parent, "tracestate": "my secret junk"}))
         traces.close()

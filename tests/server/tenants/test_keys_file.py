@@ -23,7 +23,7 @@ def ring_of(path: Path, **settings: Any) -> KeyRing:
 def test_all_that_can_be_said_of_a_key(tmp_path: Path) -> None:
     limits = {"requests_per_minute": 60, "tokens_per_minute": 1000, "tokens_per_day": 10000, "max_choices": 4}
     ring = ring_of(write_keys(tmp_path / "keys", research={"weight": 3, "priority": -1, **limits}))
-    assert ring.tenant_of("research-key") == Tenant("research", 3.0, -1, TenantLimits(**limits))
+    assert ring.tenant_of("research-key") == Tenant("research", 3.0, -1, TenantLimits(**limits), label="research")
     assert ring.tenant_of("other-key") is None
     assert ring.named("research") is ring.tenant_of("research-key")
 
@@ -95,19 +95,19 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
     write_keys(path, a={"weight": 2}, b={})
     assert ring.tenant_of("b-key") is None, "not looked at at every request"
     now[0] += 2
-    assert ring.tenant_of("b-key") == Tenant("b")
+    assert ring.tenant_of("b-key") == Tenant("b", label="b")
     assert ring.named("a").weight == 2
     path.write_text("keys: 5")
     now[0] += 2
-    assert ring.tenant_of("b-key") == Tenant("b")
+    assert ring.tenant_of("b-key") == Tenant("b", label="b")
     assert "The keys stay as they were" in caplog.text
     path.unlink()
     now[0] += 2
-    assert ring.tenant_of("b-key") == Tenant("b")
+    assert ring.tenant_of("b-key") == Tenant("b", label="b")
     write_keys(path, c={})
     now[0] += 2
     assert ring.tenant_of("b-key") is None
-    assert ring.tenant_of("c-key") == Tenant("c")
+    assert ring.tenant_of("c-key") == Tenant("c", label="c")
     assert ring.named("b") == Tenant("b"), "whose requests may still run"
     assert len([line for line in caplog.messages if "stay as they were" in line]) == 2
     assert "-key" not in caplog.text

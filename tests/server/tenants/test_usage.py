@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import date, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from server.storage.storage import NotStoredError, Storage
 from server.storage.usage import KEPT_DAYS, UsageKey, UsageTable, Used
 from server.tenants.usage_book import today
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, error_of
-from tests.server.tenants.keys import of_tenant
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of
+from tests.server.tenants.keys import bearer, of_tenant
 
 
 async def usage_of(app: FastAPI, name: str, **query: str) -> list[dict]:
@@ -23,7 +24,7 @@ async def usage_of(app: FastAPI, name: str, **query: str) -> list[dict]:
 
 
 async def test_each_key_sees_what_it_has_used_and_no_other(make_with_keys, engine: FakeEngine) -> None:
-    app, total = make_with_keys({"ann": {}, "bob": {}}), {"prompt_tokens": 0, "completion_tokens": 0}
+    app, total = make_with_keys({"ann": {}, "bob": {"metrics": True}}), {"prompt_tokens": 0, "completion_tokens": 0}
     engine.num_cached = 1
     async with of_tenant(app, "ann") as client:
         for body in (completion(n=2), completion(prompt=["x", "yy"]), completion(stream=True)):
@@ -56,6 +57,40 @@ async def test_each_key_sees_what_it_has_used_and_no_other(make_with_keys, engin
     )
     assert 'samewise:tenant_requests_total{model_name="tiny",tenant="ann"} 3.0' in metrics
     assert "-key" not in metrics
+    async with of_tenant(app, "ann") as client:
+        metrics = (await client.get("/metrics")).text
+    assert 'samewise:request_success_total{finished_reason="length",model_name="tiny"} 5.0' in metrics
+    assert 'tenant="' not in metrics
+
+
+async def test_no_hash_of_a_key_is_told(make_app, tmp_path: Path) -> None:
+    """By one, keys that can be guessed are found; not even its beginning is shown to those who may see all."""
+    (tmp_path / "keys").write_text("first-key\n")
+    app, keys = make_app(api_key="main-key", api_keys_file=tmp_path / "keys"), ("first-key", "main-key")
+    async with client_of(app) as client:
+        for key in keys:
+            client.headers["authorization"] = f"Bearer {key}"
+            assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
+        metrics = (await client.get("/metrics")).text
+    assert 'samewise:tenant_requests_total{model_name="tiny",tenant=""} 2.0' in metrics
+    assert not any(sha256(key.encode()).hexdigest()[:8] in metrics for key in keys)
+
+
+async def test_metrics_need_a_key_unless_the_operator_says_otherwise(make_app, make_with_keys) -> None:
+    app = make_with_keys({"ann": {}})
+    async with client_of(app) as client:
+        assert "Bearer" in error_of(await client.get("/metrics"), 401)["message"]
+        assert (await client.get("/metrics", headers=bearer("bob"))).status_code == 401
+        assert (await client.get("/health")).status_code == 200
+    opened = make_app(api_key="main-key", open_metrics=True)
+    async with client_of(opened) as client:
+        assert (await client.post(COMPLETIONS, json=completion(), headers=bearer("main"))).status_code == 200
+        without, of_all = [(await client.get("/metrics", headers=sent)).text for sent in ({}, bearer("main"))]
+    assert ("samewise:num_requests_running{" in without, 'tenant="' in without, 'tenant="' in of_all) == (
+        True,
+        False,
+        True,
+    )
 
 
 async def test_what_ended_early_is_counted_by_what_was_computed(make_with_keys, engine: FakeEngine) -> None:

@@ -48,6 +48,14 @@
 {{- if and .kvEvents.enabled .networkPolicy.enabled (not .networkPolicy.kvEventsFrom) }}
   {{- fail "networkPolicy.kvEventsFrom is needed with kvEvents: they show the tokens of prompts, so name the routers that may read them" }}
 {{- end }}
+{{- if not (or (include "samewise.isOpen" $) .settings.open_metrics) }}
+{{- if and .serviceMonitor.enabled (not .serviceMonitor.existingSecret) }}
+  {{- fail "serviceMonitor.existingSecret is needed: /metrics wants a key where there are keys, unless settings.open_metrics is true" }}
+{{- end }}
+{{- if .inferencePool.enabled }}
+  {{- fail "inferencePool: endpoint pickers have no key for /metrics; set settings.open_metrics" }}
+{{- end }}
+{{- end }}
 {{- if and .inferencePool.enabled (not .inferencePool.endpointPicker.name) }}
   {{- fail "inferencePool.endpointPicker.name is needed: the Service of the endpoint picker" }}
 {{- end }}
