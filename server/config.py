@@ -37,8 +37,8 @@ def _split_words(value: object) -> object:
     return [word for entry in entries for one in entry.split(",") if (word := one.strip())]
 
 
-def _split_origins(value: object) -> object:
-    """As in other servers; browsers write them in lower case."""
+def _split_lowered(value: object) -> object:
+    """As in other servers; browsers write origins and hosts in lower case."""
     words = _split_words(value)
     return [word.lower() if isinstance(word, str) else word for word in words] if isinstance(words, list) else words
 
@@ -50,6 +50,15 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
             message = "'{origin}' is no origin, such as https://chat.example.com or http://localhost:3000, and not *"
             raise PydanticCustomError("no_origin", message, {"origin": origin})
     return origins
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """A port, a scheme or a path would never match."""
+    for host in hosts:
+        if host != "*" and not _HOST_NAME.fullmatch(host):
+            message = "'{host}' is no name of a host, such as llm.example.com or *.example.com, and not *"
+            raise PydanticCustomError("no_host", message, {"host": host})
+    return hosts
 
 
 def _check_metrics_prefix(prefix: str) -> str:
@@ -83,13 +92,17 @@ def _check_endpoint(endpoint: str) -> str:
 
 _TCP = re.compile(r"tcp://(\*|[\w.-]+|\[[\w:.%]+\]):(?P<port>\d{1,9}|\*)")
 _IPC = re.compile(r"ipc://[^*\s].*")
+_HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 """A flag that may be given several times, a list in the YAML file, or one text for all."""
 
-Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_origins), AfterValidator(_check_origins)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_lowered), AfterValidator(_check_origins)]
 """The same, but in one text there are commas between them."""
+
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_lowered), AfterValidator(_check_hosts)]
+"""The same, of names of hosts."""
 
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
 """Where ZeroMQ listens."""
@@ -226,6 +239,11 @@ class Settings(BaseSettings):
         description="Origin of web pages that may use the server from a browser, * for all; may be given several "
         "times; by default none.",
     )
+    allowed_hosts: Hosts = Field(
+        (),
+        description="Name by which the server may be asked, such as llm.example.com or *.example.com, * for all; may "
+        "be given several times; by default all with API keys, and without only those that nobody can register.",
+    )
     page: bool = Field(
         True,
         description="Show a page at / to talk to the model and see what the server does, if samewise[page] is there.",
@@ -254,6 +272,11 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field("text", description="Format of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     log_prompts: bool = Field(False, description="Also log prompts and outputs, which are never logged otherwise.")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return self.api_key is not None or self.api_keys_file is not None
 
     @model_validator(mode="after")
     def _have_draft_model(self) -> "Settings":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 from rich.console import Console
+from starlette.types import ASGIApp
 
 from model_runner.models.repository import cache_folder
 from server import __version__
@@ -27,6 +28,7 @@ from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.generation.planning.speculation import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
+from server.http.hosts import guarded
 from server.page.gate import PATH, PageGate, is_installed
 from server.telemetry.logs import configure_logging
 
@@ -135,11 +137,14 @@ class _Life:
     def _build_server(self, engine: EngineClient) -> tuple[DrainingServer, "Services"]:
         """Runs in a thread, so that the event loop goes on to start the engine."""
         app = make_app(engine, self._settings, self._checkpoints)
+        all_of_it: ASGIApp = app
         if self._settings.page and is_installed():
-            self._page = PageGate(app, f"{self._address}/v1")
-            config = configure(self._page, self._settings.client_timeout_s, websockets_below=f"{PATH}/")
-        else:
-            config = configure(app, self._settings.client_timeout_s)
+            all_of_it = self._page = PageGate(app, f"{self._address}/v1")
+        config = configure(
+            guarded(all_of_it, self._settings.allowed_hosts, has_keys=self._settings.has_keys),
+            self._settings.client_timeout_s,
+            websockets_below=None if self._page is None else f"{PATH}/",
+        )
         return DrainingServer(config, engine, self._settings.drain_grace_s), app.state.services
 
     async def _watch(

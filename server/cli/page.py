@@ -8,6 +8,14 @@ from server.cli.console import fail
 from server.cli.server_options import DEFAULT_BASE_URL, BaseUrl
 
 Host = Annotated[str, typer.Option(help="Address to listen on: 0.0.0.0 admits other machines.")]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Name by which it may be asked, such as page.example.com, * for all; by default only those that nobody "
+        "can register.",
+        show_default=False,
+    ),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
 
 
@@ -16,7 +24,13 @@ def register(app: typer.Typer) -> None:
     app.command()(page)
 
 
-def page(*, base_url: BaseUrl = DEFAULT_BASE_URL, host: Host = "127.0.0.1", port: Port = 8001) -> None:
+def page(
+    *,
+    base_url: BaseUrl = DEFAULT_BASE_URL,
+    host: Host = "127.0.0.1",
+    port: Port = 8001,
+    allowed_hosts: AllowedHosts = None,
+) -> None:
     """Show the page for an OpenAI-compatible server. It asks for a key in the browser. Ctrl-C ends."""
     from server.cli.page_server import serve  # noqa: PLC0415
     from server.http.draining_server import BindError  # noqa: PLC0415
@@ -25,7 +39,7 @@ def page(*, base_url: BaseUrl = DEFAULT_BASE_URL, host: Host = "127.0.0.1", port
     if not is_installed():
         fail("the page is not installed: pip install 'samewise[page]'")
     try:
-        serve(_api_address(base_url), host, port)
+        serve(_api_address(base_url), host, port, [name.lower() for name in allowed_hosts or ()])
     except BindError as error:
         fail(str(error))
 

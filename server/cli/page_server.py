@@ -1,6 +1,6 @@
 """The web page as a server of its own."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -9,13 +9,17 @@ from starlette.applications import Starlette
 
 from server.client.openai_answers import without_password
 from server.http.draining_server import bind, configure, url_of
+from server.http.hosts import guarded
 from server.page.gate import PATH, PageGate
 
 _CLIENT_TIMEOUT_S = 30.0
 
 
-def serve(base_url: str, host: str, port: int) -> None:
-    """Serve the page for the API at `base_url` until a signal ends that. Raises BindError."""
+def serve(base_url: str, host: str, port: int, allowed_hosts: Collection[str]) -> None:
+    """Serve the page for the API at `base_url` until a signal ends that. Raises BindError.
+
+    It may be asked by the names `allowed_hosts`, too.
+    """
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -27,7 +31,8 @@ def serve(base_url: str, host: str, port: int) -> None:
     with bind(host, port) as listener:
         console.print(f"Page    {url_of(listener)}/", markup=False)
         console.print(f"Server  {without_password(base_url)}", markup=False)
-        server = uvicorn.Server(configure(gate, _CLIENT_TIMEOUT_S, websockets_below=f"{PATH}/"))
+        app = guarded(gate, allowed_hosts, has_keys=False)
+        server = uvicorn.Server(configure(app, _CLIENT_TIMEOUT_S, websockets_below=f"{PATH}/"))
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:  # which it has heeded

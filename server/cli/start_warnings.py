@@ -11,7 +11,7 @@ _logger = logging.getLogger("samewise.server")
 
 def warn_if_open(settings: Settings, address: str, remedy: str) -> None:
     """Of a server that others than this machine's users can reach; `remedy` says what can be done."""
-    if settings.api_key is None and settings.api_keys_file is None:
+    if not settings.has_keys:
         _logger.warning(
             "The server listens on %s without an API key: whoever can reach it may use it. %s", address, remedy
         )

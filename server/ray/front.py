@@ -21,6 +21,7 @@ from server.http.auth import key_in, open_paths, owner_of, sees_all_usage
 from server.http.body import read_bytes
 from server.http.cors import allow_origins
 from server.http.disconnect import wait_unless_gone
+from server.http.hosts import guarded
 from server.http.middleware import record_in, report, request_id_of
 from server.http.responses import error_response
 from server.ray import stored
@@ -46,7 +47,8 @@ def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name
     be used.
     """
     front = Front(replicas, settings, OwnAnswers(name, settings.metrics_prefix), has_many=has_many)
-    app = Starlette(routes=[Route("/{path:path}", front)])
+    checked = guarded(front, settings.allowed_hosts, has_keys=settings.has_keys)
+    app = Starlette(routes=[Route("/{path:path}", checked)])
     allow_origins(app, settings.cors_origins, exposed=(_REPLICA_HEADER,))
     return app
 

@@ -169,3 +169,31 @@ def test_the_page_is_there_unless_it_is_not_wanted(
             end_by_signal()
 
     serve(look_on, page=page)
+
+
+@pytest.mark.parametrize(
+    ("settings", "statuses"),
+    [
+        ({}, [403, 403, 403, 200]),
+        ({"allowed_hosts": ["*.evil.example"]}, [307, 200, 200, 200]),
+        ({"api_key": "k"}, [307, 401, 200, 200]),
+    ],
+    ids=["without keys", "allowed", "with keys"],
+)
+def test_pages_of_strangers_reach_nothing_by_a_name_of_theirs(
+    serve: Callable[..., None], capsys: pytest.CaptureFixture[str], settings: dict[str, Any], statuses: list[int]
+) -> None:
+    printed = Printed(capsys)
+
+    async def look_on(engine: FakeEngine) -> None:
+        try:
+            await until(lambda: printed.has("Ready in"))
+            async with httpx.AsyncClient(trust_env=False, base_url=printed.address) as client:
+                strange = {"host": "a.evil.example:8000"}
+                answers = [await client.get(path, headers=strange) for path in ("/", "/v1/models", "/health")]
+                answers.append(await client.get("/health"))
+            assert [answer.status_code for answer in answers] == statuses
+        finally:
+            end_by_signal()
+
+    serve(look_on, **settings)

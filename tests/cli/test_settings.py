@@ -101,6 +101,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "isolate_keys": ("true", True),
     "cors_origins": ("https://a.example", ("https://a.example",)),
+    "allowed_hosts": ("LLM.example.com", ("llm.example.com",)),
     "page": ("false", False),
     "max_body_mib": ("1.5", 1.5),
     "max_waiting": ("0", 0),

@@ -94,6 +94,29 @@ def test_what_the_chart_sets_is_not_set_beside_it(name: str) -> None:
         render({"settings": {name: EXAMPLES.get(name, ("x", "x"))[0]}})
 
 
+@pytest.mark.parametrize(
+    ("values", "hosts"),
+    [
+        ({}, []),
+        ({"ingress": {"enabled": True, "host": "llm.example.com"}}, ["llm.example.com"]),
+        ({"httpRoute": {"enabled": True, "parentRefs": [{"name": "a"}]}}, ["*"]),
+        (
+            {"httpRoute": {"enabled": True, "parentRefs": [{"name": "a"}], "hostnames": ["*.example.com"]}},
+            ["*.example.com"],
+        ),
+    ],
+)
+def test_without_keys_the_server_may_be_asked_by_the_names_that_lead_to_it(
+    values: dict[str, Any], hosts: list[str], tmp_path: Path
+) -> None:
+    service = render_one("Service", values)["metadata"]
+    names = [f"{service['name']}.{service['namespace']}", f"*.{service['namespace']}.svc"]
+    assert list(read_by_the_server(values, tmp_path).allowed_hosts) == [*names, *hosts]
+    given = {**values, "settings": {"allowed_hosts": ["a.example.com"]}}
+    assert read_by_the_server(given, tmp_path).allowed_hosts == ("a.example.com",)
+    assert read_by_the_server({**values, "apiKeys": {"keys": KEYS}}, tmp_path).allowed_hosts == ()
+
+
 def test_no_secret_goes_into_a_config_map() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
     secret = {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}

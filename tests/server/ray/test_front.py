@@ -308,6 +308,14 @@ async def test_metrics_are_those_of_all_replicas(front: FastAPI) -> None:
         assert all("replica" in one.labels for one in family.samples)
 
 
+async def test_without_keys_a_stranger_s_name_leads_nowhere(replicas: LocalReplicas) -> None:
+    front = create_front(replicas, Settings(allowed_hosts=["llm.example.com"]), has_many=True)  # type: ignore[arg-type]
+    async with client_of(front) as client:  # type: ignore[arg-type]
+        for host, status in (("evil.example", 403), ("llm.example.com", 200), ("10.0.0.7:8000", 200)):
+            assert (await client.get("/v1/models", headers={"host": host})).status_code == status
+    assert len(replicas.forwarded) == 2
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 async def test_metrics_of_servers_with_keys_are_for_keys(make_app: Callable[..., FastAPI], is_open: bool) -> None:
     keyed = {"api_key": "k", "open_metrics": is_open}

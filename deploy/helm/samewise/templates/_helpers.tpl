@@ -69,7 +69,24 @@ inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . |
 {{- if .Values.gpu.enabled }}{{ $_ := set $own "device" "cuda" }}{{ end -}}
 {{- if .Values.data.enabled }}{{ $_ := set $own "data_dir" "/data" }}{{ end -}}
 {{- if include "samewise.hasKeys" . }}{{ $_ := set $own "api_keys_file" "/etc/samewise/keys/keys" }}{{ end -}}
+{{- if and (include "samewise.isOpen" .) (not (hasKey .Values.settings "allowed_hosts")) -}}
+{{- $_ := set $own "allowed_hosts" (include "samewise.ownHosts" . | fromYamlArray) -}}
+{{- end -}}
 {{ merge $own .Values.settings | toYaml }}
+{{- end -}}
+
+{{/* The names that lead to the server, a list. All where a route says none. */}}
+{{- define "samewise.ownHosts" -}}
+- {{ printf "%s.%s" (include "samewise.fullname" .) .Release.Namespace | quote }}
+- {{ printf "*.%s.svc" .Release.Namespace | quote }}
+{{- if .Values.ingress.enabled }}
+- {{ .Values.ingress.host | quote }}
+{{- end }}
+{{- if .Values.httpRoute.enabled }}
+{{- range default (list "*") .Values.httpRoute.hostnames }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* In whole seconds: until no balancer sends requests, until running ones have ended, and to end the processes. */}}
