@@ -32,7 +32,8 @@ from server.cli.main import app
 from server.client.load import Load, Quantile, quantile, together
 from server.client.snapshot import NoMetricsError, Snapshot, Source, parse
 from server.client.window import Window
-from server.ray.replica_metrics import render
+from server.ray.replica_metrics import merged
+from server.telemetry.families import exposition
 from tests.cli.fake_openai import running
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
@@ -187,7 +188,8 @@ def test_no_quantile_of_nothing() -> None:
 
 def page(at: float, **replicas: Metrics) -> Snapshot:
     """As the front before them writes it."""
-    return parse(render((name, metrics.collect()) for name, metrics in replicas.items()).decode(), at)
+    collected = merged((name, metrics.collect()) for name, metrics in replicas.items())
+    return parse(exposition(collected, of_tenants=True).decode(), at)
 
 
 def replica(started: float, tokens: float) -> Metrics:

@@ -127,7 +127,7 @@ def _tenants(load: Load) -> Table | None:
         return None  # there are no keys
     table = _small_table("tenant", "tokens/s")
     for tenant, rate in load.tenants[:_MOST_TENANTS]:
-        table.add_row(printable(tenant) or "without a key", _rate(rate))
+        table.add_row(printable(tenant) or "without a name", _rate(rate))
     rest = load.tenants[_MOST_TENANTS:]
     if rest:
         table.add_row(Text(f"{len(rest)} more", style="dim"), _rate(sum(rate for _, rate in rest)))
