@@ -79,7 +79,6 @@ def owner_of(key: str, keys: KeyRing) -> Tenant:
     return tenant
 
 
-
 def has_body(headers: Headers) -> bool:
     """Whether a request with these headers brings a body."""
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
