@@ -18,5 +18,5 @@ def fake_address() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(fake_address: str) -> Iterator[httpx.Client]:
     """Of that server."""
-    with httpx.Client(base_url=fake_address, trust_env=False) as client:
+    with fake_site.client_of(fake_address) as client:
         yield client
