@@ -46,6 +46,11 @@ class UnexpectedAnswerError(ApiError):
     """The server answered well, but with something else."""
 
 
+def can_be_sent(key: str) -> bool:
+    """Whether a header can have it."""
+    return key.isascii() and key.isprintable()
+
+
 class Api:
     """One server, for all who look. Each call brings the key of its page, empty for none."""
 

@@ -2,19 +2,25 @@
 
 import asyncio
 import gc
+import json
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from starlette.responses import RedirectResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from server.page.entrance import Entrance
+
 PATH = "/page"
 MAX_WEBSOCKETS = 256
-"""Open at a time: each page that somebody looks at has one, and no key is asked for it."""
+"""Open at a time: each page that somebody looks at has one."""
+_SOCKET_PATH = f"{PATH}/_nicegui_ws/"
+_OPENED = "0" + json.dumps({"sid": "none", "upgrades": [], "pingInterval": 1000, "pingTimeout": 1000, "maxPayload": 1})
+_REFUSED = "44" + json.dumps({"message": "Implicit handshake failed"})
 
 
 def is_installed() -> bool:
@@ -25,8 +31,8 @@ def is_installed() -> bool:
 class PageGate:
     """Before an API: takes the paths of the page, and leads those who ask for `/` there.
 
-    The page is loaded when somebody asks for it first, which takes a second or two. Until then it costs nothing, and
-    requests to the API always just a look at their paths.
+    The page is loaded when somebody asks for it first who has a key, if the API wants one. That takes a second or
+    two. Until then it costs nothing, and requests to the API always just a look at their paths.
     """
 
     def __init__(self, api: ASGIApp, base_url: str) -> None:
@@ -34,6 +40,7 @@ class PageGate:
         self._api = api
         self._base_url = base_url
         self._loading = asyncio.Lock()
+        self._entrance: Entrance | None = None
         self._page: FastAPI | None = None
         self._running = AsyncExitStack()
         self._websockets = 0
@@ -42,7 +49,8 @@ class PageGate:
         if scope["type"] in ("http", "websocket"):
             path = scope["path"]
             if path.startswith(PATH + "/"):
-                await self._to_page(scope, receive, send)
+                to = self._to_page if scope["type"] == "http" else self._to_websocket
+                await to(scope, receive, send)
                 return
             if path in ("/", PATH) and scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
                 # Relative, so that it also holds behind a proxy that has put all of this below a path of its own.
@@ -55,22 +63,46 @@ class PageGate:
         await self._running.aclose()
 
     async def _to_page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        page = await self._loaded()
-        if scope["type"] == "http":
-            await page(scope, receive, send)
-        elif self._websockets >= MAX_WEBSOCKETS:
+        path = scope["path"]
+        if path == f"{PATH}/":
+            await (await self._found_entrance())(scope, receive, send)
+        elif path == f"{PATH}/key" and scope["method"] == "POST":
+            await (await self._found_entrance()).take_key(scope, receive, send)
+        elif self._page is None or path.startswith(_SOCKET_PATH):
+            await PlainTextResponse("There is no such page.", 404)(scope, receive, send)
+        else:
+            await self._page(scope, receive, send)
+
+    async def _to_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._websockets >= MAX_WEBSOCKETS:
             await send({"type": "websocket.close", "code": 1013, "reason": "too many pages are open"})
+        elif self._page is None:
+            await send_back(send)
         else:
             self._websockets += 1
             try:
-                await page(scope, receive, send)
+                await self._page(scope, receive, send)
             finally:
                 self._websockets -= 1
+
+    async def _found_entrance(self) -> "Entrance":
+        async with self._loading:
+            if self._entrance is None:
+                await asyncio.to_thread(_import_entrance)
+                from server.page.entrance import Entrance  # noqa: PLC0415
+
+                self._entrance = Entrance(self._base_url, self._load_and_serve)
+                self._running.push_async_callback(self._entrance.close)
+        return self._entrance
+
+    async def _load_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        page = await self._loaded()
+        await page(scope, receive, send)
 
     async def _loaded(self) -> "FastAPI":
         async with self._loading:
             if self._page is None:
-                await asyncio.to_thread(_import)
+                await asyncio.to_thread(_import_page)
                 from server.page.application import make_page  # noqa: PLC0415
 
                 page = make_page(self._base_url, PATH)
@@ -80,6 +112,22 @@ class PageGate:
         return self._page
 
 
-def _import() -> None:
+async def send_back(send: Send) -> None:
+    """Have the browser at the other end of a websocket load its page again, and end.
+
+    A browser whose page this server does not know (any more) would try for ever if its websocket were only refused.
+    Socket.IO and NiceGUI say it like this.
+    """
+    await send({"type": "websocket.accept"})
+    await send({"type": "websocket.send", "text": _OPENED})
+    await send({"type": "websocket.send", "text": _REFUSED})
+
+
+def _import_entrance() -> None:
     """In a thread, so that running answers go on meanwhile."""
+    import server.page.entrance  # noqa: F401, PLC0415
+
+
+def _import_page() -> None:
+    """In a thread, too."""
     import server.page.application  # noqa: F401, PLC0415

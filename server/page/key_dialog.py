@@ -5,7 +5,7 @@ import asyncio
 from nicegui import context, ui
 from nicegui.events import ValueChangeEventArguments
 
-from server.page.session import can_be_sent
+from server.page.api import can_be_sent
 
 
 class KeyDialog:

@@ -3,18 +3,13 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from server.page.api import Api, ApiError
+from server.page.api import Api, ApiError, can_be_sent
 from server.page.browser import Browser, Memory
 from server.page.described import Capabilities, Fields
 from server.page.parameters.catalog import has_fields
 
 CHAT = "/v1/chat/completions"
 T = TypeVar("T")
-
-
-def can_be_sent(key: str) -> bool:
-    """Whether a header can have it."""
-    return key.isascii() and key.isprintable()
 
 
 class Session:

@@ -41,6 +41,7 @@ async def test_key(locked_server: Server, visits: Visits) -> None:
     chat = Chat(page)
     answer = await chat.answer_to("Say hello.")
 
+    await context.clear_cookies()  # as when the ticket that the key was exchanged for has ended
     await page.reload()
     await expect(chat.answers).to_be_visible()
     await expect(dialog).to_be_hidden()
