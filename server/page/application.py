@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
-from fastapi import Depends, FastAPI, HTTPException
-from nicegui import Client, ui
+from fastapi import FastAPI
 from nicegui import app as nicegui_app
+from nicegui import ui
 
 from server.page.api import Api
 from server.page.load.watch import Watches
 from server.page.narrowing import narrow
+from server.page.pacing import Turns
+from server.page.room import Room
 from server.page.security import SecurityHeaders
 from server.page.shell import Shell
+from server.page.sockets import Sockets
 
 _STATIC = Path(__file__).parent / "static"
 _RECONNECT_S = 30.0
 """How long an answer goes on for a browser that does not answer, such as a telephone that was put away."""
 _MESSAGES_KEPT = 2000
 """For a browser that comes back within that time."""
-_MOST_PAGES = 256
-"""At a time, those included that were asked for within the last minute and never shown: nobody is asked for a key, and
-each takes memory and time that answers need, too."""
 
 
 def make_page(base_url: str, path: str) -> FastAPI:
@@ -28,11 +28,10 @@ def make_page(base_url: str, path: str) -> FastAPI:
     watches = Watches(api)
     host = FastAPI(openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
-    narrow()
+    turns = Turns()
+    narrow(turns)
 
-    room = [Depends(_have_room)]
-
-    @ui.page("/", title="Samewise", favicon=_STATIC / "favicon.svg", language="en-US", dark=None, dependencies=room)
+    @ui.page("/", title="Samewise", favicon=_STATIC / "favicon.svg", language="en-US", dark=None)
     async def page() -> None:
         await Shell(api, watches).build()
 
@@ -46,11 +45,7 @@ def make_page(base_url: str, path: str) -> FastAPI:
         show_welcome_message=False,
     )
     host.add_middleware(SecurityHeaders)
+    host.add_middleware(Sockets)
+    host.add_middleware(Room, turns=turns, path=f"{path}/")
     nicegui_app.on_shutdown(api.close)
     return host
-
-
-def _have_room() -> None:
-    """Raises HTTPException if too many look."""
-    if len(Client.instances) >= _MOST_PAGES:
-        raise HTTPException(503, "Too many pages are open. Try again in a minute.", {"Retry-After": "60"})

@@ -2,25 +2,27 @@
 
 import asyncio
 import re
-from contextlib import AsyncExitStack
+from typing import Any
 
 import httpx
 import pytest
-import websockets.asyncio.client
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 
 from server.page.gate import MAX_WEBSOCKETS, PageGate
 from tests.page import fake_site
+from tests.page.fake_site import client_of, connect
+from tests.waiting import until
 
-SOCKET = "/page/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+WEBSOCKET = {"type": "websocket", "path": "/page/_nicegui_ws/socket.io/"}
 
 
 def test_nothing_is_loaded_before_the_first_visit() -> None:
-    with fake_site.running() as address, httpx.Client(base_url=address, trust_env=False) as client:
+    with fake_site.running() as address, client_of(address) as client:
         assert client.get("/loaded").json() is False
         assert client.get("/v1/models").status_code == 200
         assert client.get("/").status_code == 307
@@ -78,24 +80,42 @@ async def test_answers_of_the_api_pass_untouched() -> None:
         assert (plain.status_code, plain.content, plain.headers) == (gated.status_code, gated.content, gated.headers)
 
 
-async def test_websockets_are_for_the_page_alone_and_limited(fake_address: str) -> None:
-    address = fake_address.replace("http", "ws")
-    connect = websockets.asyncio.client.connect
+async def test_other_paths_have_no_websockets(fake_address: str) -> None:
     with pytest.raises(InvalidStatus) as elsewhere:
-        await connect(f"{address}/v1/models")
+        await connect(f"{fake_address.replace('http', 'ws')}/v1/models")
     assert elsewhere.value.response.status_code == 200  # as if nobody had asked for one
-    async with AsyncExitStack() as opened:
-        sockets = [connect(f"{address}{SOCKET}") for _ in range(MAX_WEBSOCKETS)]
-        await asyncio.gather(*(opened.enter_async_context(one) for one in sockets))
-        with pytest.raises(InvalidStatus) as full:
-            await connect(f"{address}{SOCKET}")
-        assert full.value.response.status_code == 403
-    async with httpx.AsyncClient(base_url=fake_address, trust_env=False) as client:
-        assert (await client.get("/v1/models")).status_code == 200
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                async with connect(f"{address}{SOCKET}"):
-                    return
-            except InvalidStatus:
-                await asyncio.sleep(0.01)
+
+
+class HeldPage:
+    """In the place of the page: holds websockets until told otherwise."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.end = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_open += 1
+        await self.end.wait()
+        self.num_open -= 1
+
+
+async def test_websockets_are_limited() -> None:
+    page = HeldPage()
+    gate = PageGate(Starlette(), "http://127.0.0.1:1/v1")
+    gate._page = page  # type: ignore[assignment]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    held = [asyncio.create_task(gate(WEBSOCKET, receive, send)) for _ in range(MAX_WEBSOCKETS)]
+    await until(lambda: page.num_open == MAX_WEBSOCKETS)
+    await gate(WEBSOCKET, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1013, "reason": "too many pages are open"}]
+    page.end.set()
+    await asyncio.gather(*held)
+    await gate(WEBSOCKET, receive, send)
+    assert len(sent) == 1  # there is room again
