@@ -10,6 +10,8 @@ from nicegui.element import Element
 
 _ANSWER_S = 10.0
 _MOST_LISTED = 200
+_MOST_KEPT = 10_000_000
+"""UTF-16 units of a conversation, more than browsers keep for all of them."""
 
 
 class Listed(msgspec.Struct):
@@ -51,7 +53,7 @@ class Browser:
         """A conversation's JSON; None if it is gone. Raises TimeoutError if the browser does not answer."""
         parts: list[str] = []
         length = 0
-        while True:
+        while length < _MOST_KEPT:
             part = await self._call("load", conversation_id, length)
             if not isinstance(part, str):
                 return None
@@ -59,6 +61,7 @@ class Browser:
                 return "".join(parts)
             parts.append(part)
             length += len(part.encode("utf-16-le")) // 2  # as JavaScript counts
+        return None
 
     async def save(self, conversation_id: str, text: str) -> bool:
         """Whether there was room for it."""

@@ -8,6 +8,9 @@ import msgspec
 
 Role = Literal["user", "assistant", "tool"]
 _TITLE_LENGTH = 60
+_MOST_TURNS = 5_000
+_MOST_CHARACTERS = 5_000_000
+"""Which is about what a browser keeps for all conversations."""
 
 
 class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -74,6 +77,8 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
             found = msgspec.json.decode(text, type=cls)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
+        if len(found.turns) > 2 * _MOST_TURNS:
+            raise ValueError(f"it has {len(found.turns):,} turns, and at most {2 * _MOST_TURNS:,} can be shown")
         for number, turn in found.turns.items():
             if turn.id != number:
                 raise ValueError(f"turn {number} calls itself {turn.id}")
@@ -88,6 +93,12 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     def to_json(self) -> str:
         """For `from_json`."""
         return msgspec.json.encode(self).decode()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing should be added, because neither browser nor page could keep it."""
+        num_characters = sum(len(turn.content) + len(turn.reasoning) for turn in self.turns.values())
+        return len(self.turns) >= _MOST_TURNS or num_characters >= _MOST_CHARACTERS
 
     def path(self) -> list[Turn]:
         """The turns that are looked at, in their order."""

@@ -147,3 +147,15 @@ def test_exports_have_what_is_looked_at() -> None:
 )
 def test_titles_are_short(text: str, title: str) -> None:
     assert title_of(text) == title
+
+
+@pytest.mark.parametrize(("number", "length", "is_full"), [(2, 100, False), (1, 5_000_000, True), (5_000, 1, True)])
+def test_a_conversation_is_full_at_some_time(number: int, length: int, is_full: bool) -> None:
+    turns = {at: Turn(id=at, role="user", content="x" * length) for at in range(number)}
+    assert Conversation(id="c", turns=turns).is_full is is_full
+
+
+def test_what_has_too_many_turns_to_be_shown_is_refused() -> None:
+    turns = {str(at): {"id": at, "role": "user"} for at in range(10_001)}
+    with pytest.raises(ValueError, match="10,001 turns, and at most 10,000 can be shown"):
+        read(turns)

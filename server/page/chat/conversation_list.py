@@ -1,6 +1,6 @@
 """All conversations of this browser, the last used first."""
 
-from functools import partial
+from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 from nicegui.events import GenericEventArguments
@@ -16,7 +16,7 @@ class ConversationList:
     def __init__(self, session: Session, chat: ChatView) -> None:
         self._session = session
         self._chat = chat
-        self._shown: tuple[list[tuple[str, str]], str] | None = None
+        self._rows: list[_Row] = []
         with ui.element("nav").classes("panel").props('aria-label="Conversations"'):
             self._new = ui.button("New chat", icon="add", on_click=self._begin).props("no-caps outline")
             self._new.classes("wide")
@@ -36,23 +36,14 @@ class ConversationList:
         self._show(await self._session.browser.conversations())
 
     def _show(self, conversations: list[Listed]) -> None:
-        shown = ([(one.id, one.title) for one in conversations], self._chat.conversation.id)
-        if shown == self._shown:
-            return
-        self._shown = shown
-        self._list.clear()
+        for row in self._rows[len(conversations) :]:
+            row.delete()
+        del self._rows[len(conversations) :]
         with self._list:
-            for one in conversations:
-                self._entry(one)
-
-    def _entry(self, one: Listed) -> None:
-        title = one.title or "Conversation"
-        current = "true" if one.id == self._chat.conversation.id else "false"
-        with ui.element("li"):
-            open_ = ui.button(title, on_click=partial(self._open, one.id)).props("flat no-caps align=left dense")
-            open_.classes("open").props(f"aria-current={current}")
-            remove = ui.button(icon="delete", on_click=partial(self._remove, one.id)).props("flat round dense size=sm")
-            remove.props["aria-label"] = f"Delete {title}"
+            while len(self._rows) < len(conversations):
+                self._rows.append(_Row(self._open, self._remove))
+        for row, one in zip(self._rows, conversations, strict=True):
+            row.show(one, is_current=one.id == self._chat.conversation.id)
 
     async def _begin(self) -> None:
         self._chat.begin()
@@ -66,3 +57,29 @@ class ConversationList:
         self._chat.forget(conversation_id)
         await self._look()
         self._session.browser.focus(self._new)  # the button that had it is gone
+
+
+class _Row:
+    """A place in the list. What it shows may change, because new elements take much more time."""
+
+    def __init__(self, on_open: Callable[[str], Awaitable[None]], on_remove: Callable[[str], Awaitable[None]]) -> None:
+        self._shown: tuple[str, str, bool] | None = None
+        self._id = ""
+        with ui.element("li") as self._element:
+            self._open = ui.button(on_click=lambda: on_open(self._id)).props("flat no-caps align=left dense")
+            self._open.classes("open")
+            remove = ui.button(icon="delete", on_click=lambda: on_remove(self._id))
+            self._remove = remove.props("flat round dense size=sm")
+
+    def show(self, one: Listed, is_current: bool) -> None:
+        shown = one.id, one.title or "Conversation", is_current
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._id, title, _ = shown
+        self._open.set_text(title)
+        self._open.props["aria-current"] = "true" if is_current else "false"
+        self._remove.props["aria-label"] = f"Delete {title}"
+
+    def delete(self) -> None:
+        self._element.delete()

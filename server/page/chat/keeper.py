@@ -7,6 +7,23 @@ from collections.abc import Awaitable, Callable
 from server.page.browser import Browser
 from server.page.conversation import Conversation
 
+_MOST_RECENT = 200
+_ID_LENGTH = 64
+
+
+class _Recent(dict[str, None]):
+    """Ids of conversations, only the last ones, because browsers can name any number of them."""
+
+    def add(self, conversation_id: str) -> None:
+        if len(conversation_id) <= _ID_LENGTH:
+            self.discard(conversation_id)
+            self[conversation_id] = None
+        if len(self) > _MOST_RECENT:
+            del self[next(iter(self))]
+
+    def discard(self, conversation_id: str) -> None:
+        self.pop(conversation_id, None)
+
 
 class Keeper:
     """Of one tab."""
@@ -14,8 +31,8 @@ class Keeper:
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._on_saved: list[Callable[[], Awaitable[None]]] = []
-        self._forgotten: set[str] = set()
-        self._written_elsewhere: set[str] = set()
+        self._forgotten = _Recent()
+        self._written_elsewhere = _Recent()
         """By another tab, since this one read or wrote them."""
 
     def on_saved(self, handler: Callable[[], Awaitable[None]]) -> None:
@@ -46,7 +63,7 @@ class Keeper:
 
     def save_meanwhile(self, conversation: Conversation) -> None:
         """What there is of it so far, without waiting; unless another tab writes it, too."""
-        if conversation.id not in self._forgotten | self._written_elsewhere:
+        if conversation.id not in self._forgotten and conversation.id not in self._written_elsewhere:
             self._browser.save_soon(conversation.id, conversation.to_json())
 
     def note_change(self, conversation_id: str) -> None:

@@ -21,6 +21,7 @@ from server.page.wording import STOPPED
 
 _SAVED_EVERY_S = 3.0
 """While an answer grows: what is there outlives a page that is closed."""
+_FULL = "This conversation is as long as the page can keep it. Begin a new chat."
 _LEFT = "The page was closed before the answer had ended."
 
 
@@ -236,9 +237,10 @@ class ChatView:
             self._shown.append(TurnView(self, turn, is_growing=turn is self._growing))
 
     def _can_send(self) -> bool:
-        if self.settings.problem:
-            ui.notify(self.settings.problem, type="negative")
-        return not self.settings.problem
+        problem = _FULL if self.conversation.is_full else self.settings.problem
+        if problem:
+            ui.notify(problem, type="negative")
+        return not problem
 
     def _save_soon(self) -> None:
         background_tasks.create(self._save(self.conversation), name="save")

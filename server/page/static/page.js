@@ -5,6 +5,8 @@ window.samewise = (() => {
   const CURRENT = "samewise.current";
 
   const PIECE = 200000; // of what is sent at once: a message has at most a million characters
+  const MOST_LISTED = 200; // in an event, whose lists may have fewer characters
+  const TITLE_LENGTH = 100;
 
   function stored(name) {
     try {
@@ -20,7 +22,7 @@ window.samewise = (() => {
       if (!key.startsWith(CONVERSATION)) continue;
       try {
         const { id, title, updated } = JSON.parse(localStorage.getItem(key));
-        if (key === CONVERSATION + id) found.push({ id, title: String(title || ""), updated: Number(updated) || 0 });
+        if (key === CONVERSATION + id) found.push({ id, title: String(title || "").slice(0, TITLE_LENGTH), updated: Number(updated) || 0 });
       } catch {
         continue; // not ours, or from a version that is gone
       }
@@ -82,7 +84,8 @@ window.samewise = (() => {
   }
 
   window.addEventListener("storage", (event) => {
-    if (event.key === null || event.key.startsWith(CONVERSATION)) tell("conversations", conversations(), event.key && event.key.slice(CONVERSATION.length));
+    if (event.key !== null && !event.key.startsWith(CONVERSATION)) return;
+    tell("conversations", conversations().slice(0, MOST_LISTED), event.key && event.key.slice(CONVERSATION.length));
   });
 
   document.addEventListener("visibilitychange", () => tell("visibility", document.visibilityState));
