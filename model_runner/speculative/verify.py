@@ -13,7 +13,7 @@ from model_runner.draft_tree import ROOT
 from model_runner.sampling.draw import Draw
 from model_runner.sampling.picks import NO_PICKS, NO_TOKEN, PickAllowed, Prepicks
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import NOT_FINITE, Sampler
 from model_runner.speculative.rejection import RejectionDraw
 from model_runner.speculative.typical import TypicalDraw
 
@@ -106,11 +106,15 @@ class Verifier:
         return [walk.verdict for walk in walks]
 
     def _follow_picks(self, scores: Tensor, walks: Sequence[_Walk], tokens: Sequence[int]) -> None:
-        """Go on for as long as a token was found beforehand or can be picked from what a grammar allows."""
+        """Go on for as long as a token was found beforehand or can be picked from what a grammar allows.
+
+        A row in which none was found has failed. It must not be looked at again: if the next step was launched
+        meanwhile, its logits may stand where those of this step were, and it has gone on from no token of the target.
+        """
         while walks:
             for walk in walks:
                 self._follow_known(walk, tokens)
-            barred = [walk for walk in walks if walk.node is not None and tokens[_row(walk)] != NO_TOKEN]
+            barred = [walk for walk in walks if walk.node is not None]
             if not barred or self._pick_allowed is None:
                 return
             slots = [walk.slot for walk in barred]
@@ -125,9 +129,12 @@ class Verifier:
     def _follow_known(self, walk: _Walk, tokens: Sequence[int]) -> None:
         while walk.node is not None:
             token = tokens[_row(walk)]
-            if token == NO_TOKEN or not self._sampling.allows(walk.slot, token):
+            if token == NO_TOKEN:
+                _give_up(walk, NOT_FINITE)
+            elif self._sampling.allows(walk.slot, token):
+                self._follow(walk, token)
+            else:
                 return
-            self._follow(walk, token)
 
     def _take_step(self, step: _StepRows, walks: Sequence[_Walk], mode: Verification) -> None:
         nodes = [walk.node for walk in walks if walk.node is not None]

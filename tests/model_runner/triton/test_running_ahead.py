@@ -3,9 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
-from model_runner.contract import SamplingParams, Speculation
+import pytest
+import torch
+
+from model_runner.contract import Failure, SamplingParams, Speculation, StepPlan
 from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.runner import ModelRunner
+from model_runner.runner_interface import LaunchedStep
+from model_runner.sampling.sampler import NOT_FINITE
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest
@@ -61,3 +66,62 @@ def test_tokens_are_those_of_steps_one_after_the_other(tmp_path: Path) -> None:
     assert none == 0
     assert num_ahead >= 3
     assert len(tokens["stopped"]) < 9, "it ends where nobody knew"
+
+
+PREFIX = (1, 17, 23, 5, 8, 30, 44, 12, 9, 2, 3, 21, 40, 7, 33)
+"""One token less than a block."""
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where the interpreter meets NaN
+def test_a_row_that_is_not_finite_is_its_choices_error_though_the_next_step_has_begun(
+    tiny_engines: TinyEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its logits were stand those of the next step, whose rows are one fewer: those of another choice."""
+    runner = tiny_engines.cuda("llama", (1, 2, 4, 8)).runner
+    requests = [
+        EngineRequest("short", (1, 9, 11), GREEDY, 3),
+        EngineRequest("hit", PREFIX, DRAWN, 5),
+        EngineRequest("beside", (1, 40, 6, 7), DRAWN, 5),
+    ]
+    expected = run(new_engine(runner), requests)
+    engine, launches, launch = new_engine(runner), [], runner.launch
+
+    def spoiling(plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
+        """In the third step, and in no other, the first value that "hit" sees is NaN."""
+        launches.append((tuple(share.key for share in plan.scheduled), is_ahead))
+        if len(launches) != 3:
+            return launch(plan, is_ahead=is_ahead)
+        value = runner._kv_cache.values[0][runner._state._choices["hit/0"].blocks[0], :, 0]
+        whole = value.clone()
+        value.fill_(torch.nan)
+        step = launch(plan, is_ahead=is_ahead)
+        value.copy_(whole)
+        return step
+
+    monkeypatch.setattr(runner, "launch", spoiling)
+    found = run(engine, requests)
+    assert launches[2] == (("short/0", "hit/0", "beside/0"), True)
+    assert launches[3] == (("hit/0", "beside/0"), True), "it was launched before the error was found"
+    assert found["hit"] == (expected["hit"][0][:2], NOT_FINITE)
+    assert [found[name] for name in ("short", "beside")] == [expected[name] for name in ("short", "beside")]
+    again = [EngineRequest("again", (*PREFIX, *found["hit"][0]), DRAWN, 2)]
+    assert run(engine, again) == run(new_engine(runner), again)
+    assert engine.stats().prefix_hits == 0, "nobody finds the blocks of a choice that failed"
+
+
+def new_engine(runner: ModelRunner) -> Engine:
+    """With an empty prefix cache."""
+    return Engine(Scheduler(SchedulerConfig(16, 8, 64, 64), runner.num_blocks), runner)
+
+
+def run(engine: Engine, requests: list[EngineRequest]) -> dict[str, tuple[list[int], Failure | None]]:
+    """Tokens and error of each request."""
+    found: dict[str, tuple[list[int], Failure | None]] = {}
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            tokens, _ = found.get(output.request_id, ([], None))
+            found[output.request_id] = [*tokens, *output.tokens], output.error
+        engine.check_integrity()
+    return found
