@@ -1,6 +1,7 @@
 """Calls into the library of CPU kernels."""
 
 import ctypes
+import logging
 import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
@@ -31,6 +32,8 @@ from model_runner.kernels.structs import (
     WeightStruct,
 )
 
+logger = logging.getLogger("samewise.runner")
+
 WeightKind = Literal["int8", "int8_rotated", "int4"]
 """int8 has one scale for each output, rotated or not; int4 a scale and a minimum for each output and group of
 INT4_GROUP inputs. Rotated weights are multiplied with rows of 8 bits, the others with rows of 12."""
@@ -49,6 +52,7 @@ _SIGNATURES = {
     "sw_create": (c_void_p, [c_int32, c_char_p]),
     "sw_destroy": (None, [c_void_p]),
     "sw_isa": (c_char_p, [c_void_p]),
+    "sw_threads": (c_int32, [c_void_p]),
     "sw_packed_size": (c_int64, [c_int32, c_int32, c_int32]),
     "sw_pack": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "sw_linear": (c_int32, [c_void_p, POINTER(WeightStruct), c_void_p, c_int32, c_void_p]),
@@ -108,7 +112,15 @@ class Kernels:
         self.isa: str = self._library.sw_isa(self._context).decode()
         self.int8_kind: WeightKind = "int8_rotated" if self.isa.startswith("avx512") else "int8"
         """The faster form of int8: elsewhere integers are widened to 16 bits to be multiplied, whatever they are."""
-        self.threads = threads
+        self.threads: int = self._library.sw_threads(self._context)
+        """As many as were asked for, or as the system would make; results do not depend on it."""
+        if self.threads < threads:
+            logger.warning(
+                "The system refuses to make %d threads for the CPU kernels, so they run in %d and take longer; raise "
+                "its limits on processes and memory, or lower --threads.",
+                threads,
+                self.threads,
+            )
         self._path = library
         self._arena = Arena()
 

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <system_error>
 
 #include "isa.h"
 #include "threads.h"
@@ -71,14 +70,14 @@ SwContext *sw_create(int32_t threads, const char *isa) {
     return new SwContext(*kernels, threads);
   } catch (const std::bad_alloc &) {
     return nullptr;
-  } catch (const std::system_error &) {
-    return nullptr;
   }
 }
 
 void sw_destroy(SwContext *context) { delete context; }
 
 const char *sw_isa(const SwContext *context) { return context->kernels.isa; }
+
+int32_t sw_threads(const SwContext *context) { return context->pool.size(); }
 
 int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs) {
   const int64_t panels = (int64_t{outputs} + 15) / 16;

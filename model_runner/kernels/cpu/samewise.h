@@ -224,9 +224,11 @@ struct SwMove {
 };
 
 // isa: "avx512bf16", "avx512vnni", "avx2", "portable", or "auto" for the best that this machine has; null is returned if it has not.
+// Where the system refuses to make so many threads, there are fewer: see sw_threads.
 SW_PUBLIC SwContext *sw_create(int32_t threads, const char *isa);
 SW_PUBLIC void sw_destroy(SwContext *context);
 SW_PUBLIC const char *sw_isa(const SwContext *context);
+SW_PUBLIC int32_t sw_threads(const SwContext *context);
 
 // Bytes of a packed weight.
 SW_PUBLIC int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs);

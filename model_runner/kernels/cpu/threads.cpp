@@ -1,5 +1,8 @@
 #include "threads.h"
 
+#include <algorithm>
+#include <exception>
+
 namespace samewise {
 namespace {
 
@@ -18,7 +21,12 @@ inline uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket);
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) {
-  for (int index = 1; index < threads; ++index) workers_.emplace_back([this] { serve(); });
+  try {
+    workers_.reserve(std::max(threads - 1, 0));
+    for (int index = 1; index < threads; ++index) workers_.emplace_back([this] { serve(); });
+  } catch (const std::exception &) {
+    // The system gives no more threads, or no memory for them: those that there are do the work.
+  }
 }
 
 ThreadPool::~ThreadPool() {

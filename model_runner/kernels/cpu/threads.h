@@ -12,6 +12,7 @@ namespace samewise {
 // unless it is in the middle of a unit.
 class ThreadPool {
  public:
+  // Of so many threads, the owner among them; of fewer if the system refuses to make them.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool &) = delete;

@@ -1,5 +1,7 @@
 """Loading the library."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,30 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
     for name in ("kernels.so", "missing.so"):
         with pytest.raises(NoKernelsError, match="cannot be loaded"):
             Kernels(tmp_path / name, threads=1)
+
+
+_REFUSED = """
+import resource, sys
+from pathlib import Path
+import torch
+from model_runner.kernels.library import Kernels
+
+path, taken = Path(sys.argv[1]), int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (64 << 20), -1))  # the stacks of a few threads
+many = Kernels(path, 600)
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+rows, weight = torch.randn(40, 64), torch.randn(320, 64)
+results = [kernels.linear(kernels.pack("int8", weight), rows) for kernels in (many, Kernels(path, 1))]
+print(many.threads, torch.equal(*results))
+"""
+
+
+def test_where_the_system_makes_no_more_threads_the_kernels_run_in_fewer(kernels_library: Path) -> None:
+    """In a process of its own, since it would be that which ends."""
+    command = [sys.executable, "-c", _REFUSED, str(kernels_library)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert child.returncode == 0, child.stderr
+    threads, is_equal = child.stdout.split()
+    assert 1 <= int(threads) < 600
+    assert is_equal == "True"
+    assert f"refuses to make 600 threads for the CPU kernels, so they run in {threads} " in child.stderr
