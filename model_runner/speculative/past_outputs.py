@@ -13,10 +13,11 @@ _LIMIT = 1 << 18
 """Tokens in all automata together: about 20 MB."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Generation:
     """The outputs of one salt in some period."""
 
+    salt: str
     automaton: SuffixAutomaton
     num_tokens: int = 0
     """Those that are not taken in yet included."""
@@ -72,36 +73,46 @@ class PastOutputs:
     def add(self, salt: str, context: Sequence[int], tokens: Sequence[int]) -> None:
         """Keep some output, found by the context before it and by itself; only the output counts as having occurred.
 
-        It is found once `take_in` has come to it.
+        It is found once `take_in` has come to it. Raises MemoryError, and keeps nothing of it, if there is no memory.
         """
         if not tokens:
             return
-        generations = self._salts.pop(salt, [])
-        if not generations or generations[-1].num_tokens >= self._generation:
-            generations.append(_Generation(SuffixAutomaton(self._library)))
+        generations = self._salts.get(salt, [])
+        newest = generations[-1] if generations else None
+        if newest is None or newest.num_tokens >= self._generation:
+            newest = _Generation(salt, SuffixAutomaton(self._library))
+            generations = [*generations, newest]
+        self._waiting.append(_Output(newest, Writer(newest.automaton), as_tokens([*context, *tokens]), len(context)))
+        self._salts.pop(salt, None)
         self._salts[salt] = generations
-        writer = Writer(generations[-1].automaton)
-        self._waiting.append(_Output(generations[-1], writer, as_tokens([*context, *tokens]), len(context)))
-        generations[-1].num_tokens += len(context) + len(tokens)
+        newest.num_tokens += len(context) + len(tokens)
         self.num_tokens += len(context) + len(tokens)
         while len(self._salts[salt]) > 2:
-            self._drop_oldest(salt)
+            self._drop(self._salts[salt][0])
         while self.num_tokens > self._limit:
-            self._drop_oldest(next(iter(self._salts)))
+            self._drop(next(iter(self._salts.values()))[0])
 
     def take_in(self, most: int) -> int:
-        """Take in at most so many tokens of the outputs that wait, oldest first; returns how many these were."""
+        """Take in at most so many tokens of the outputs that wait, oldest first; returns how many these were.
+
+        Raises MemoryError if memory runs out. The generation that grew then is dropped: its automaton is half-written.
+        """
         left = most
         while left and self._waiting:
             output = self._waiting[0]
-            left -= output.take_in(left)
+            try:
+                left -= output.take_in(left)
+            except MemoryError:
+                self._drop(output.generation)
+                raise
             if output.num_taken_in == len(output.tokens):
                 self._waiting.popleft()
         return most - left
 
-    def _drop_oldest(self, salt: str) -> None:
-        dropped = self._salts[salt].pop(0)
+    def _drop(self, dropped: _Generation) -> None:
+        generations = self._salts[dropped.salt]
+        generations.remove(dropped)
         self.num_tokens -= dropped.num_tokens
         self._waiting = deque(output for output in self._waiting if output.generation is not dropped)
-        if not self._salts[salt]:
-            del self._salts[salt]
+        if not generations:
+            del self._salts[dropped.salt]

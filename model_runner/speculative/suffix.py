@@ -1,6 +1,7 @@
 """SuffixDecoding: what followed the longest stretch of the last tokens, here and in earlier answers."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from model_runner.draft_tree import DraftTree
 from model_runner.models.features import Feature
@@ -54,7 +55,8 @@ class SuffixProposer:
         and not by the one that it may have been before preemption.
         """
         choice = self._choices.pop(slot)
-        self._past.add(choice.salt, *choice.generated())
+        with suppress(MemoryError):  # it only makes later answers faster
+            self._past.add(choice.salt, *choice.generated())
 
 
 class _Choice:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.past_outputs import PastOutputs
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import NewChoice, Proposer, TargetStep
+from model_runner.speculative.suffix import SuffixProposer
 from tests.model_runner.speculative.automata import Reader, suffix_library, suffix_proposer
 from tests.model_runner.speculative.driving import choice_step, new_choice
 from tests.model_runner.work import lines_run
@@ -226,3 +228,61 @@ def test_outputs_that_were_dropped_are_not_taken_in() -> None:
         past.add(f"{number}", (), [number] * 10)
     assert past.take_in(1000) == past.num_tokens == 30
     assert [bool(past.of_salt(f"{number}")) for number in range(6)] == [False] * 3 + [True] * 3
+
+
+class ShortOfMemory:
+    """The suffix library. When it is told to, it runs out of memory in the middle of what it writes, or makes."""
+
+    def __init__(self) -> None:
+        self._functions = suffix_library().functions
+        self.is_short = False
+
+    @property
+    def functions(self) -> "ShortOfMemory":
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._functions, name)
+
+    def sw_create_automaton(self, depth: int) -> int | None:
+        return None if self.is_short else self._functions.sw_create_automaton(depth)
+
+    def sw_extend(self, automaton: int, writer: Any, tokens: int, count: int, counted: bool) -> int:
+        self._functions.sw_extend(automaton, writer, tokens, count // 2 if self.is_short else count, counted)
+        return int(self.is_short)
+
+
+def test_what_was_half_written_when_memory_ran_out_is_dropped() -> None:
+    library = ShortOfMemory()
+    past = PastOutputs(library)  # type: ignore[arg-type]
+    past.add("other", (), range(10, 14))
+    past.add("", (), range(6))
+    past.add("", (), range(3, 9))
+    past.take_in(4)
+    library.is_short = True
+    with pytest.raises(MemoryError):
+        past.take_in(1000)
+    library.is_short = False
+    assert [len(past.of_salt(salt)) for salt in ("", "other")] == [0, 1]
+    assert past.take_in(1000) == 0
+    assert past.num_tokens == 4
+    past.add("", (), (1, 2, 1, 2))
+    past.take_in(1000)
+    assert [count(past, string) for string in ([1], [1, 2], [2, 1], [3])] == [2, 2, 1, 0]
+
+
+def test_an_output_for_which_there_is_no_memory_is_not_kept() -> None:
+    """The choice that had it ends all the same, and what was kept before is found."""
+    library = ShortOfMemory()
+    proposer = SuffixProposer(library)  # type: ignore[arg-type]
+    proposer._past = PastOutputs(library, generation=4)  # type: ignore[arg-type]
+    for number, is_short in enumerate((False, True)):
+        tokens = [7]
+        proposer.begin(new_choice(tokens))
+        tokens += [number, number, 8, 9]
+        library.is_short = is_short
+        proposer.end(0)
+    library.is_short = False
+    proposer._past.take_in(1000)
+    assert proposer._past.num_tokens == 5
+    assert [count(proposer._past, string) for string in ([0, 8], [1, 8])] == [1, 0]
