@@ -24,7 +24,7 @@ from model_runner.config import RunnerConfig
 from model_runner.parent import die_with_parent
 from scheduler.cache_log import CacheLog
 from server.engine.framing import FrameReader, framed
-from server.engine.loop import EXIT_CRASHED, EXIT_STOPPED, LoadedEngine, run
+from server.engine.loop import EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
 from server.engine.stop_watch import StopWatches
 from server.telemetry.logs import configure_logging
@@ -182,7 +182,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     exit_code = main()
-    if exit_code == EXIT_CRASHED:
-        logging.shutdown()
-        os._exit(exit_code)  # a broken engine may hang in the interpreter's own shutdown
-    sys.exit(exit_code)
+    logging.shutdown()
+    sys.stdout.flush()
+    # The interpreter's own shutdown would wait for threads that compile a grammar, and may hang in a broken engine.
+    os._exit(exit_code)

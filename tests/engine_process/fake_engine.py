@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from model_runner.info import RunnerInfo
@@ -149,6 +151,8 @@ def load(config: EngineConfig) -> LoadedEngine:
             time.sleep(0.5)
         case "forever":
             time.sleep(1000)
+        case "beside":
+            ThreadPoolExecutor(1).submit(threading.Event().wait)
     info = RunnerInfo(
         vocab_size=VOCAB,
         max_model_len=1024,

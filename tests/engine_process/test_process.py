@@ -134,6 +134,15 @@ async def test_stop_kills_an_engine_that_does_not_listen(running):
             await consumer
 
 
+async def test_an_engine_ends_by_itself_while_a_thread_of_it_prepares_something(make):
+    """As one that compiles a grammar does, for however long that takes."""
+    client = make(loads=("beside",))
+    await client.start()
+    await client.wait_ready()
+    await client.stop()
+    assert client._process._process.returncode == 0, "it was killed"
+
+
 async def test_an_engine_that_cannot_even_be_started_is_a_clear_failure(make, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     client = make()
