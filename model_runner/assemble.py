@@ -27,7 +27,7 @@ from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.inspection import ModelShape, inspect_model
 from model_runner.models.loading import check_tokenizers
-from model_runner.models.target import TargetModel
+from model_runner.models.target import OtherVocabulary, TargetModel
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.platform import Platform
 from model_runner.pooler import Pooler
@@ -229,7 +229,7 @@ def _put_together(
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
     budget = Budget()
     longest_draft = plan.max_model_len + blocks.scratch_tokens
-    drafter = None if draft is None else platform.make_target(draft.model, draft.attention, longest_draft)
+    drafter = _beside(target, draft, platform, longest_draft)
     exit_layers = platform.make_first_layers(target.model, target.attention, num_exit_layers(target.model))
     proposers = make_proposers(exit_layers, blocks, drafter)
     with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
@@ -246,7 +246,7 @@ def _put_together(
     speculator = Speculator(proposers, budget, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
     needs = learning.needs.union(*(proposer.needs for proposer in proposers.values()))
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
-    amateur = None if aux is None else platform.make_target(aux.model, aux.attention, plan.max_model_len)
+    amateur = _beside(target, aux, platform, plan.max_model_len)
     early_exit = platform.find_early_exit(target.model)
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
@@ -285,6 +285,15 @@ def _with_cache(
         return None
     kv_cache = platform.make_cache(shape.kv, blocks.with_scratch, blocks.block_size)
     return _Loaded(model, kv_cache, platform.attention(kv_cache))
+
+
+def _beside(target: _Loaded, other: _Loaded | None, platform: Platform, max_model_len: int) -> TargetModel | None:
+    """A model that reads the target's tokens, ready to run."""
+    if other is None:
+        return None
+    model = platform.make_target(other.model, other.attention, max_model_len)
+    num_tokens, target_tokens = (one.model.get_input_embeddings().weight.shape[0] for one in (other, target))
+    return model if num_tokens == target_tokens else OtherVocabulary(model, num_tokens, target_tokens)
 
 
 def _make_scoring(amateur: TargetModel | None, early_exit: EarlyExit | None, *, ties_embeddings: bool) -> Scoring:

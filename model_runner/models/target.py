@@ -5,6 +5,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -158,6 +159,48 @@ class HFTargetModel:
             )
         logits: Tensor = output.logits[0].float()
         return logits
+
+
+class OtherVocabulary:
+    """Implements TargetModel for a model beside the target that is filled up to another number of tokens.
+
+    Both know the same tokens; what one has beyond them stands for no text, but a prompt may hold it. A token that the
+    model lacks is its last one to it, and of a token that the target lacks it says nothing.
+    """
+
+    def __init__(self, model: TargetModel, num_tokens: int, target_tokens: int) -> None:
+        """
+        Args:
+            model: the model.
+            num_tokens: how many it has.
+            target_tokens: how many the target has.
+        """
+        self._model = model
+        self._num_tokens = num_tokens
+        self._target_tokens = target_tokens
+
+    def forward(
+        self,
+        batch: Batch,
+        also: Collection[Feature] = (),
+        picks: PickPlan | None = None,
+        follows: IntArray | None = None,
+    ) -> Tensor:
+        """See TargetModel.forward."""
+        known = replace(batch, tokens=np.minimum(batch.tokens, self._num_tokens - 1))
+        return self._model.forward(known, also, picks, follows)[:, : self._target_tokens]
+
+    def features(self) -> Mapping[Feature, Tensor]:
+        """See TargetModel.features."""
+        return self._model.features()
+
+    def picks(self) -> Callable[[], Prepicks]:
+        """See TargetModel.picks."""
+        return self._model.picks()
+
+    def settle(self) -> None:
+        """See TargetModel.settle."""
+        self._model.settle()
 
 
 def take_picks(picked: Tensor, rows: IntArray) -> Tensor:
