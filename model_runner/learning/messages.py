@@ -1,12 +1,12 @@
-"""What crosses the pipe between the runner and its learner, as msgpack. Imports no torch.
+"""Messages between the runner and its learner, pickled, as it is a process of our own. Imports no torch.
 
 Either end is a `multiprocessing.connection.Connection`, whose `send_bytes` and `recv_bytes` keep messages apart. The
 first message to a new learner is `Begin`. It ends when its connection is closed.
 """
 
+import pickle
+from dataclasses import dataclass
 from typing import Literal
-
-import msgspec
 
 EXIT_IMPOSSIBLE = 65
 """Exit code of a learner that would end in the same way if it was started again."""
@@ -14,7 +14,8 @@ LearnedKind = Literal["hydra", "medusa", "eagle3"]
 """Heads for which there is an objective."""
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Begin:
     """What to learn, and with what."""
 
     model: str
@@ -29,7 +30,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """Bytes that features, weights in training and the versions to compare with may take together."""
 
 
-class Piece(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Consecutive tokens of one choice, all of which the target has computed.
 
     Row t of a feature belongs to tokens[t] and is what tokens[t + 1] is guessed from. So tokens[num_prompt:] are what
@@ -47,7 +49,8 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
     """By name (models/features.py), each [T, hidden] float16, clipped to its range."""
 
 
-class NewHeads(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class NewHeads:
     """Heads to be used from now on."""
 
     version: int
@@ -56,7 +59,8 @@ class NewHeads(msgspec.Struct, frozen=True, tag=True):
     """For `checkpoint.load_learnt`."""
 
 
-class LearnerReport(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class LearnerReport:
     """Where learning is. Sent after a training step, at most once a second."""
 
     version: int
@@ -78,7 +82,8 @@ class LearnerReport(msgspec.Struct, frozen=True, tag=True):
     """The same of the heads in use."""
 
 
-class LearnerNote(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class LearnerNote:
     """A line for the log: the engine's process knows where and how it is written."""
 
     level: int
@@ -89,6 +94,23 @@ class LearnerNote(msgspec.Struct, frozen=True, tag=True):
 ToLearner = Begin | Piece
 FromLearner = NewHeads | LearnerReport | LearnerNote
 
-encode = msgspec.msgpack.Encoder().encode
-decode_to_learner = msgspec.msgpack.Decoder(ToLearner).decode
-decode_from_learner = msgspec.msgpack.Decoder(FromLearner).decode
+
+def encode(message: ToLearner | FromLearner) -> bytes:
+    """A message as it is sent."""
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def decode_to_learner(sent: bytes) -> ToLearner:
+    """A message that the learner got. Raises what pickle does, or TypeError for anything else."""
+    message = pickle.loads(sent)
+    if not isinstance(message, ToLearner):
+        raise TypeError(f"{type(message).__name__} is no message to a learner")
+    return message
+
+
+def decode_from_learner(sent: bytes) -> FromLearner:
+    """A message of the learner. Raises what pickle does, or TypeError for anything else."""
+    message = pickle.loads(sent)
+    if not isinstance(message, FromLearner):
+        raise TypeError(f"{type(message).__name__} is no message of a learner")
+    return message
