@@ -5,8 +5,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -31,7 +32,6 @@ from model_runner.models.target import OtherVocabulary, TargetModel
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.platform import Platform
 from model_runner.pooler import Pooler
-from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive import ContrastiveDecoding
 from model_runner.scoring.dola import LayerContrast
@@ -53,6 +53,9 @@ from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
 
+if TYPE_CHECKING:
+    from model_runner.sampling.grammar import Grammars
+
 logger = logging.getLogger("samewise.runner")
 
 
@@ -67,7 +70,8 @@ class RunnerParts:
     budget: Budget
     verifier: Verifier
     search: ContrastiveSearch
-    grammars: Grammars
+    grammars: "Grammars | None"
+    """None where the package for them is not installed."""
     scoring: Scoring = field(default_factory=Scoring)
     pooler: Pooler = field(default_factory=Pooler)
     needs_clean_blocks: bool = False
@@ -222,9 +226,7 @@ def _put_together(
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
     assert target is not None
-    grammars = Grammars(
-        partial((config.model / "tokenizer.json").read_text, encoding="utf-8"), shapes.target.vocab_size
-    )
+    grammars = _make_grammars(config.model, shapes.target.vocab_size)
     sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device, grammars)
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
     budget = Budget()
@@ -268,6 +270,16 @@ def _put_together(
         learning=learning,
     )
     return parts, 0 if early_exit is None else early_exit.num_layers
+
+
+def _make_grammars(folder: Path, vocab_size: int) -> "Grammars | None":
+    """None without llguidance, which a machine for tests and measurements on a GPU need not have."""
+    if find_spec("llguidance") is None:
+        logger.warning("no structured outputs: the package llguidance is not installed")
+        return None
+    from model_runner.sampling.grammar import Grammars  # noqa: PLC0415
+
+    return Grammars(partial((folder / "tokenizer.json").read_text, encoding="utf-8"), vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ class ModelRunner:
         start = time.perf_counter()
         runner.warm_up()
         first_step_s = time.perf_counter() - start
-        parts.grammars.load()
+        if parts.grammars is not None:
+            parts.grammars.load()
         grammars_s = time.perf_counter() - start - first_step_s
         phases = ("first step", first_step_s), ("vocabulary for grammars", grammars_s)
         runner.info = replace(info, started_in=(*info.started_in, *phases))
@@ -101,6 +102,8 @@ class ModelRunner:
         """Compile the grammar, if there is one; a bound on the reasoning needs the vocabulary."""
         if sampling.grammar is None and sampling.thinking is None:
             return None
+        if self._grammars is None:
+            raise ValueError("grammars and bounds on reasoning need the package llguidance; install it")
         return self._preparing.submit(self._grammars.prepare, sampling.grammar, num_choices)
 
     def execute(self, plan: StepPlan) -> StepResult:

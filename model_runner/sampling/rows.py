@@ -6,6 +6,7 @@ A row is a row of logits, not a request: a slot may have any number of rows in a
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from model_runner.batch import IntArray, SampleRows
 from model_runner.contract import Failure, SamplingParams
-from model_runner.sampling.grammar import Grammars, Matcher
 from model_runner.sampling.noise import Stream, noise_key, noise_keys
 from model_runner.sampling.picks import MaskedRows, PickPlan
 from model_runner.sampling.slot import Slot, TokenValues
 from model_runner.sampling.thinking import ThinkingBudget
+
+if TYPE_CHECKING:
+    from model_runner.sampling.grammar import Grammars, Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class SamplingState:
     """The slots. Token ids in the settings are checked against the vocabulary; ranges of numbers are the caller's."""
 
     def __init__(
-        self, max_num_seqs: int, vocab_size: int, device: torch.device, grammars: Grammars | None = None
+        self, max_num_seqs: int, vocab_size: int, device: torch.device, grammars: "Grammars | None" = None
     ) -> None:
         """Without `grammars`, no request may have one, nor a bound on its reasoning."""
         self._slots: list[Slot | None] = [None] * max_num_seqs
@@ -170,7 +173,7 @@ class SamplingState:
         """Free the slot and forget its request."""
         self._slots[slot] = None
 
-    def _matcher(self, sampling: SamplingParams, output: Sequence[int]) -> Matcher | None:
+    def _matcher(self, sampling: SamplingParams, output: Sequence[int]) -> "Matcher | None":
         if sampling.grammar is None:
             return None
         if self._grammars is None:
@@ -190,7 +193,7 @@ class SamplingState:
         if matchers and self._grammars is not None:
             self._grammars.fill_masks(matchers, beside=beside)
 
-    def matcher(self, slot: int) -> Matcher | None:
+    def matcher(self, slot: int) -> "Matcher | None":
         """What follows the slot's output, if it has a grammar."""
         return self._slot(slot).matcher
 
@@ -286,7 +289,7 @@ class SamplingState:
     def _row_numbers(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, device=self._device) if rows else self._no_entries.rows
 
-    def _masks(self, matchers: Sequence[Matcher]) -> Tensor:
+    def _masks(self, matchers: "Sequence[Matcher]") -> Tensor:
         """[matchers, vocab] bool: what each allows next."""
         if not matchers:
             return self._no_masks

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import SamplingParams
-from model_runner.sampling.grammar import Matcher
 from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, Table, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
 from model_runner.sampling.thinking import ThinkingBudget
 from model_runner.sampling.vocabulary import is_in
+
+if TYPE_CHECKING:
+    from model_runner.sampling.grammar import Matcher
 
 TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Token ids, and a value for each."""

@@ -1,10 +1,12 @@
 """A tokenizer, as grammars need it."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import llguidance
 
 Mask = NDArray[np.int32]
 """A bit for each token of the vocabulary: token t is bit t % 32 of word t // 32."""
@@ -15,7 +17,7 @@ _CONTROL: Final = b"\xff"
 class Vocabulary:
     """What its tokens spell."""
 
-    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
+    def __init__(self, tokenizer: "llguidance.LLTokenizer") -> None:
         self.tokenizer = tokenizer
         self.num_words = -(-tokenizer.vocab_size // 32)
         spelled = {character: tokenizer.greedy_tokenize(chr(character)) for character in _PRINTABLE}

@@ -1,18 +1,21 @@
 """What a grammar leaves no choice about is a draft that costs nothing to find."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
 from model_runner.models.features import Feature
-from model_runner.sampling.grammar import Matcher
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
+
+if TYPE_CHECKING:
+    from model_runner.sampling.grammar import Matcher
 
 _FORCED, _GUESSED = 0.9, 0.5
 """First guesses, until it has been measured: where the text is certain (but not how it is spelled), and elsewhere."""
 _TOKENS_BEFORE = 64
 """Of the output, in whose manner it goes on."""
 
-MatcherOf = Callable[[int], Matcher | None]
+MatcherOf = Callable[[int], "Matcher | None"]
 """What follows the output of a slot that has a grammar."""
 
 
@@ -47,7 +50,7 @@ class GrammarProposer:
         return chain(guess.tokens, [_FORCED if is_forced else _GUESSED for is_forced in guess.is_forced])
 
 
-def prune(tree: DraftTree, matcher: Matcher) -> DraftTree:
+def prune(tree: DraftTree, matcher: "Matcher") -> DraftTree:
     """The tree without the nodes that the grammar does not allow, which would be computed for nothing.
 
     Drawn tokens stay: leaving out some of them for what they are would change the distribution of the rest.

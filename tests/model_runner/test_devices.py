@@ -19,8 +19,8 @@ from model_runner.scoring.contrastive import contrast
 from model_runner.speculative.rejection import RejectionDraw
 from model_runner.speculative.typical import TypicalDraw
 from tests.model_runner.elsewhere import ELSEWHERE, elsewhere, there
+from tests.model_runner.sampling.cases import OUTPUT, PROMPT, SETTINGS
 from tests.model_runner.sampling.harness import CPU, Case, random_logits, rows_of
-from tests.model_runner.sampling.test_processors import OUTPUT, PROMPT, SETTINGS
 
 SIZE = 1003
 

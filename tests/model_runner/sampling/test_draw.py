@@ -16,8 +16,8 @@ from model_runner.sampling.native_truncations import NativeTruncations
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
 
+from .cases import OUTPUT, PROMPT, SETTINGS
 from .harness import CPU, Case, random_logits, rows_of
-from .test_processors import OUTPUT, PROMPT, SETTINGS
 
 VOCAB = 1003
 MODES = ("raw", "processed")

@@ -11,8 +11,8 @@ from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingState
 
+from .cases import OUTPUT, PROMPT, SETTINGS
 from .harness import CPU
-from .test_processors import OUTPUT, PROMPT, SETTINGS
 
 VOCAB = 25
 TREE = DraftTree((1, 2, 3, 4), (ROOT, ROOT, 1, 2), (0.5,) * 4)

@@ -9,8 +9,8 @@ from model_runner.contract import Breaker, Dry, Mirostat, SamplingParams, Xtc
 from model_runner.sampling.noise import Stream
 from model_runner.sampling.rows import Entries, SamplingRows, SamplingState, Setting
 
+from .cases import OUTPUT, PROMPT, SETTINGS
 from .harness import CPU
-from .test_processors import OUTPUT, PROMPT, SETTINGS
 
 
 def plain(rows: SamplingRows) -> dict[str, object]:

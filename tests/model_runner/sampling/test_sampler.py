@@ -14,8 +14,8 @@ from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
 
 from . import oracle
+from .cases import OUTPUT, PROMPT, SETTINGS
 from .harness import ALPHA, CPU, Case, chi_square_p, random_logits, rows_of
-from .test_processors import OUTPUT, PROMPT, SETTINGS
 
 VOCAB = 25
 DRAWS = 50_000

@@ -18,8 +18,8 @@ from model_runner.sampling.sampler import Picks, Sampler
 from model_runner.sampling.triton_draw import TritonDraw
 from tests.model_runner.kernels.test_gumbel_max import RARE_HASHES, key_with, near_pairs
 from tests.model_runner.sampling import oracle
+from tests.model_runner.sampling.cases import OUTPUT, PROMPT, SETTINGS
 from tests.model_runner.sampling.harness import CPU, Case, random_logits, rows_of
-from tests.model_runner.sampling.test_processors import OUTPUT, PROMPT, SETTINGS
 
 from .hopper import compiled_in
 
