@@ -2,23 +2,23 @@
 
     python -m bench.carry_wheels freeze.txt build/wheels --python 3.12
 
-`freeze.txt` has what `python3 -m pip freeze` prints there. The packages of that list stay as they are, and only others
-are downloaded, in versions that go with them.
+`freeze.txt` has what `python3 -m pip freeze` prints there. What the server needs and that machine has not is downloaded
+in the versions that are installed here, as they were tested together.
 """
 
 import argparse
-import json
 import subprocess
 import sys
-import tempfile
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+from bench.on_gpu.tests import NEEDED
+
+_PROJECT = "samewise"
 _OLDEST_GLIBC = 5
 """The first minor version of glibc 2 that wheels are made for."""
 
@@ -29,20 +29,41 @@ def read_freeze(text: str) -> dict[str, str]:
     return {canonicalize_name(name): version.partition("+")[0] for name, equals, version in lines if equals}
 
 
-def lacking(requirements: Sequence[str], there: Mapping[str, str]) -> list[str]:
-    """Those of the requirements that a machine with these versions has nothing of.
+def packages_to_carry(there: Mapping[str, str], python: str) -> dict[str, str]:
+    """Versions by name of what the project requires, and these packages in turn, and the machine has not.
+
+    Where its version is none that they work with, it gets another one.
+
+    Args:
+        there: versions of what it has, by name.
+        python: the version of Python there.
 
     Raises:
-        ValueError: if it has a version that does not satisfy one of them.
+        ValueError: if it lacks what belongs to the machine, such as torch.
     """
-    wanted = []
-    for requirement in map(Requirement, requirements):
-        version = there.get(canonicalize_name(requirement.name))
-        if version is None:
-            wanted.append(str(requirement))
-        elif not requirement.specifier.contains(version, prereleases=True):
-            raise ValueError(f"{requirement.name} is {version} there, and {requirement} is needed: install that first")
-    return wanted
+    markers = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+    carried: dict[str, str] = {}
+    left = [Requirement(_PROJECT)]
+    while left:
+        asking = left.pop()
+        for requirement in map(Requirement, distribution(asking.name).requires or ()):
+            name = canonicalize_name(requirement.name)
+            has_it = name in there and requirement.specifier.contains(there[name], prereleases=True)
+            if has_it or name in carried or not _applies(requirement, asking.extras, markers):
+                continue
+            if name in NEEDED:
+                raise ValueError(
+                    f"{requirement} is needed there, and it has {there.get(name, 'none')}: install it first"
+                )
+            carried[name] = distribution(name).version
+            left.append(requirement)
+    return carried
+
+
+def _applies(requirement: Requirement, extras: Collection[str], markers: Mapping[str, str]) -> bool:
+    """Whether a package asks for this one where it is installed with these extras."""
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({**markers, "extra": extra}) for extra in ("", *extras))
 
 
 def target_options(python: str, glibc: str, machine: str) -> list[str]:
@@ -53,21 +74,11 @@ def target_options(python: str, glibc: str, machine: str) -> list[str]:
     return [*options, *(f"--platform={one}" for one in platforms)]
 
 
-def resolve(wanted: Sequence[str], there: Mapping[str, str], options: Sequence[str]) -> list[str]:
-    """As `name==version`, all that the wanted packages need and the machine does not have."""
-    with tempfile.TemporaryDirectory() as folder:
-        constraints, report = Path(folder, "constraints.txt"), Path(folder, "report.json")
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in there.items()), encoding="utf-8")
-        where = [f"--report={report}", f"--target={folder}", f"--constraint={constraints}"]
-        pip("install", "--dry-run", "--ignore-installed", *where, *options, *wanted)
-        found = [one["metadata"] for one in json.loads(report.read_text(encoding="utf-8"))["install"]]
-    return sorted(f"{one['name']}=={one['version']}" for one in found if canonicalize_name(one["name"]) not in there)
-
-
-def pip(command: str, *options: str) -> None:
-    """Run it; it says itself what goes wrong. Raises CalledProcessError then."""
-    program = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*program, *options], check=True)
+def download(packages: Mapping[str, str], folder: Path, options: Sequence[str]) -> None:
+    """Their wheels. Raises CalledProcessError after pip has said what is wrong."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    wanted = [f"{name}=={version}" for name, version in packages.items()]
+    subprocess.run([*command, f"--dest={folder}", *options, *wanted], check=True)
 
 
 def main() -> int:
@@ -80,15 +91,15 @@ def main() -> int:
     parser.add_argument("--machine", default="x86_64", help="architecture; %(default)s if left out")
     arguments = parser.parse_args()
     there = read_freeze(arguments.freeze.read_text(encoding="utf-8"))
-    requirements = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     options = target_options(arguments.python, arguments.glibc, arguments.machine)
     try:
-        packages = resolve(lacking(requirements, there), there, options)
-        pip("download", "--no-deps", f"--dest={arguments.folder}", *options, *packages)
+        packages = packages_to_carry(there, arguments.python)
+        download(packages, arguments.folder, options)
     except (ValueError, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{len(packages)} wheels: {', '.join(packages)}")
+    for name, version in sorted(packages.items()):
+        print(f"{name} {version}" + (f", in place of {there[name]}" if name in there else ""))
     print(f"Install them there: python3 -m pip install --no-index --no-deps {arguments.folder}/*.whl")
     return 0
 
