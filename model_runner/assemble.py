@@ -296,7 +296,9 @@ def _with_cache(
     if model is None or shape is None:
         return None
     kv_cache = platform.make_cache(shape.kv, blocks.with_scratch, blocks.block_size)
-    return _Loaded(model, kv_cache, platform.attention(kv_cache))
+    attention = platform.attention(kv_cache)
+    platform.try_attention(attention, kv_cache)
+    return _Loaded(model, kv_cache, attention)
 
 
 def _beside(target: _Loaded, other: _Loaded | None, platform: Platform, max_model_len: int) -> TargetModel | None:
@@ -304,7 +306,7 @@ def _beside(target: _Loaded, other: _Loaded | None, platform: Platform, max_mode
     if other is None:
         return None
     model = platform.make_target(other.model, other.attention, max_model_len)
-    num_tokens, target_tokens = (one.model.get_input_embeddings().weight.shape[0] for one in (other, target))
+    num_tokens, target_tokens = (len(one.model.get_input_embeddings().weight) for one in (other, target))  # type: ignore[arg-type]
     return model if num_tokens == target_tokens else OtherVocabulary(model, num_tokens, target_tokens)
 
 

@@ -1,6 +1,7 @@
 """The interface of attention over the paged KV cache."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,6 +37,10 @@ class AttentionBackend(ABC, Generic[Metadata]):
     @abstractmethod
     def prepare(self, batch: Batch) -> Metadata:
         """What all layers of one step share. Called once per step."""
+
+    def layouts(self, batch: Batch) -> Mapping[str, Metadata]:
+        """The same for each way in which this step's work may be shared out where that depends on others; by name."""
+        return {"": self.prepare(batch)}
 
     @abstractmethod
     def forward(

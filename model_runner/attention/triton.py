@@ -1,5 +1,8 @@
 """Paged attention on CUDA, by Triton's kernels."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +22,8 @@ _DECODED_TOKENS = 32
 """A batch where no choice has more tokens is one of decoding and verification, if that may matter."""
 _PROGRAMS_OF_AN_SM = 2
 """That fit at once, by their registers and shared memory."""
+_PROGRAMS_FOR_ALL = 1 << 20
+"""More than any step has work for."""
 _PARTIAL_SUMS = 2**23
 """Numbers, in 32 MiB: the splits of half a million positions, with 32 heads of 128 numbers."""
 
@@ -156,6 +161,13 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
     def prepare(self, batch: Batch) -> TritonMetadata:
         """See AttentionBackend.prepare."""
         return self.upload(self.plan(batch))
+
+    def layouts(self, batch: Batch) -> Mapping[str, TritonMetadata]:
+        """See AttentionBackend.layouts: each split of the keys in a program of its own, and all in one."""
+        cutting = self._cutting(is_decoding=longest_run(batch) <= _DECODED_TOKENS)
+        cut = make_plan(batch, replace(cutting, programs=_PROGRAMS_FOR_ALL))
+        whole = make_plan(batch, replace(cutting, part_rows=0))
+        return {"keys split": self.upload(cut), "keys not split": self.upload(whole)}
 
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: TritonMetadata

@@ -10,13 +10,14 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
+from model_runner.attention.trial import first_difference
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.memory import Measured, Room, StorageTypes
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit
 from model_runner.models.features import Feature
-from model_runner.models.inspection import ModelShape
+from model_runner.models.inspection import ModelShape, UnsupportedModelError
 from model_runner.models.loading import load_config
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.models.truncated import first_layers, twin
@@ -82,6 +83,19 @@ class Platform(ABC):
     @abstractmethod
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         """Attention to a cache."""
+
+    def try_attention(self, attention: AttentionBackend[Any], cache: KVCache) -> None:
+        """Where results are to be exact, make sure that attention to an empty cache keeps its promise.
+
+        Raises:
+            UnsupportedModelError: if it does not.
+        """
+        how = first_difference(attention, cache, self.types.compute) if self.exact else None
+        if how is not None:
+            raise UnsupportedModelError(
+                f"attention by {self.kernels} on {self.hardware} gives a row other bits {how} than when it is decoded "
+                "alone, so answers would depend on what else is computed; on CUDA you can allow that with --no-exact"
+            )
 
     @abstractmethod
     def prepare_heads(self, heads: nn.Module) -> None:

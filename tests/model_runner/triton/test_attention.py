@@ -1,6 +1,6 @@
 """The CUDA attention against its definition and the reference, and that nothing changes it which must not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from model_runner.attention import trial
 from model_runner.attention import triton as backend
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
-from model_runner.attention.triton import TritonAttention
+from model_runner.attention.trial import first_difference
+from model_runner.attention.triton import TritonAttention, TritonMetadata
+from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.sequences import CPU, OPTIONS, Sequences, Sizes, Storage, check_trees
@@ -260,3 +263,24 @@ def test_compiles_for_hopper() -> None:
     compiled = compiled_in("tests.model_runner.triton.compile_attention")
     assert {kernel.name for kernel in compiled} == {"_attend_kernel", "_merge_kernel"}
     assert max(kernel.spilled for kernel in compiled) <= 128  # bytes of a thread, as measured
+
+
+def test_the_trial_at_the_start_compares_keys_that_are_split_with_keys_that_are_not(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an exact backend they agree, here and on a GPU."""
+    if device.type == "cpu":  # the interpreter is slow
+        monkeypatch.setattr(trial, "_POSITIONS", (290,))
+    cache = KVCache([KVShape(1, 16, 16, 4)], 12, 32, torch.bfloat16, device, whole_keys=True)
+    attention = make(4, programs=1)(cache)
+    layouts: list[list[tuple[str, bool]]] = []
+    plain = attention.layouts
+
+    def noting(batch: Batch) -> Mapping[str, TritonMetadata]:
+        made = plain(batch)
+        layouts.append([(name, metadata.has_merges) for name, metadata in made.items()])
+        return made
+
+    attention.layouts = noting  # type: ignore[method-assign]
+    assert first_difference(attention, cache, torch.bfloat16) is None
+    assert [("keys split", True), ("keys not split", False)] in layouts

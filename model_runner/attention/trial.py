@@ -1,0 +1,106 @@
+"""A trial at the start: does attention give a row the same bits whatever else is computed?
+
+That is what AttentionBackend promises, and exact mode needs. It follows from how the kernels are written, unless a
+compiler or a processor does not do as they say: so the one at hand is asked, with random numbers in an empty cache.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.batch import Batch
+from model_runner.kv_cache import KVCache
+
+_LENGTH = 300
+"""Of the choice that is looked at: more than a split of keys (kernels/triton/attention.py) and many blocks."""
+_BESIDE = 20
+"""Tokens of another one."""
+_POSITIONS = (31, 256, 290)
+"""Of the rows that are looked at."""
+_BEFORE, _AFTER = 5, 3
+"""Rows around one in the middle of a prompt."""
+_WINDOWS = (None, 100)
+
+
+def first_difference(attention: AttentionBackend[Any], cache: KVCache, dtype: torch.dtype) -> str | None:
+    """How a row is computed when it has other bits than when it is decoded alone; None if it never has.
+
+    Writes to the cache, so only at the start.
+
+    Args:
+        attention: to the cache.
+        cache: of which one layer of each shape is tried.
+        dtype: of queries, keys and values.
+    """
+    layers = {shape: layer for layer, shape in reversed(list(enumerate(cache.shapes)))}
+    for layer in layers.values():
+        trial = _Trial(attention, cache, layer, dtype)
+        for window in _WINDOWS:
+            options = AttentionOptions(cache.shapes[layer].key_dim ** -0.5, window)
+            for position in trial.positions:
+                results = trial.results(position, options)
+                _, expected = next(results)
+                difference = next((how for how, found in results if not torch.equal(found, expected)), None)
+                if difference is not None:
+                    return difference
+    return None
+
+
+class _Trial:
+    """Two choices of random queries, keys and values in one layer, whose keys and values are in the first blocks."""
+
+    def __init__(self, attention: AttentionBackend[Any], cache: KVCache, layer: int, dtype: torch.dtype) -> None:
+        self._attention = attention
+        self._layer = layer
+        self._block_size = size = cache.block_size
+        num_beside = min(-(-_BESIDE // size), cache.num_blocks - 1)
+        num_own = min(-(-_LENGTH // size), cache.num_blocks - num_beside)
+        self._length, beside = min(_LENGTH, num_own * size), min(_BESIDE, num_beside * size)
+        self._tables = [range(num_own), range(num_own, num_own + num_beside)]
+        self.positions = sorted({min(position, self._length - 1) for position in _POSITIONS})
+        shape, device, generator = cache.shapes[layer], cache.keys[0].device, torch.Generator().manual_seed(0)
+
+        def random(heads: int, dim: int) -> Tensor:
+            numbers = torch.randn(self._length + beside, heads, dim, generator=generator)
+            return numbers.to(device, dtype)
+
+        self._query = random(shape.num_heads * shape.group, shape.key_dim)
+        self._key, self._value = random(shape.num_heads, shape.key_dim), random(shape.num_heads, shape.value_dim)
+        everything = self._batch(range(len(self._query)))
+        places = (torch.from_numpy(of).to(device) for of in (everything.block_of, everything.offset_of))
+        cache.write(layer, self._key, self._value, *places)
+
+    def results(self, position: int, options: AttentionOptions) -> Iterator[tuple[str, Tensor]]:
+        """The row at a position of the first choice, in all ways; first as it is when it is decoded alone."""
+        others = range(self._length, len(self._query))
+        around = range(max(position - _BEFORE, 0), min(position + _AFTER + 1, self._length))
+        cases = {"alone": [position], "in the middle of a prompt": around, "beside others": [position, *others]}
+        for how, tokens in cases.items():
+            for layout, metadata in self._attention.layouts(self._batch(tokens)).items():
+                rows = torch.tensor(tokens, device=self._query.device)
+                query, key, value = (one.index_select(0, rows) for one in (self._query, self._key, self._value))
+                found = self._attention.forward(self._layer, query, key, value, options, metadata)
+                yield f"{how}{layout and ', '}{layout}", found[list(tokens).index(position)]
+
+    def _batch(self, tokens: Sequence[int]) -> Batch:
+        """A step of these: the first choice's come before the other one's."""
+        flat = np.array(tokens, dtype=np.int64)
+        choice_of = (flat >= self._length).astype(np.int64)
+        positions = flat - choice_of * self._length
+        first_block = np.array([table.start for table in self._tables])
+        is_there = np.unique(choice_of)
+        return Batch(
+            tokens=np.zeros_like(flat),
+            positions=positions,
+            choice_of=np.searchsorted(is_there, choice_of),
+            block_tables=[self._tables[choice] for choice in is_there],
+            block_of=first_block[choice_of] + positions // self._block_size,
+            offset_of=positions % self._block_size,
+            logits_index=np.empty(0, dtype=np.int64),
+            samples=[],
+            prompt_rows=[],
+        )
