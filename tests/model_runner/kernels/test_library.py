@@ -1,5 +1,6 @@
 """Loading the library."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,7 @@ print(many.threads, torch.equal(*results))
 """
 
 
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer needs address space itself")
 def test_where_the_system_makes_no_more_threads_the_kernels_run_in_fewer(kernels_library: Path) -> None:
     """In a process of its own, since it would be that which ends."""
     command = [sys.executable, "-c", _REFUSED, str(kernels_library)]
