@@ -17,7 +17,6 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
 from model_runner.sampling.draw import TorchDraw
-from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
@@ -86,7 +85,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
         budget=budget,
         verifier=Verifier(sampling, sampler),
         search=search,
-        grammars=Grammars(lambda: "", VOCAB),
+        grammars=None,
         needs_clean_blocks=True,
         picks_ahead=bool(picked),
     )
@@ -108,6 +107,13 @@ def step(
 ) -> StepResult:
     scheduled = tuple(ScheduledRequest(key, count, ()) for key, count in shares)
     return runner.execute(StepPlan(released, copies, admitted, scheduled))
+
+
+def test_without_the_package_for_grammars_only_requests_that_need_it_are_refused() -> None:
+    runner, _ = make_runner()
+    assert runner.prepare(GREEDY, 1) is None
+    with pytest.raises(ValueError, match="need the package llguidance"):
+        runner.prepare(replace(GREEDY, grammar="start: /a/"), 1)
 
 
 def test_a_chunk_brings_nothing_until_the_last_known_token_is_computed() -> None:
