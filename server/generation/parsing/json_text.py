@@ -14,7 +14,6 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _SCALAR = re.compile(r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)")
 _IN_SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
-_BEGUN_SCALAR = re.compile(rf"{_IN_SCALAR.pattern}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +147,11 @@ def escaped(text: str) -> str:
 
 def _scalar(reader: Reader, emit: Emit, names: Mapping[str, str]) -> Steps[bool]:
     """A number, true, false or null: known when something else follows."""
-    while reader.match(_BEGUN_SCALAR) and (yield from reader.more()):
-        pass
-    written = reader.match(_IN_SCALAR)
+    written = yield from reader.span(_IN_SCALAR)
     text = names.get(written, written)
     if not _SCALAR.fullmatch(text):
+        reader.unread(written)
         return False
-    reader.take(len(written))
     yield from emit(text)
     return True
 

@@ -1,7 +1,8 @@
 """The parser of a choice's output: a format's reading, fed as the output comes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, takewhile
 from typing import Any, Protocol
 
 from server.generation.constraints.fragment import Fragment
@@ -98,12 +99,8 @@ class OutputParser:
         yield from self._reader.until(emit=content)
 
     def _advance(self) -> Sequence[Part]:
-        parts: list[Part] = []
-        for part in self._steps:
-            if part is None:
-                break
-            _join(parts, part)
-        return parts
+        found = takewhile(lambda part: part is not None, self._steps)
+        return [part for kind, parts in groupby(found, type) for part in _joined(kind, parts)]
 
 
 def content(text: str) -> Sequence[Part]:
@@ -116,10 +113,8 @@ def arguments(text: str) -> Sequence[Part]:
     return (CallArguments(text),)
 
 
-def _join(parts: list[Part], part: Part) -> None:
-    """Append, or prolong the last one if both are text of the same kind."""
-    last = parts[-1] if parts else None
-    if isinstance(part, Content | Reasoning | CallArguments) and type(last) is type(part):
-        parts[-1] = type(part)(last.text + part.text)
-    else:
-        parts.append(part)
+def _joined(kind: type[Part | None], parts: Iterable[Any]) -> Iterable[Part]:
+    """Parts of one kind, one after the other; pieces of the same text become one."""
+    if kind is Content or kind is Reasoning or kind is CallArguments:
+        return (kind("".join(part.text for part in parts)),)
+    return parts

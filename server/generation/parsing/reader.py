@@ -7,7 +7,7 @@ cannot depend on how the output was cut into pieces, as long as a reader decides
 
 import functools
 import re
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator
 from typing import TypeVar, cast
 
 from server.generation.parsing.emit import Emit
@@ -89,7 +89,9 @@ class Reader:
 
     def spaced_ahead(self, *options: str) -> Steps[str | None]:
         """The one of these texts that comes next, with any whitespace before it; all of it stays unread."""
-        return (yield from self._ahead(options, WHITESPACE))
+        found = yield from self.spaced_literal(*options)
+        self.unread(found or "")
+        return found
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -100,6 +102,21 @@ class Reader:
         if self._kept is not None:
             self._kept.append(taken)
         return taken
+
+    def unread(self, text: str) -> None:
+        """Undo having read this text, which is what was read last.
+
+        So a reader can pass over what may have any length, and go back to it once, instead of looking at all of it
+        again whenever more has come.
+        """
+        if len(text) <= self._at:
+            self._at -= len(text)
+        else:
+            self._text = text + self._text[self._at :]
+            self._num_gone += self._at - len(text)
+            self._at = 0
+        if self._kept is not None:
+            _drop_end(self._kept, len(text))
 
     def skip(self, characters: str = WHITESPACE) -> Steps[str]:
         """Read all of these characters that come next, and return them."""
@@ -131,13 +148,22 @@ class Reader:
 
         No option may begin with another one.
         """
-        found = yield from self._ahead(options, "")
-        return None if found is None else self.take(len(found))
+        while True:
+            for option in options:
+                if self._is_at(option, self._at):
+                    return self.take(len(option))
+            if self._is_ended or not any(self._may_begin(option, self._at) for option in options):
+                return None
+            yield None
 
     def spaced_literal(self, *options: str) -> Steps[str | None]:
         """The same with any whitespace before it, which is then read and returned, too."""
-        found = yield from self._ahead(options, WHITESPACE)
-        return None if found is None else self.take(len(found))
+        blank = yield from self.skip()
+        found = yield from self.literal(*options)
+        if found is None:
+            self.unread(blank)
+            return None
+        return blank + found
 
     def until(self, *markers: str, emit: Emit, trim: str = "", stops: Collection[str] = ()) -> Steps[str | None]:
         """Pass on the text before the first of these markers, and read the marker.
@@ -152,15 +178,22 @@ class Reader:
             The marker with what was trimmed before it; None at a stop, or at the end.
         """
         all_markers = (*markers, *stops)
+        blank = ""  # read already; it belongs to the text unless a marker follows
         while True:
             found = self._first(all_markers)
+            certain = found.start() if found else len(self._text) if self._is_ended else self._certain(all_markers)
+            if text := self.take(self._trimmed(certain, trim) - self._at):
+                yield from emit(blank + text)
+                blank = ""
+            blank += self.take(certain - self._at)
+            if found is not None and found[0] not in stops:
+                return blank + self.take(found.end() - self._at)
             if found is not None:
-                yield from self._pass_on(self._trimmed(found.start(), trim), emit)
-                return None if found[0] in stops else self.take(found.end() - self._at)
-            if self._is_ended:
-                yield from self._pass_on(len(self._text), emit)
+                self.unread(blank)
                 return None
-            yield from self._pass_on(self._trimmed(self._certain(all_markers), trim), emit)
+            if self._is_ended:
+                yield from emit(blank) if blank else ()
+                return None
             yield None
 
     def items(self, item: Callable[[], Steps[bool]], end: str) -> Steps[bool]:
@@ -229,17 +262,6 @@ class Reader:
         """How many characters are known and not read."""
         return len(self._text) - self._at
 
-    def _ahead(self, options: Collection[str], before: str) -> Steps[str | None]:
-        """The one of these texts that comes next, with all of these characters before it; all of it stays unread."""
-        while True:
-            at = self._after(before)
-            for option in options:
-                if self._is_at(option, at):
-                    return self._text[self._at : at + len(option)]
-            if self._is_ended or not any(self._may_begin(option, at) for option in options):
-                return None
-            yield None
-
     def _after(self, characters: str) -> int:
         """Where all of these characters that come next have ended."""
         at = self._at
@@ -252,10 +274,6 @@ class Reader:
         while end > self._at and self._text[end - 1] in trim:
             end -= 1
         return end
-
-    def _pass_on(self, end: int, emit: Emit) -> Iterable[Part]:
-        """Read up to there."""
-        return emit(self.take(end - self._at)) if end > self._at else ()
 
     def _is_at(self, marker: str, at: int) -> bool:
         return self._text.startswith(marker, at) and self._counts(marker, at)
@@ -292,3 +310,12 @@ class Reader:
 def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
     """Matches these texts; nothing if there are none."""
     return re.compile("|".join(map(re.escape, markers)) or "(?!)")
+
+
+def _drop_end(pieces: list[str], count: int) -> None:
+    """Drop so many characters at the end of all pieces together."""
+    while count > 0:
+        last = pieces.pop()
+        if len(last) > count:
+            pieces.append(last[:-count])
+        count -= len(last)
