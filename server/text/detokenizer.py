@@ -125,10 +125,11 @@ class WindowDetokenizer:
         return rest
 
     def _bound_window(self) -> None:
-        """Look at the last tokens alone, if they show what is held back."""
+        """Look at the last tokens alone that stand for anything, if they show what is held back."""
         if len(self._window) - self._context_length <= _LONGEST_WINDOW:
             return
-        window = self._window[-_LONGEST_UNFINISHED - 1 :]
+        spelled = [token for token in self._window if self._tokenizer.token_bytes(token)]
+        window = spelled[-_LONGEST_UNFINISHED - 1 :]
         held, known = self._known[self._returned :], self._decode(window)
         if known.endswith(held):
             self._window, self._context_length = window, 0

@@ -98,6 +98,19 @@ def test_bytes_that_are_no_text_take_no_longer_each(tokenizer: Tokenizer, monkey
     assert len(lengths) < 4 * 8000
 
 
+def test_tokens_without_text_do_not_fill_the_window(monkeypatch: pytest.MonkeyPatch):
+    """A model's vocabulary may be padded: such tokens after an unfinished character leave it unfinished."""
+    lengths = []
+    decode = Tokenizer.decode
+    monkeypatch.setattr(
+        Tokenizer, "decode", lambda self, ids, **options: (lengths.append(len(ids)), decode(self, ids, **options))[1]
+    )
+    begun, *rest = ids(sentencepiece_tokenizer(), "<0xE4>", "<0xBD>", "<0xA0>")
+    pieces = push_all(SENTENCEPIECE, [begun, *[SENTENCEPIECE.vocab_size] * 500, *rest])
+    assert "".join(pieces) == "你"
+    assert max(lengths) < 32
+
+
 def test_token_bytes():
     assert [BYTE_LEVEL.token_bytes(token) for token in (0xE4, 32, 257, 261, BOS)] == [
         b"\xe4", b" ", b"the", "é".encode(), b"<|bos|>",
