@@ -5,19 +5,21 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.batch import PromptRows
 from model_runner.contract import Candidate, SamplingParams, TokenLogprobs
 from model_runner.row_sums import row_log_softmax
+from model_runner.sampling.draw import take
 from model_runner.sampling.truncations import places
 
 _LOWEST = -9999.0
 """Reported for probability 0, as OpenAI does: JSON has no infinity."""
 _FOLDS = 32
 """See `top`."""
-_PROMPT_ROWS = 64
-"""Prompt positions worked on at a time, to bound the memory."""
+_ROWS_AT_ONCE = 64
+"""Rows of log-probabilities that are held at a time, to bound the memory."""
 
 
 def describe(logprobs: Tensor, tokens: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
@@ -58,25 +60,46 @@ def candidates_of(
     """
     best = top(scores, min(max(counts), scores.shape[-1]))
     values = scores.gather(1, best)
-    candidates = []
-    for row, (tokens, of_row) in enumerate(zip(best.tolist(), values.tolist(), strict=True)):
-        possible = [token for token, value in zip(tokens, of_row, strict=True) if value > -math.inf][: counts[row]]
-        wanted = num_top[row]
-        reports: Sequence[TokenLogprobs | None] = [None] * len(possible)
-        if wanted is not None:
-            reports = _describe_alternatives(row_log_softmax(logits[row]), possible, wanted)
-        candidates.append(tuple(map(Candidate, possible, of_row, reports)))
-    return candidates
-
-
-def _describe_alternatives(logprobs: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """What `describe` says of several tokens at one place, by its log-probabilities [vocab]."""
-    best = top(logprobs.unsqueeze(0), min(num_top, len(logprobs))).squeeze(0)
-    alternatives = _pairs(best.tolist(), logprobs[best].tolist())
-    values: list[float] = logprobs[torch.tensor(tokens, dtype=torch.int64, device=logprobs.device)].tolist()
+    possible = [
+        [(token, value) for token, value in zip(tokens, of_row, strict=True) if value > -math.inf][:count]
+        for tokens, of_row, count in zip(best.tolist(), values.tolist(), counts, strict=True)
+    ]
+    reports = _reports(logits, [[token for token, _ in of_row] for of_row in possible], num_top)
     return [
-        TokenLogprobs(token, max(value, _LOWEST), 1 + int((logprobs > value).sum()), alternatives)
-        for token, value in zip(tokens, values, strict=True)
+        tuple(Candidate(token, value, report) for (token, value), report in zip(of_row, its_reports, strict=True))
+        for of_row, its_reports in zip(possible, reports, strict=True)
+    ]
+
+
+def _reports(
+    logits: Tensor, tokens: Sequence[Sequence[int]], num_top: Sequence[int | None]
+) -> list[Sequence[TokenLogprobs | None]]:
+    """What `describe` says of several tokens of each row of logits [rows, vocab]; None where no reports are wanted."""
+    reports: list[Sequence[TokenLogprobs | None]] = [[None] * len(of_row) for of_row in tokens]
+    asked = {row: num for row, num in enumerate(num_top) if num is not None}
+    for start in range(0, len(asked), _ROWS_AT_ONCE):
+        rows = list(asked)[start : start + _ROWS_AT_ONCE]
+        logprobs = row_log_softmax(take(logits, rows))
+        best = top(logprobs, min(max(asked[row] for row in rows), logprobs.shape[-1]))
+        columns = (logprobs.cpu().numpy(), best.tolist(), logprobs.gather(1, best).tolist())
+        for row, of_row, ids, values in zip(rows, *columns, strict=True):
+            num = asked[row]
+            reports[row] = _reports_of_row(of_row, tokens[row], _pairs(ids[:num], values[:num]))
+    return reports
+
+
+def _reports_of_row(
+    logprobs: NDArray[np.float32], tokens: Sequence[int], alternatives: tuple[tuple[int, float], ...]
+) -> list[TokenLogprobs]:
+    """The same of one row of log-probabilities [vocab]. What is above the lowest of the tokens is sorted once, which
+    ranks all of them: one pass over the vocabulary, and not one for each token.
+    """
+    values = logprobs[np.array(tokens, dtype=np.int64)]
+    above = np.sort(logprobs[logprobs > np.fmin.reduce(values, initial=np.inf)])
+    ranks = 1 + len(above) - np.searchsorted(above, values, side="right")
+    return [
+        TokenLogprobs(token, max(value, _LOWEST), rank, alternatives)
+        for token, value, rank in zip(tokens, values.tolist(), ranks.tolist(), strict=True)
     ]
 
 
@@ -87,8 +110,8 @@ def _pairs(tokens: Sequence[int], values: Sequence[float]) -> tuple[tuple[int, f
 def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[TokenLogprobs]:
     """What the raw distribution of each row of logits [rows, vocab] says of the token [rows] that follows it."""
     reports: list[TokenLogprobs] = []
-    for start in range(0, len(logits), _PROMPT_ROWS):
-        rows = slice(start, start + _PROMPT_ROWS)
+    for start in range(0, len(logits), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
         tokens = targets[rows].tolist()
         reports += describe(row_log_softmax(logits[rows].float()), tokens, [num_top] * len(tokens))
     return reports
@@ -111,8 +134,10 @@ def top(scores: Tensor, num: int) -> Tensor:
     need not look at all entries: those of a column in each fold of the row have a highest one, and the `num` highest of
     these are so many entries. What is as high is in the columns that they stand for, or in the rest of the row.
     """
+    if num == 0:
+        return torch.empty(len(scores), 0, dtype=torch.int64, device=scores.device)
     width = scores.shape[1] // _FOLDS
-    if not 0 < num <= width:
+    if num > width:
         return _top_of_any(scores, num)
     folds = scores[:, : _FOLDS * width].view(-1, _FOLDS, width)
     rest = scores[:, _FOLDS * width :]

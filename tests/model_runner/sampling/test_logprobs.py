@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from model_runner.contract import TokenLogprobs
 from model_runner.sampling.logprobs import candidates_of, describe, prompt_logprobs, top
@@ -102,3 +103,35 @@ def test_candidates_and_their_reports():
         torch.log_softmax(logits[:1].expand(3, -1), -1), [2, 3, 0], [2] * 3
     )
     assert second == ()
+
+
+def test_candidates_of_many_rows_are_reported_as_if_each_were_chosen():
+    """With ties, forced tokens that are far from likely, tokens of probability 0, and rows that want no reports."""
+    logits = (random_logits(70, 257, seed=5) * 3).round()
+    logits[1, ::2] = -math.inf
+    scores = torch.log_softmax(logits + 100 * (random_logits(70, 257, seed=6) > 1.5), -1)
+    counts = [1 + row % 40 for row in range(70)]
+    num_top = [None if row % 9 == 8 else row % 6 for row in range(70)]
+    logprobs = torch.log_softmax(logits, -1).numpy()
+    found = candidates_of(scores, logits, counts, num_top)
+    assert [len(candidates) for candidates in found] == counts
+    for candidates, row, num in zip(found, logprobs, num_top, strict=True):
+        reports = [None if num is None else expected(row, candidate.token_id, num) for candidate in candidates]
+        assert [candidate.report for candidate in candidates] == reports
+
+
+def test_more_candidates_are_reported_with_no_more_passes_over_the_vocabulary():
+    class Calls(TorchFunctionMode):
+        num = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.num += 1
+            return func(*args, **(kwargs or {}))
+
+    logits = random_logits(4, 5000, seed=7)
+    numbers = []
+    for count in (2, 60):
+        with Calls() as calls:
+            candidates_of(logits, logits, [count] * 4, [3] * 4)
+        numbers.append(calls.num)
+    assert 0 < numbers[0] == numbers[1]
