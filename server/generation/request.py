@@ -99,6 +99,10 @@ class GenerationRequest:
     """Alternatives to report for each output token."""
     prompt_logprobs: int | None = None
     """Alternatives to report for each prompt token."""
+    echoes: bool = False
+    """Whether each choice's text begins with its prompt."""
+    num_repeats: int = 1
+    """How often the answer repeats what it tells of a prompt: once, or in each choice."""
     reports_tokens: bool = False
     """Whether the answer names the tokens of the output; it does in any case with `logprobs`."""
     pooling: Pooling | None = None

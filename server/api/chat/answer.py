@@ -38,9 +38,8 @@ class ChatAnswer(OpenAIAnswer):
         if self._options.prompt_logprobs is not None:
             reported = prompt.prompt_logprobs or ()
             extra["prompt_logprobs"] = prompt_logprobs(self.tokenizer, reported, self._options.prompt_logprobs)
-        return self.body(
-            [self._choice(index, choice) for index, choice in enumerate(choices)], **extra, **self._prompt_ids()
-        )
+        told = (self._choice(index, choice) for index, choice in enumerate(choices))
+        return self.body(told, **extra, **self._prompt_ids())
 
     def frame(self, event: Event) -> bytes:
         """See Answer."""

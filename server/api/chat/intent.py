@@ -42,6 +42,7 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
             {
                 "prompt": "messages",
                 "max_tokens": max_tokens,
+                "logprobs": "top_logprobs" if body.top_logprobs else "logprobs",
                 "thinking_budget": "thinking_token_budget",
                 "continue_last": "continue_final_message",
             },
@@ -53,6 +54,7 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
         thinking_budget=body.thinking_token_budget,
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
         num_choices=body.num_answers,
+        num_repeats=body.num_answers if body.stream else 1,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prediction=None if body.prediction is None else body.prediction.text,
     )

@@ -1,18 +1,19 @@
 """A completion, whole or in chunks. With echo, every choice begins with the prompt, as if it had been generated."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from server.api.completions.intent import CompletionOptions
+from server.api.completions.prompt_part import PromptPart
 from server.api.generation_api import Answering
 from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of, tokens_of
-from server.api.openai.logprobs import completion_logprobs, prompt_logprobs, trimmed
+from server.api.openai.logprobs import completion_logprobs
 from server.generation.events import ChoiceEnd, Event, OutputToken, TextDelta
 from server.generation.result import WholeChoice
 from server.generation.run import PromptRun
-from server.text.detokenizer import make_detokenizer
+from server.http.ascii_json import ascii_json
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -22,14 +23,15 @@ class CompletionAnswer(OpenAIAnswer):
         usage = StreamUsage(options.include_usage, options.continuous_usage)
         super().__init__(answering, usage, object="text_completion")
         self._options = options
-        self._echoes = options.echoes if options.echoes is not None else [""] * len(self.run.prompts)
         self._begun: set[int] = set()
+        self._last_echo = -1, b""
+        """The prompt whose echo a stream sent last, and that echo: a prompt's choices mostly begin together."""
         self._last_text: TextDelta | None = None
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """See Answer."""
         best = best_choices(choices, self.run.plan.n, self._options.num_answers)
-        return self.body([self._choice(index, choice) for index, choice in enumerate(best)])
+        return self.body(self._choices(best))
 
     def frame(self, event: Event) -> bytes:
         """See Answer. The end of a choice comes in one chunk with the last of its text."""
@@ -51,38 +53,56 @@ class CompletionAnswer(OpenAIAnswer):
         if self._options.echoes is None:
             entry.update(self._prompt_ids(prompt))
             return b""
-        echo = self._entry(choice, self._echoes[prompt.index], self._echo_tokens(prompt))
-        return self.chunk({**echo, **self._tokens_of(()), **self._prompt_ids(prompt)})
+        if self._last_echo[0] != prompt.index:
+            self._last_echo = prompt.index, self._echo(prompt)
+        return self.encoded_chunk(b'{"index":%d,' % choice + self._last_echo[1])
 
-    def _choice(self, index: int, choice: WholeChoice) -> dict[str, Any]:
-        prompt = self._prompt_of(index)
-        echo, text = self._echoes[prompt.index], choice.text
-        tokens = [*self._echo_tokens(prompt), *_shifted(choice.tokens, len(echo))]
-        extra = self._prompt_ids(prompt) | self._tokens_of(choice.tokens)
-        if self._options.prompt_logprobs is not None:
-            reported = prompt.prompt_logprobs or ()
-            extra["prompt_logprobs"] = prompt_logprobs(self.tokenizer, reported, self._options.prompt_logprobs)
-        entry = self._entry(index, echo + text, tokens)
+    def _echo(self, prompt: PromptRun) -> bytes:
+        """The chunk of the echo of any choice, from behind its index on."""
+        part = self._part(prompt)
+        entry = self._entry(prompt, part.echo, part.tokens)
+        return ascii_json({**entry, **self._tokens_of(()), **self._prompt_ids(prompt)})[1:]
+
+    def _choices(self, choices: Sequence[WholeChoice]) -> Iterator[dict[str, Any]]:
+        for prompt in self.run.prompts:
+            part = self._part(prompt)
+            first = prompt.index * self._options.num_answers
+            for index, choice in enumerate(choices[first : first + self._options.num_answers], first):
+                yield {"index": index, **self._choice(index, choice, prompt, part)}
+
+    def _choice(self, index: int, choice: WholeChoice, prompt: PromptRun, part: PromptPart) -> dict[str, Any]:
+        logprobs = None
+        if self._options.logprobs is not None:
+            logprobs = part.logprobs(_shifted(choice.tokens, len(part.echo)))
         end = ChoiceEnd(index, choice.finish_reason, choice.stop_reason, choice.beam)
-        return {**entry, **_end_of(end), **extra}
+        return {
+            **self._entry(prompt, part.text(choice.text), ()),
+            "logprobs": logprobs,
+            **_end_of(end),
+            **self._tokens_of(choice.tokens),
+            **part.reports,
+        }
 
     def _text(self, event: TextDelta) -> dict[str, Any]:
-        shift = len(self._echoes[self._prompt_of(event.choice).index])
-        entry = self._entry(event.choice, event.text, _shifted(event.tokens, shift))
-        entry.update(self._tokens_of(event.tokens))
-        return entry
+        prompt = self._prompt_of(event.choice)
+        shift = 0 if self._options.echoes is None else len(self._options.echoes[prompt.index])
+        entry = self._entry(prompt, event.text, _shifted(event.tokens, shift))
+        return {"index": event.choice, **entry, **self._tokens_of(event.tokens)}
 
-    def _entry(self, index: int, text: str, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-        """What a choice has, with these tokens in its logprobs."""
+    def _entry(self, prompt: PromptRun, text: str | msgspec.Raw, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+        """What a choice of the prompt has beside its index, with these tokens in its logprobs."""
         wants_logprobs = self._options.logprobs is not None
         return {
-            "index": index,
             "text": text,
             "logprobs": completion_logprobs(self.tokenizer, tokens) if wants_logprobs else None,
             "finish_reason": None,
             "stop_reason": None,
-            "seed": self.run.plan.seed_of(self._prompt_of(index).index),
+            "seed": self.run.plan.seed_of(prompt.index),
         }
+
+    def _part(self, prompt: PromptRun) -> PromptPart:
+        skips = self.run.plan.options.skip_special_tokens
+        return PromptPart(prompt, self._options, self.tokenizer, skip_special_tokens=skips)
 
     def _prompt_of(self, index: int) -> PromptRun:
         return self.run.prompts[index // self._options.num_answers]
@@ -93,20 +113,6 @@ class CompletionAnswer(OpenAIAnswer):
 
     def _prompt_ids(self, prompt: PromptRun) -> dict[str, Any]:
         return {"prompt_token_ids": list(prompt.request.prompt)} if self._options.return_token_ids else {}
-
-    def _echo_tokens(self, prompt: PromptRun) -> list[OutputToken]:
-        """The prompt's tokens for the logprobs of an echo; the first has none."""
-        if self._options.echoes is None or self._options.logprobs is None:
-            return []
-        reported = [trimmed(token, self._options.logprobs) for token in prompt.prompt_logprobs or ()]
-        skip = self.run.plan.options.skip_special_tokens
-        detokenizer = make_detokenizer(self.tokenizer, skip_special_tokens=skip)
-        tokens: list[OutputToken] = []
-        offset, end = 0, len(self._echoes[prompt.index])
-        for token, logprobs in zip(prompt.request.prompt, [None, *reported], strict=True):
-            tokens.append(OutputToken(token, min(offset, end), logprobs))
-            offset += len(detokenizer.push(token))
-        return tokens
 
 
 def best_choices(choices: Sequence[WholeChoice], generated: int, wanted: int) -> Sequence[WholeChoice]:

@@ -30,7 +30,8 @@ def completion_intent(body: CompletionRequest) -> GenerationRequest:
     """The body's fields as a request."""
     ranks = body.num_choices > body.num_answers
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
-    shared = shared_fields(body, {"num_choices": "best_of"} if ranks else {}, body.constraint)
+    paths = {"echoes": "echo", "prompt_logprobs": "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"}
+    shared = shared_fields(body, {**paths, "num_choices": "best_of"} if ranks else paths, body.constraint)
     return GenerationRequest(
         **{**shared, "prompt_logprobs": max(of_prompt, default=None)},
         id_prefix="cmpl-",
@@ -38,6 +39,8 @@ def completion_intent(body: CompletionRequest) -> GenerationRequest:
         max_tokens=body.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         num_choices=body.num_choices,
+        echoes=bool(body.echo),
+        num_repeats=body.num_answers,
         logprobs=0 if ranks and body.logprobs is None else body.logprobs,
     )
 

@@ -106,9 +106,10 @@ def shared_fields(body: SamplingFields, paths: dict[str, str], constraint: Const
     """What of a GenerationRequest both APIs say alike; `paths` and `constraint` are those of one of them."""
     if body.use_beam_search:
         paths = {"beam_search.width": "n", **paths}
+    reports = "return_token_ids" if body.return_token_ids else "return_token_sources"
     several = "beam_search.num_return" if body.beam_search else "n"
     return {
-        **generation_fields(body, {"num_choices": several, **paths}, constraint),
+        **generation_fields(body, {"num_choices": several, "reports_tokens": reports, **paths}, constraint),
         "prompt_logprobs": body.prompt_logprobs,
         "reports_tokens": bool(body.return_token_ids or body.return_token_sources),
     }

@@ -4,7 +4,7 @@ Answers and chunks are written as plain JSON, since a chunk is written for every
 the models of objects.py, against which the tests hold all of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,8 +53,11 @@ class OpenAIAnswer:
         self._frame_tail = b'],"usage":null}\n\n' if usage.at_end else b"]}\n\n"
         self._is_first = True
 
-    def body(self, choices: list[dict[str, Any]], **extra: object) -> bytes:
-        """A whole answer. Each choice is encoded by itself: no call keeps other threads waiting for long."""
+    def body(self, choices: Iterable[dict[str, Any]], **extra: object) -> bytes:
+        """A whole answer. Each choice is encoded by itself: no call keeps other threads waiting for long.
+
+        If `choices` is an iterator, no more than one of them is in memory in a larger form than its JSON.
+        """
         rest = {"usage": make_usage(self.run.usage), **extra, **self._warnings}
         encoded = b",".join(msgspec.json.encode(choice) for choice in choices)
         head, tail = msgspec.json.encode(self._head)[:-1], msgspec.json.encode(rest)[1:]
@@ -62,17 +65,22 @@ class OpenAIAnswer:
 
     def chunk(self, choice: dict[str, Any], extra: Mapping[str, Any] | None = None) -> bytes:
         """The frame of a chunk with this choice."""
+        return self.encoded_chunk(ascii_json(choice), extra)
+
+    def encoded_chunk(self, choice: bytes, extra: Mapping[str, Any] | None = None) -> bytes:
+        """The frame of a chunk with this choice, which is ASCII JSON."""
         if extra or self._is_first or self._usage.in_every_chunk:
             return self._rare_chunk(choice, extra or {})
-        return b"".join((self._frame_head, ascii_json(choice), self._frame_tail))
+        return b"".join((self._frame_head, choice, self._frame_tail))
 
-    def _rare_chunk(self, choice: dict[str, Any], extra: Mapping[str, Any]) -> bytes:
+    def _rare_chunk(self, choice: bytes, extra: Mapping[str, Any]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._usage.at_end else {}
         if self._usage.in_every_chunk:
             usage = {"usage": make_usage(self.run.usage)}
         first = self._warnings if self._is_first else {}
         self._is_first = False
-        return self._frame({"choices": [choice], **usage, **extra, **first})
+        rest = ascii_json({**usage, **extra, **first})[1:-1]
+        return b"".join((self._frame_head, choice, b"]", rest and b"," + rest, b"}\n\n"))
 
     def end(self) -> bytes:
         """The last frames of a stream."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
+import msgspec
+
 from model_runner.contract import TokenLogprobs
 from server.generation.events import OutputToken
 from server.text.tokenizer import Tokenizer
@@ -47,17 +49,19 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> 
     }
 
 
-def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int) -> list[dict[str, Any] | None]:
-    """VLLM's `prompt_logprobs`: null for the first token, then for each token its own and the `count` best."""
-    result: list[dict[str, Any] | None] = [None]
-    for token in reported:
-        ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(token.top[:count], start=1)]
-        entries: dict[str, Any] = {}
-        for token_id, logprob, rank in [(token.token_id, token.logprob, token.rank), *ranked]:
-            text = tokenizer.token_text(token_id)
-            entries.setdefault(str(token_id), {"logprob": _finite(logprob), "rank": rank, "decoded_token": text})
-        result.append(entries)
-    return result
+def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int) -> msgspec.Raw:
+    """VLLM's `prompt_logprobs` as JSON: null for the first token, then for each token its own and the `count` best."""
+    encoded = [b"null", *(msgspec.json.encode(_prompt_token(tokenizer, token, count)) for token in reported)]
+    return msgspec.Raw(b"[" + b",".join(encoded) + b"]")
+
+
+def _prompt_token(tokenizer: Tokenizer, token: TokenLogprobs, count: int) -> dict[str, Any]:
+    ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(token.top[:count], start=1)]
+    entries: dict[str, Any] = {}
+    for token_id, logprob, rank in [(token.token_id, token.logprob, token.rank), *ranked]:
+        text = tokenizer.token_text(token_id)
+        entries.setdefault(str(token_id), {"logprob": _finite(logprob), "rank": rank, "decoded_token": text})
+    return entries
 
 
 def trimmed(token: TokenLogprobs, count: int) -> TokenLogprobs:

@@ -12,6 +12,7 @@ from server.config import Settings
 from server.errors import InvalidRequestError
 from server.generation.constraints.constraint import grammar_of
 from server.generation.notices import Notice, to_report
+from server.generation.planning.answer_size import bound_answer
 from server.generation.planning.beam_search import choose_beam_search
 from server.generation.planning.forms import Form, FormRules
 from server.generation.planning.learning import ignored_learn
@@ -87,6 +88,7 @@ class Planner:
             sampling = replace(of_all.sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1))
             one = replace(of_all, request_id=f"{of_all.request_id}-{index}", sampling=sampling)
             requests.append(self._with_prompt(one, prompt, negative_prompt, request, notices))
+        requests = [*bound_answer(requests, request, self._tokenizer, notices)]
         self._limits.check_min_tokens(options.min_tokens, min(one.max_tokens for one in requests))
         return Plan(
             id=of_all.request_id,
