@@ -21,6 +21,7 @@ from server.config import Settings
 from server.errors import ApiError
 from server.generation.field_table import facts_of
 from server.generation.notices import MAX_NOTICES
+from server.generation.planning.answer_size import MAX_ANSWER_MIB
 from server.generation.settings import DecodingSettings
 from server.http.auth import OPEN_PATHS
 from server.http.strict_json import MAX_DEPTH
@@ -62,6 +63,10 @@ Where a request says nothing, the model's `generation_config.json` decides on {m
 the output: its `do_sample: false` is temperature 0, `max_new_tokens` and `stop_strings` are `max_tokens` and `stop`. A
 warning at the start of the server names what else it sets that would change answers. All else, and what that file
 leaves open, has the default below.
+
+An answer that could take more than {max_answer} MiB is refused. Counted are the log-probabilities, token ids and
+echoed texts that it reports, for every prompt and every choice; not the tokens of a stream, which are sent as they come.
+Without `max_tokens`, the output is limited instead, and that is reported.
 
 In the tables, `[]` stands for each entry of an array and `.*` for each key of an object. An optional property of an
 answer is left out where it does not apply.
@@ -135,6 +140,7 @@ def _introduction() -> str:
         endpoints=_endpoints(),
         depth=MAX_DEPTH,
         max_notices=MAX_NOTICES,
+        max_answer=MAX_ANSWER_MIB,
         model_defaults=_code([*of_model, "max_tokens"]),
         open=_code(sorted(OPEN_PATHS)),
         order=_code(SAMPLER_ORDER, last=", "),
