@@ -64,9 +64,9 @@ the output: its `do_sample: false` is temperature 0, `max_new_tokens` and `stop_
 warning at the start of the server names what else it sets that would change answers. All else, and what that file
 leaves open, has the default below.
 
-An answer that could take more than {max_answer} MiB is refused. Counted are the log-probabilities, token ids and
-echoed texts that it reports, for every prompt and every choice; not the tokens of a stream, which are sent as they come.
-Without `max_tokens`, the output is limited instead, and that is reported.
+An answer that could take more than {max_answer} MiB is refused. The log-probabilities, token ids and echoed texts that
+it reports count, for every prompt and every choice. What a stream reports of its output does not count, because it is
+sent as it comes. Without `max_tokens`, the output is limited instead, and `warnings` says to how many tokens.
 
 In the tables, `[]` stands for each entry of an array and `.*` for each key of an object. An optional property of an
 answer is left out where it does not apply.

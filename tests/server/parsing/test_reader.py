@@ -20,6 +20,13 @@ def test_the_text_of_a_control_token_is_only_text():
     assert parse(["[THI", "NK]x"], None, BRACKETS, controls=("[THINK]", "[/THINK]")) == Message(content="[THINK]x")
 
 
+def test_whitespace_that_is_held_back_leaves_control_tokens_where_they_are():
+    pieces = ["\n", " ", "\n\n", "text", "\n", "\n", "<tool_call>", '{"name": "f"}', "\n", " ", "</tool_call>"]
+    controls = ("[THINK]", "[/THINK]", "<tool_call>", "</tool_call>")
+    expected = Message(content="\n \n\ntext", calls=[Call("f", "{}", is_whole=True)])
+    assert parse(pieces, Hermes(), BRACKETS, controls=controls) == expected
+
+
 def test_what_does_not_even_begin_as_a_call_stays_text_where_calls_are_whole():
     expected = Expected(calls_are_whole=True)
     text = 'Calls stand in <tool_call> tags.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
