@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, takewhile
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Any, Protocol, cast
 
 from server.generation.constraints.fragment import Fragment
 from server.generation.parsing.call_grammar import Wanted
@@ -99,8 +99,12 @@ class OutputParser:
         yield from self._reader.until(emit=content)
 
     def _advance(self) -> Sequence[Part]:
-        found = takewhile(lambda part: part is not None, self._steps)
-        return [part for kind, parts in groupby(found, type) for part in _joined(kind, parts)]
+        found: list[Part] = []
+        for part in self._steps:
+            if part is None:
+                break
+            found.append(part)
+        return found if len(found) < 2 else _joined(found)
 
 
 def content(text: str) -> Sequence[Part]:
@@ -113,8 +117,12 @@ def arguments(text: str) -> Sequence[Part]:
     return (CallArguments(text),)
 
 
-def _joined(kind: type[Part | None], parts: Iterable[Any]) -> Iterable[Part]:
-    """Parts of one kind, one after the other; pieces of the same text become one."""
-    if kind is Content or kind is Reasoning or kind is CallArguments:
-        return (kind("".join(part.text for part in parts)),)
-    return parts
+def _joined(parts: Sequence[Part]) -> Sequence[Part]:
+    """These parts, with pieces of the same text joined; however many they are, each is copied once."""
+    joined: list[Part] = []
+    for kind, same in groupby(parts, type):
+        if kind is Content or kind is Reasoning or kind is CallArguments:
+            joined.append(kind("".join(part.text for part in cast(Iterable[Content], same))))
+        else:
+            joined += same
+    return joined

@@ -182,10 +182,11 @@ class Reader:
         while True:
             found = self._first(all_markers)
             certain = found.start() if found else len(self._text) if self._is_ended else self._certain(all_markers)
-            if text := self.take(self._trimmed(certain, trim) - self._at):
-                yield from emit(blank + text)
+            if (end := self._trimmed(certain, trim)) > self._at:
+                yield from emit(blank + self.take(end - self._at))
                 blank = ""
-            blank += self.take(certain - self._at)
+            if certain > end:
+                blank += self.take(certain - end)
             if found is not None and found[0] not in stops:
                 return blank + self.take(found.end() - self._at)
             if found is not None:
