@@ -11,10 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Protocol
-
-from msgspec.structs import replace
 
 from model_runner.learning.messages import (
     EXIT_IMPOSSIBLE,
