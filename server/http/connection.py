@@ -11,6 +11,7 @@ import heapq
 import operator
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -53,6 +54,8 @@ class LimitedConnection(HttpToolsProtocol):
     max_connections: ClassVar[int]
     websocket_prefix: ClassVar[bytes | None] = None
 
+    made_at = 0.0
+    """On a clock that goes on within a turn of the event loop, unlike the loop's own."""
     # The parser calls on_message_begin, on_headers_complete and on_message_complete from within data_received.
     _read_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
@@ -63,6 +66,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.made_at = time.monotonic()
         self._read_deadline = self._later(self._drop_silent)
         if len(self.connections) > self.max_connections:
             self._make_room()
@@ -173,8 +177,8 @@ class LimitedConnection(HttpToolsProtocol):
     def _make_room(self) -> None:
         """Drop those that have waited longest for their clients, several, since it takes a look at all to find them."""
         limited = [one for one in self.connections if isinstance(one, LimitedConnection)]
-        waiting = [(since, one) for one in limited if (since := one.waits_since) is not None]
-        for _, one in heapq.nsmallest(max(1, self.max_connections // 16), waiting, key=operator.itemgetter(0)):
+        waiting = [(since, one.made_at, one) for one in limited if (since := one.waits_since) is not None]
+        for _, _, one in heapq.nsmallest(max(1, self.max_connections // 16), waiting, key=operator.itemgetter(0, 1)):
             self.connections.discard(one)  # at once, or those that come before it is lost would drop others
             one.transport.abort()
 

@@ -47,9 +47,10 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        """The engine process: the server's only child."""
+        """The engine process: of the server's children the one that runs an engine."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        (child,) = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+        children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+        (child,) = (pid for pid in children if b"server.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
         return child
 
     @cached_property
