@@ -67,7 +67,7 @@ def resolve_kv_dtype(
     if asked == "auto":
         return torch.bfloat16 if device.type == "cpu" and quantized_weights else dtype
     wanted: torch.dtype = torch.float8_e4m3fn if asked == "fp8" else getattr(torch, asked)
-    if wanted == torch.float8_e4m3fn if device.type == "cpu" else wanted not in (dtype, *LARGEST):
+    if wanted not in (_NATIVE_TYPES if device.type == "cpu" else (dtype, *LARGEST)):
         name = str(resolve_kv_dtype("auto", dtype, device, quantized_weights=quantized_weights)).removeprefix("torch.")
         raise ValueError(f"kv_cache_dtype {asked} is not supported on {device.type}; use auto, which is {name} here")
     return wanted

@@ -43,6 +43,7 @@ def test_type_of_the_cache(
         ("float32", torch.bfloat16, CUDA, "bfloat16"),
         ("bfloat16", torch.float16, CUDA, "float16"),
         ("fp8", torch.float32, CPU, "bfloat16"),
+        ("float16", torch.float32, CPU, "bfloat16"),
     ],
 )
 def test_type_that_a_device_cannot_read_is_refused(
