@@ -146,10 +146,10 @@ class _Weights:
 
 def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     hf_config = platform.read_config(config.model)
+    target = inspect_model(hf_config)
     fitting = TargetShape.of(hf_config)
     heads = [load_heads(folder, fitting) for folder in config.heads]
     _check_methods(config.heads, heads)
-    target = inspect_model(hf_config)
     draft = _inspect_beside(config, platform, config.draft_model, "draft")
     aux = _inspect_beside(config, platform, config.aux_model, "auxiliary")
     folders = config.model, config.draft_model, config.aux_model

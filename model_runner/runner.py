@@ -26,7 +26,7 @@ from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
 from model_runner.kv_cache import Move
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
-from model_runner.models.inspection import UnsupportedModelError
+from model_runner.models.inspection import refused
 from model_runner.platforms.platform import Platform
 from model_runner.runner_interface import LaunchedStep
 from model_runner.sampling.logprobs import logprobs_of_prompts
@@ -80,10 +80,11 @@ class ModelRunner:
         cls, config: RunnerConfig, platform: Platform | None = None, make_link: MakeLink = ProcessLink
     ) -> "ModelRunner":
         """Load the model and run first steps. Takes the arguments of `assemble`, and raises what it does."""
-        parts, info = assemble(config, platform, make_link)
-        runner = cls(parts, info)
-        start = time.perf_counter()
-        runner.warm_up()
+        with refused(f"{config.model} cannot be served", ValueError, OSError):
+            parts, info = assemble(config, platform, make_link)
+            runner = cls(parts, info)
+            start = time.perf_counter()
+            runner.warm_up()
         first_step_s = time.perf_counter() - start
         if parts.grammars is not None:
             parts.grammars.load()
@@ -290,19 +291,12 @@ class ModelRunner:
         self._learning.close()
 
     def warm_up(self) -> None:
-        """Run first steps, so that no request pays for them, and learn how long steps take.
-
-        Raises:
-            UnsupportedModelError: if the model uses its weights in a way that cannot be served.
-        """
-        try:
-            self._speculator.warm_up(self._first_step())
-            self._scoring.warm_up(self._first_batch(1))
-            if self._drafter is not None:
-                self._drafter.forward(self._first_batch(1))
-                self._drafter.settle()
-        except NotImplementedError as error:
-            raise UnsupportedModelError(str(error)) from error
+        """Run first steps, so that no request pays for them, and learn how long steps take."""
+        self._speculator.warm_up(self._first_step())
+        self._scoring.warm_up(self._first_batch(1))
+        if self._drafter is not None:
+            self._drafter.forward(self._first_batch(1))
+            self._drafter.settle()
         self._target.settle()
         room = min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
         rows = [count for count in _WARM_UP_ROWS if count <= room]

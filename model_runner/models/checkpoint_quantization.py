@@ -6,6 +6,7 @@ only where nobody asks for that.
 """
 
 import importlib.util
+import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, e
     """
     stored = _stored(config)
     if stored is None:
+        _refuse_unread(folder)
         return config
     key = str(stored.get("quant_method"))
     method = _METHODS.get(key)
@@ -81,6 +83,22 @@ def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, e
     served = deepcopy(config)
     served.quantization_config = {**stored, "dequantize": True}
     return served
+
+
+def _refuse_unread(folder: Path) -> None:
+    """Raise UnsupportedModelError where only ModelOpt's own file says that weights are quantised: nothing reads it."""
+    path = folder / "hf_quant_config.json"
+    if not path.is_file():
+        return
+    try:
+        algorithm = json.loads(path.read_text(encoding="utf-8"))["quantization"]["quant_algo"]
+    except (ValueError, KeyError, TypeError):
+        algorithm = "an algorithm that it does not name"
+    if algorithm is not None:
+        raise UnsupportedModelError(
+            f"{folder} has weights quantised by ModelOpt ({algorithm}), as {path.name} says and config.json does not: "
+            f"not supported; {_ANOTHER}"
+        )
 
 
 def _stored(config: PretrainedConfig) -> dict[str, Any] | None:

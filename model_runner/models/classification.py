@@ -12,7 +12,9 @@ from model_runner.models.inspection import UnsupportedModelError
 
 FloatArray = npt.NDArray[np.float64]
 
-_NAMES = ("score.weight", "score.bias")
+CLASSIFIES = "ForSequenceClassification"
+"""How classes of such models are named."""
+HEAD_NAMES = ("score.weight", "score.bias")
 """As transformers calls them for decoder-only models."""
 
 
@@ -32,13 +34,13 @@ class ClassificationHead:
 
 def load_classification_head(folder: Path, config: PretrainedConfig) -> ClassificationHead | None:
     """None for a model of another kind. Raises UnsupportedModelError if the checkpoint has no such head."""
-    if not str((config.architectures or [""])[0]).endswith("ForSequenceClassification"):
+    if not str((config.architectures or [""])[0]).endswith(CLASSIFIES):
         return None
     tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in _NAMES if name in file.keys()}  # noqa: SIM118
-    weight, bias = (tensors.get(name) for name in _NAMES)
+            tensors |= {name: file.get_tensor(name) for name in HEAD_NAMES if name in file.keys()}  # noqa: SIM118
+    weight, bias = (tensors.get(name) for name in HEAD_NAMES)
     hidden = config.get_text_config().hidden_size
     if weight is None or weight.dim() != 2 or weight.shape[1] != hidden:
         raise UnsupportedModelError(f"{folder} is to classify, and has no weight score.weight of [classes, {hidden}]")

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from model_runner.models.inspection import UnsupportedModelError
+from model_runner.models.inspection import UnsupportedModelError, describe_model
 
 LAST = "last"
 """What the target's head multiplies: the last layer's output after the final norm."""
@@ -32,7 +32,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers:
             return module
-    raise UnsupportedModelError(f"the decoder layers of {model.config.model_type} were not found")
+    raise UnsupportedModelError(f"the decoder layers of {describe_model(model.config)} were not found")
 
 
 def require_layers(needs: Collection[Feature], num_layers: int) -> None:

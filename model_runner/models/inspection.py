@@ -1,5 +1,9 @@
 """What a model needs, found out before its weights are loaded."""
 
+import logging
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +17,45 @@ from model_runner.kernels.library import INT4_BITS, INT4_GROUP, ROTATED_BLOCK, W
 from model_runner.kv_cache import KVShape
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 
+logger = logging.getLogger("samewise.runner")
+
 _POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+_LONGEST_REASON = 400
+"""Characters: transformers answers some models with the list of all that it knows."""
 
 
 class UnsupportedModelError(ValueError):
     """The model's architecture cannot be served."""
+
+
+@contextmanager
+def refused(what: str, *passing: type[Exception]) -> Iterator[None]:
+    """Turns any error into an UnsupportedModelError of one line that begins with `what`; a debug line has the trace.
+
+    Models are other people's code, and may raise anything where they meet what they were not written for.
+
+    Args:
+        what: cannot be done, with the model and its type.
+        passing: errors that say all of this themselves, in addition to UnsupportedModelError.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (UnsupportedModelError, *passing)):
+            raise
+        logger.debug("%s", what, exc_info=True)
+        raise UnsupportedModelError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return textwrap.shorten(text, _LONGEST_REASON, placeholder=" ...")
+
+
+def describe_model(config: PretrainedConfig) -> str:
+    """A model's name, if the configuration was read from somewhere, and its type."""
+    name = str(config.name_or_path or "")
+    return f"{name} (a {config.model_type} model)" if name else f"a {config.model_type} model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +120,17 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
     """Raise UnsupportedModelError for what the configuration alone rules out."""
     if config.is_encoder_decoder:
         raise UnsupportedModelError(
-            f"{config.model_type} is an encoder-decoder model; only decoder-only models are served"
+            f"{describe_model(config)} is an encoder-decoder model; only decoder-only models are served"
         )
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
-        raise UnsupportedModelError(f"{config.model_type} has layers of kind {', '.join(sorted(kinds))}: not supported")
+        raise UnsupportedModelError(
+            f"{describe_model(config)} has layers of kind {', '.join(sorted(kinds))}: not supported"
+        )
     scaling = _rope_types(text) & _POSITION_DEPENDENT_ROPE
     if scaling:
         raise UnsupportedModelError(
-            f"{config.model_type} uses rotary scaling of type {', '.join(sorted(scaling))}, whose frequencies "
+            f"{describe_model(config)} uses rotary scaling of type {', '.join(sorted(scaling))}, whose frequencies "
             "depend on the longest request in the batch: the same request would get different answers"
         )
 
@@ -102,25 +142,27 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
         UnsupportedModelError: if the architecture does not send every layer's attention through our interface.
     """
     register_attention()
-    text: Any = config.get_text_config()
-    _refuse_unsupported(config, text)
+    with refused(f"{describe_model(config)} cannot run with paged attention"):
+        text: Any = config.get_text_config()
+        _refuse_unsupported(config, text)
+        return _run_on_meta(config, text)
+
+
+def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
+    """See inspect_model."""
     recorder = _RecordingAttention()
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
-            ).eval()
-            token = torch.zeros(1, 1, dtype=torch.int64)
-            with torch.inference_mode():
-                output = model(
-                    input_ids=token, position_ids=token, use_cache=False, attention=StepAttention(recorder, None)
-                )
-    except (ValueError, TypeError, RuntimeError, AttributeError, ImportError) as error:
-        raise UnsupportedModelError(f"{config.model_type} cannot run with paged attention: {error}") from error
+    with torch.device("meta"):
+        model = _make_model(config)
+        token = torch.zeros(1, 1, dtype=torch.int64)
+        with torch.inference_mode():
+            output = model(
+                input_ids=token, position_ids=token, use_cache=False, attention=StepAttention(recorder, None)
+            )
     layers = text.num_hidden_layers
     if recorder.calls != layers or set(recorder.shapes) != set(range(layers)):
         raise UnsupportedModelError(
-            f"{config.model_type} sends {len(recorder.shapes)} of its {layers} layers through the attention interface"
+            f"{describe_model(config)} sends {len(recorder.shapes)} of its {layers} layers through the attention "
+            "interface"
         )
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings().weight
@@ -141,6 +183,18 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
         vocab_size=output.logits.shape[-1],
         max_model_len=text.max_position_embeddings,
     )
+
+
+def _make_model(config: PretrainedConfig) -> Any:
+    """Raises TypeError if the architecture takes no attention but its own."""
+    try:
+        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, trust_remote_code=False, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
+        ).eval()
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise
+        raise TypeError("it has a table of its own of what can be its attention") from error
 
 
 def _padded(weight: Tensor) -> int:

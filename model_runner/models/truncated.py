@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from transformers import PreTrainedModel
 
+from model_runner.models.features import decoder_layers
+
 Module = TypeVar("Module", bound=nn.Module)
 _DICTS = dict, OrderedDict
 """What a module keeps its parameters, buffers, children and hooks in."""
@@ -19,7 +21,11 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
 
 
 def with_layers(model: PreTrainedModel, change: Callable[[nn.ModuleList], nn.ModuleList]) -> PreTrainedModel:
-    """The model with other decoder layers in place of its own. Embedding, norm and head are shared with it."""
+    """The model with other decoder layers in place of its own. Embedding, norm and head are shared with it.
+
+    Raises UnsupportedModelError if the model's decoder layers cannot be found.
+    """
+    decoder_layers(model)
     changed = shallow_copy(model)
     for name, child in model.named_children():
         if child is model.get_decoder():  # type: ignore[no-untyped-call]

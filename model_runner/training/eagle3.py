@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, LlamaConfig
+from transformers import LlamaConfig
 
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.eagle3 import Eagle3Heads, Eagle3Shape
 from model_runner.models.heads.layer import LayerShape
+from model_runner.models.loading import load_config
 from model_runner.training.examples import Example
 from model_runner.training.objective import Guess, Judge
 from model_runner.training.teacher import TargetWeights
@@ -102,7 +103,7 @@ def fresh_eagle3(
 
 def draft_layer_config(model: Path) -> LlamaConfig:
     """A layer of Llama of the target's sizes."""
-    text: Any = AutoConfig.from_pretrained(model).get_text_config()
+    text: Any = load_config(model).get_text_config()
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
     sizes = {name: getattr(text, name) for name in (*names, "max_position_embeddings", "rope_parameters")}
     head_dim = getattr(text, "head_dim", None)

@@ -36,7 +36,9 @@ class TargetWeights:
         Then they are parts of the files that the system reads as rows of them are asked for, and may drop again.
         """
         with quiet():
-            model: Any = _from_files(folder) or AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            model: Any = _from_files(folder) or AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, trust_remote_code=False
+            )
         text = model.config.get_text_config()
         factor = getattr(text, "logit_scale", None) or 1 / (getattr(text, "logits_scaling", None) or 1.0)
         softcap = getattr(text, "final_logit_softcapping", None)
@@ -69,7 +71,7 @@ def ends_in_files(folder: Path) -> bool:
 def _from_files(folder: Path) -> nn.Module | None:
     """The model with its two ends; the rest of it has no content. None if the files do not have these by name."""
     with init_empty_weights(include_buffers=False):
-        model: Any = AutoModelForCausalLM.from_config(load_config(folder))  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_config(load_config(folder), trust_remote_code=False)  # type: ignore[no-untyped-call]
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     if model.config.get_text_config().tie_word_embeddings:
         ends[1].weight = ends[0].weight
