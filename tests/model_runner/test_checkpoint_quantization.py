@@ -181,3 +181,22 @@ def test_scales_of_another_name_are_refused(tmp_path: Path) -> None:
     rewrite(quantized, renamed, json.loads((quantized / "config.json").read_text())["quantization_config"])
     with pytest.raises(UnsupportedModelError, match="without scales that are known: model"):
         as_served(quantized, load_config(quantized), CPU, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "algorithm"),
+    [
+        ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, r"\(FP8\)"),
+        ({"producer": {"name": "modelopt"}}, "does not name"),
+        ({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, None),
+    ],
+)
+def test_what_only_modelopts_own_file_says_is_refused(said: Any, algorithm: str | None, tmp_path: Path) -> None:
+    write_plain(tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    config = load_config(tmp_path)
+    if algorithm is None:
+        assert as_served(tmp_path, config, CPU, exact=True) is config
+        return
+    with pytest.raises(UnsupportedModelError, match=rf"by ModelOpt .*{algorithm}.*hf_quant_config.*; name another"):
+        as_served(tmp_path, config, CPU, exact=True)
