@@ -1,13 +1,32 @@
-"""For processes that are of no use without the one that started them, and for that one. Imports nothing that takes
-time.
+"""Child processes: started so that nothing in the working folder is run, and of no use without their parent.
+
+Imports nothing that takes time.
 """
 
 import ctypes
+import os
 import signal
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnContext
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PYTHON = (sys.executable, "-P")
+"""Begins the command of a child in Python: `-m` and `-c` would look for modules in the working folder first."""
+
+
+def isolated_spawn() -> "SpawnContext":
+    """A multiprocessing context whose processes, its resource tracker among them, start like those of PYTHON.
+
+    Multiprocessing gives its children the options of this process only, which may have been started without `-P`.
+    """
+    from multiprocessing import get_context  # noqa: PLC0415
+
+    os.environ["PYTHONSAFEPATH"] = "1"
+    return get_context("spawn")
 
 
 def die_with_parent() -> None:

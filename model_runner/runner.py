@@ -26,7 +26,7 @@ from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
 from model_runner.kv_cache import Move
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
-from model_runner.models.inspection import refused
+from model_runner.models.refusal import refused
 from model_runner.platforms.platform import Platform
 from model_runner.runner_interface import LaunchedStep
 from model_runner.sampling.logprobs import logprobs_of_prompts

@@ -6,7 +6,6 @@ import os
 import queue
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -28,7 +27,7 @@ from model_runner.learning.messages import (
     encode,
 )
 from model_runner.models.heads.base import Heads
-from model_runner.parent import Backoff, describe_end
+from model_runner.parent import PYTHON, Backoff, describe_end
 
 logger = logging.getLogger("samewise.learning")
 
@@ -36,7 +35,7 @@ _WAITING_PIECES = 4
 """What waits to be sent at most: a learner that is short of time gets no more than it can use."""
 _GRACE_S = 1.5
 """How long a learner may take to end once its connection is closed."""
-COMMAND = (sys.executable, "-P", "-m", "model_runner.learning.process")  # -P: nothing from the working folder
+COMMAND = (*PYTHON, "-m", "model_runner.learning.process")
 
 
 class LearnerLink(Protocol):

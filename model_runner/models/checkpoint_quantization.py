@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from transformers import PretrainedConfig
 
-from model_runner.models.inspection import UnsupportedModelError
+from model_runner.models.refusal import UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True)

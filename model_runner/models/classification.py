@@ -8,7 +8,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from model_runner.models.inspection import UnsupportedModelError
+from model_runner.models.refusal import UnsupportedModelError
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from model_runner.models.inspection import UnsupportedModelError
+from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.truncated import shallow_copy, with_layers
 
 logger = logging.getLogger("samewise.runner")

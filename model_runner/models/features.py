@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from model_runner.models.inspection import UnsupportedModelError, describe_model
+from model_runner.models.refusal import UnsupportedModelError, describe_model
 
 LAST = "last"
 """What the target's head multiplies: the last layer's output after the final norm."""

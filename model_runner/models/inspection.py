@@ -1,9 +1,5 @@
 """What a model needs, found out before its weights are loaded."""
 
-import logging
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,46 +12,9 @@ from model_runner.batch import Batch
 from model_runner.kernels.library import INT4_BITS, INT4_GROUP, ROTATED_BLOCK, WeightKind
 from model_runner.kv_cache import KVShape
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-
-logger = logging.getLogger("samewise.runner")
+from model_runner.models.refusal import UnsupportedModelError, describe_model, refused
 
 _POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-_LONGEST_REASON = 400
-"""Characters: transformers answers some models with the list of all that it knows."""
-
-
-class UnsupportedModelError(ValueError):
-    """The model's architecture cannot be served."""
-
-
-@contextmanager
-def refused(what: str, *passing: type[Exception]) -> Iterator[None]:
-    """Turns any error into an UnsupportedModelError of one line that begins with `what`; a debug line has the trace.
-
-    Models are other people's code, and may raise anything where they meet what they were not written for.
-
-    Args:
-        what: cannot be done, with the model and its type.
-        passing: errors that say all of this themselves, in addition to UnsupportedModelError.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, (UnsupportedModelError, *passing)):
-            raise
-        logger.debug("%s", what, exc_info=True)
-        raise UnsupportedModelError(f"{what}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return textwrap.shorten(text, _LONGEST_REASON, placeholder=" ...")
-
-
-def describe_model(config: PretrainedConfig) -> str:
-    """A model's name, if the configuration was read from somewhere, and its type."""
-    name = str(config.name_or_path or "")
-    return f"{name} (a {config.model_type} model)" if name else f"a {config.model_type} model"
 
 
 @dataclass(frozen=True, slots=True)

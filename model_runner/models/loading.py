@@ -1,7 +1,7 @@
 """From a folder to a model that is ready to run."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ from transformers.utils import logging as hf_logging
 
 from model_runner.models.classification import CLASSIFIES, HEAD_NAMES
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
-from model_runner.models.inspection import UnsupportedModelError, describe_model, refused
-
-_FEW = 3
+from model_runner.models.refusal import UnsupportedModelError, describe_model, few, refused
 
 
 def load_config(folder: Path) -> PretrainedConfig:
@@ -99,12 +97,6 @@ def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]
     )
     if found := [f"{fault}: {few(names)}" for fault, names in faults if names]:
         raise UnsupportedModelError(f"{describe_model(model.config)} {'; and '.join(found)}")
-
-
-def few(names: Collection[str]) -> str:
-    """The first names, and how many more there are."""
-    first = ", ".join(sorted(names)[:_FEW])
-    return first if len(names) <= _FEW else f"{first} and {len(names) - _FEW} more"
 
 
 def _head_that_may_be_missing(folder: Path, model: PreTrainedModel) -> set[str]:

@@ -26,7 +26,7 @@ from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_exp
 from model_runner.models.features import Feature
 from model_runner.models.fused import bind_layers, fuse_layers, part_layers
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.inspection import ModelShape, UnsupportedModelError
+from model_runner.models.inspection import ModelShape
 from model_runner.models.loading import load_model
 from model_runner.models.native import NativePacker
 from model_runner.models.native_experts import make_native_experts
@@ -34,6 +34,7 @@ from model_runner.models.native_model import NativeModel, read_native_model
 from model_runner.models.native_target import NativeEarlyExit, NativeTargetModel
 from model_runner.models.onednn import OneDNNPacker
 from model_runner.models.packed import Packer, pack_weights
+from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.platform import Platform

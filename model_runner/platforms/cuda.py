@@ -27,9 +27,10 @@ from model_runner.models.cuda_linear import GpuWeightKind, make_product, tile_sh
 from model_runner.models.cuda_norms import replace_norms
 from model_runner.models.features import Feature
 from model_runner.models.grouped_experts import GROUPED_EXPERTS_NAME, group_experts, register_grouped_experts
-from model_runner.models.inspection import ModelShape, UnsupportedModelError
+from model_runner.models.inspection import ModelShape
 from model_runner.models.loading import load_config, load_model
 from model_runner.models.packed import pack_weights
+from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.platform import Platform
 from model_runner.sampling.sampler import Sampler

@@ -15,8 +15,9 @@ from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models import checkpoint_quantization
 from model_runner.models.checkpoint_quantization import as_served, is_quantized
-from model_runner.models.inspection import UnsupportedModelError, inspect_model
+from model_runner.models.inspection import inspect_model
 from model_runner.models.loading import load_config
+from model_runner.models.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine

@@ -17,10 +17,11 @@ from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, Needs, Room, StorageTypes, free_memory, plan_memory
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
-from model_runner.models.inspection import ModelShape, UnsupportedModelError, inspect_model
+from model_runner.models.inspection import ModelShape, inspect_model
 from model_runner.models.loading import load_config, load_model
 from model_runner.models.native import NativePacker
 from model_runner.models.packed import PackedWeight
+from model_runner.models.refusal import UnsupportedModelError
 from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, prepare, resolve_quantization, resolve_rows
 from model_runner.runner import ModelRunner

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from model_runner.config import RunnerConfig
-from model_runner.models.inspection import UnsupportedModelError
 from model_runner.models.loading import load_config, load_model
+from model_runner.models.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from model_runner.models.features import Feature
-from model_runner.models.inspection import UnsupportedModelError
+from model_runner.models.refusal import UnsupportedModelError
 
 
 class HeadsError(UnsupportedModelError):
