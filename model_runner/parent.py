@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-PYTHON = (sys.executable, "-P")
-"""Begins the command of a child in Python: `-m` and `-c` would look for modules in the working folder first."""
+
+
+def isolated_module(name: str) -> tuple[str, ...]:
+    """Begins the command that runs a module in a child. `-m` alone would look for modules in the working folder."""
+    return sys.executable, "-P", "-m", name
 
 
 def isolated_spawn() -> "SpawnContext":
-    """A multiprocessing context whose processes, its resource tracker among them, start like those of PYTHON.
+    """A multiprocessing context whose processes, its resource tracker among them, start as isolated as that.
 
     Multiprocessing gives its children the options of this process only, which may have been started without `-P`.
     """

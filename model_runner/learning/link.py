@@ -27,7 +27,7 @@ from model_runner.learning.messages import (
     encode,
 )
 from model_runner.models.heads.base import Heads
-from model_runner.parent import PYTHON, Backoff, describe_end
+from model_runner.parent import Backoff, describe_end, isolated_module
 
 logger = logging.getLogger("samewise.learning")
 
@@ -35,7 +35,7 @@ _WAITING_PIECES = 4
 """What waits to be sent at most: a learner that is short of time gets no more than it can use."""
 _GRACE_S = 1.5
 """How long a learner may take to end once its connection is closed."""
-COMMAND = (*PYTHON, "-m", "model_runner.learning.process")
+COMMAND = isolated_module("model_runner.learning.process")
 
 
 class LearnerLink(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from model_runner.models.content_hash import hash_file, hash_listing
-from model_runner.parent import PYTHON
+from model_runner.parent import isolated_module
 
 logger = logging.getLogger("samewise.model")
 
@@ -122,7 +122,7 @@ def _convert(source: Path, target: Path) -> None:
     Raises:
         ModelNotFoundError: if it failed, with its last line; a debug line has all that it printed.
     """
-    command = [*PYTHON, "-m", "model_runner.models.conversion", str(os.getpid()), str(source), str(target)]
+    command = [*isolated_module("model_runner.models.conversion"), str(os.getpid()), str(source), str(target)]
     done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if done.returncode == 0:
         return

@@ -15,6 +15,8 @@ ENVIRONMENT = {
     # Steps take tensors of ever new sizes. Where segments of CUDA memory can grow, what is freed fits the next ones and
     # does not end as pieces too small for any. Builds of torch for the CPU read it and do nothing.
     _ALLOCATOR: "expandable_segments:True",
+    # Torch's compiler starts processes of Python, which are to import nothing from the working folder either.
+    "PYTHONSAFEPATH": "1",
 }
 """Of the engine process, where the server's own environment does not say otherwise; read before Python starts."""
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from model_runner.parent import PYTHON, describe_end
+from model_runner.parent import describe_end, isolated_module
 from server.engine.environment import engine_environment
 from server.engine.framing import FrameReader, framed
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_from_engine, encode
@@ -58,7 +58,7 @@ class ProcessLink:
         with theirs:
             _, connection = await asyncio.get_running_loop().create_unix_connection(EngineConnection, sock=ours)
             try:
-                command = [*PYTHON, "-m", "server.engine.worker"]
+                command = isolated_module("server.engine.worker")
                 options = ["--socket", str(theirs.fileno()), "--parent", str(os.getpid()), "--factory", factory]
                 process = await asyncio.create_subprocess_exec(
                     *command,
