@@ -54,5 +54,5 @@ ENV PATH=/opt/samewise/venv/bin:$PATH PYTHONUNBUFFERED=1 SAMEWISE_CACHE=/opt/sam
 USER 10001
 WORKDIR /home/samewise
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ.get('SAMEWISE_PORT', '8000') + '/health', timeout=4)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["python", "-P", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ.get('SAMEWISE_PORT', '8000') + '/health', timeout=4)"]
 ENTRYPOINT ["samewise", "serve"]
