@@ -13,18 +13,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from model_runner.models.gguf_checks import check_config, check_head, check_splitting, check_tensors
+from model_runner.models.gguf_checks import check_config, check_head, check_tensors
 from model_runner.models.gguf_file import GgufFile, read_gguf
+from model_runner.models.gguf_splitting import check_splitting, set_splitting
 from model_runner.models.refusal import UnsupportedModelError, refused
 from model_runner.parent import die_with_parent
-
-_SPLIT_AT_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
-"""Names in `tokenizer.ggml.pre` for vocabularies in which every digit is a piece, and the rest is split as by GPT-2."""
-_WHOLE_PIECES = {
-    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
-    "tekken",
-}
-"""Those in which a piece that is a token is one, whatever the merges say."""
 
 
 def convert_gguf(source: Path, target: Path) -> None:
@@ -35,6 +28,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     """
     file = read_gguf(source)
     check_head(file)
+    check_splitting(file)
     with refused(f"transformers fails on its {file.architecture} model"):
         tokenizer = _read_tokenizer(source, file)
         model = _read_model(source, file)
@@ -54,19 +48,10 @@ def convert_tokenizer(source: Path, target: Path) -> None:
 
 
 def _read_tokenizer(source: Path, file: GgufFile) -> Any:
-    """Transformers' own, with what it leaves out of the way in which this vocabulary splits text."""
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS  # noqa: PLC0415
 
-    check_splitting(file, _SPLIT_AT_DIGITS | GGUF_PRE_TOKENIZER_SPLITS.keys())
     tokenizer: Any = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
-    backend = tokenizer.backend_tokenizer
-    name = file.metadata.get("tokenizer.ggml.pre")
-    if name in _SPLIT_AT_DIGITS:
-        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    if name in _WHOLE_PIECES:
-        backend.model.ignore_merges = True
+    set_splitting(file, tokenizer.backend_tokenizer)
     return tokenizer
 
 

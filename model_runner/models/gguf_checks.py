@@ -1,8 +1,8 @@
 """What transformers reads wrongly of GGUF files, or drops, without a word: refused.
 
 It takes what it knows of a file and leaves out the rest. Here everything in a file that could change an answer is
-compared with what became of it: metadata with the configuration, tensors with the model's parameters, the way of
-splitting text with those that it has. A file that says something that is not known here is refused, too.
+compared with what became of it: metadata with the configuration, tensors with the model's parameters. A file that says
+something that is not known here is refused, too.
 """
 
 import math
@@ -12,12 +12,6 @@ from typing import Any
 from model_runner.models.gguf_file import GgufFile
 from model_runner.models.refusal import UnsupportedModelError, few
 
-_SPLIT_AS_GPT2 = {
-    *("gpt-2", "phi-2", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "gigachat", "a.x-4.0", "mellum", "exaone4"),
-    *("mpt", "olmo", "jais", "trillion", "granite-docling"),
-}
-"""Names in `tokenizer.ggml.pre` under which llama.cpp splits text as GPT-2 does, which is also what transformers does
-with names that it does not know."""
 _27B = {("gemma2", 46), ("gemma3", 62)}
 """Architectures and numbers of layers by which llama.cpp tells the models whose queries it scales in another way."""
 
@@ -36,19 +30,6 @@ def check_head(file: GgufFile) -> None:
     if names := [name for name in file.tensors if name.startswith("rope_")]:
         raise UnsupportedModelError(f"its rotary positions are scaled by the tensor {few(names)}, which is not read")
     _check_formats(file)
-
-
-def check_splitting(file: GgufFile, known: Collection[str]) -> None:
-    """Raises UnsupportedModelError unless text is split into pieces as the model learnt it.
-
-    `known` are the names of ways of splitting, beside those that are GPT-2's.
-    """
-    name = file.metadata.get("tokenizer.ggml.pre")
-    splits = file.metadata.get("tokenizer.ggml.model") == "gpt2"  # others do not split text before they merge
-    if splits and name not in known and name not in _SPLIT_AS_GPT2:
-        raise UnsupportedModelError(
-            f"how it splits text before tokens are made of it (tokenizer.ggml.pre = {name}) is not known"
-        )
 
 
 def check_config(file: GgufFile, config: Any) -> None:

@@ -1,5 +1,6 @@
 """GGUF files: served as the models that they were made from, or refused for what would be read wrongly."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from model_runner.models.conversion import convert_gguf
-from model_runner.models.gguf_file import read_gguf
+from model_runner.models.gguf_file import GgufFile, read_gguf
+from model_runner.models.gguf_splitting import set_splitting
 from model_runner.models.refusal import UnsupportedModelError
 from tests.conftest import tiny_config
 from tests.model_runner.gguf_files import Contents, contents_of, vocabulary
@@ -104,6 +106,17 @@ def test_a_piece_that_is_a_token_is_one_in_vocabularies_of_llama_3(write: Callab
         assert converted_tokenizer(write, tmp_path / pre, pre, last="aba").encode("aba").tokens == expected
 
 
+def test_expressions_are_those_that_transformers_has() -> None:
+    """In the versions of it that have them."""
+    theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping").GGUF_PRE_TOKENIZER_SPLITS
+    for name, expression in theirs.items():
+        if name == "qwen35":
+            continue  # its models are refused
+        tokenizer = Tokenizer(models.BPE())
+        set_splitting(GgufFile({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}, {}), tokenizer)
+        assert json.loads(tokenizer.to_str())["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": expression}
+
+
 @pytest.mark.embedded
 def test_the_embedded_models_text_is_split_as_its_publisher_does(embedded_folder: Path) -> None:
     converted, true = (Tokenizer.from_file(str(embedded_folder / "tokenizer.json")) for _ in range(2))
@@ -153,7 +166,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "a later part": ("llama", keys(split__count=3, split__no=2), r"part 3 of 3"),
     "an adapter": ("llama", keys(general__type="adapter"), r"no model: general\.type is adapter"),
     "unknown splitting": ("llama", keys(tokenizer__ggml__pre="deepseek-llm"), r"pre = deepseek-llm\) is not known"),
-    "splitting untold": ("llama", keys(tokenizer__ggml__pre=None), r"pre = None\) is not known"),
+    "splitting untold": ("llama", keys(tokenizer__ggml__pre=None), r"pre = nothing\) is not known"),
     "a bias": ("llama", tensor("blk.0.attn_q.bias", 64), r"nothing is loaded from: blk\.0\.attn_q\.bias$"),
     "a scale": ("llama", tensor("blk.0.ffn_up.scale", 1), r"nothing is loaded from: blk\.0\.ffn_up\.scale$"),
     "no weights": (
