@@ -30,8 +30,9 @@ def convert_gguf(source: Path, target: Path) -> None:
     check_head(file)
     check_splitting(file)
     with refused(f"transformers fails on its {file.architecture} model"):
+        config = _read_config(source, file)
         tokenizer = _read_tokenizer(source, file)
-        model = _read_model(source, file)
+        model = _read_model(source, file, config)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 
@@ -47,6 +48,14 @@ def convert_tokenizer(source: Path, target: Path) -> None:
             (target / file.name).symlink_to(file.resolve())
 
 
+def _read_config(source: Path, file: GgufFile) -> Any:
+    from transformers import AutoConfig  # noqa: PLC0415  (takes seconds, in which the parent may die)
+
+    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
+    check_config(file, config)
+    return config
+
+
 def _read_tokenizer(source: Path, file: GgufFile) -> Any:
     from transformers import AutoTokenizer  # noqa: PLC0415
 
@@ -55,9 +64,9 @@ def _read_tokenizer(source: Path, file: GgufFile) -> Any:
     return tokenizer
 
 
-def _read_model(source: Path, file: GgufFile) -> Any:
-    import torch  # noqa: PLC0415  (takes seconds, in which the parent may die)
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig  # noqa: PLC0415
+def _read_model(source: Path, file: GgufFile, config: Any) -> Any:
+    import torch  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM, GgufConfig  # noqa: PLC0415
     from transformers.modeling_gguf_pytorch_utils import (  # noqa: PLC0415
         TENSOR_PROCESSORS,
         TensorProcessor,
@@ -66,8 +75,6 @@ def _read_model(source: Path, file: GgufFile) -> Any:
 
     from model_runner.models.loading import check_report  # noqa: PLC0415
 
-    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
-    check_config(file, config)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source.parent,
         config=config,
