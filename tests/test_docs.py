@@ -27,8 +27,8 @@ FAMILIES = {name.rpartition(".")[2] for name in decoder_families.FAMILIES}
 OF_OTHERS = FAMILIES | {
     *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "api.openai.com", "python_info"),
     *("router.epp.pluginsConfig", "router.modelServers.matchLabels", "kvEventsConfig", "discoverPods", "socketPort"),
-    *("h_v", "p_j", "p_M", "serveConfigV2"),
-    *("trust_remote_code", "runtime_env", "ray_serve_deployment_queued_queries", "ray_serve_deployment_replica_healthy"),
+    *("h_v", "p_j", "p_M", "serveConfigV2", "trust_remote_code"),
+    *("runtime_env", "ray_serve_deployment_queued_queries", "ray_serve_deployment_replica_healthy"),
 }
 """What looks like a name of ours in code spans and drawings: of other programs, hosts, and symbols in formulas."""
 OPTIONS_OF_OTHERS = {
