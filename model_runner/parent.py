@@ -4,14 +4,9 @@ Imports nothing that takes time.
 """
 
 import ctypes
-import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from multiprocessing.context import SpawnContext
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -19,17 +14,6 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def isolated_module(name: str) -> tuple[str, ...]:
     """Begins the command that runs a module in a child. `-m` alone would look for modules in the working folder."""
     return sys.executable, "-P", "-m", name
-
-
-def isolated_spawn() -> "SpawnContext":
-    """A multiprocessing context whose processes, its resource tracker among them, start as isolated as that.
-
-    Multiprocessing gives its children the options of this process only, which may have been started without `-P`.
-    """
-    from multiprocessing import get_context  # noqa: PLC0415
-
-    os.environ["PYTHONSAFEPATH"] = "1"
-    return get_context("spawn")
 
 
 def die_with_parent() -> None:

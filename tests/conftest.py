@@ -85,12 +85,6 @@ def pytest_runtest_logfinish() -> None:
             os._exit(1)
 
 
-@pytest.fixture(autouse=True)
-def children_find_modules_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server in this process isolates all of its children (isolated_spawn). Those of later tests may be scripts."""
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-
-
 def tiny_config(family: str) -> PretrainedConfig:
     """A configuration of the family that runs in a millisecond."""
     makers: dict[str, Callable[[], PretrainedConfig]] = {

@@ -17,8 +17,9 @@ from model_runner.memory import Measured, Room, StorageTypes
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit
 from model_runner.models.features import Feature
-from model_runner.models.inspection import ModelShape, UnsupportedModelError
+from model_runner.models.inspection import ModelShape
 from model_runner.models.loading import load_config
+from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.models.truncated import first_layers, twin
 from model_runner.sampling.picks import PickAllowed

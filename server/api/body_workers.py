@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +18,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-from model_runner.parent import describe_end
+from model_runner.parent import describe_end, isolated_module
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError
 
 MAX_WORKERS = 3
@@ -235,8 +234,7 @@ class _Process:
         """Start it. Raises OSError."""
         self._connection, theirs = Pipe()
         with theirs:
-            # -P: nothing from the working folder
-            command = [sys.executable, "-P", "-m", "server.api.body_worker", str(theirs.fileno()), str(os.getpid())]
+            command = [*isolated_module("server.api.body_worker"), str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self.pid = self._process.pid
 

@@ -3,6 +3,7 @@
 import operator
 import subprocess
 import sys
+from contextlib import closing
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from model_runner.kernels.build import build_suffix
 from model_runner.learning.link import COMMAND
 from model_runner.models.repository import ModelNotFoundError, resolve_model
+from server.api.body_workers import BodyWorkers
 from server.api.intake import LARGE_BYTES, Intake
 from server.engine.process import ProcessLink
 from server.text.tokenizer import Tokenizer
@@ -94,9 +96,10 @@ def test_the_learner(planted: Planted) -> None:
 async def test_the_intake_of_large_bodies(planted: Planted, tmp_path: Path) -> None:
     tiny_vocabulary.tokenizer(320).save(str(tmp_path / "tokenizer.json"))
     nothing: Any = None
-    intake = Intake(Tokenizer.from_folder(tmp_path), tmp_path, nothing, nothing)
-    assert await intake.run(operator.is_not, bytes(LARGE_BYTES), nothing)  # a function that costs no import
-    intake.close()
+    with closing(BodyWorkers()) as workers:
+        intake = Intake(Tokenizer.from_folder(tmp_path), tmp_path, nothing, nothing, workers)
+        assert await intake.run(operator.is_not, bytes(LARGE_BYTES), nothing, sender="")  # costs no import
+        intake.close()
     assert not planted.was_used
 
 
