@@ -1,11 +1,13 @@
 """What the engine process finds in its environment."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from server.engine.environment import engine_environment
+from bench.engine_environment import use_engine_environment
+from server.engine.environment import ENVIRONMENT, engine_environment
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -32,3 +34,14 @@ def test_torch_takes_the_setting_without_a_word() -> None:
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, env=engine_environment(), capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_a_benchmark_that_starts_over_is_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies in the working folder, in which the engine's own children look for nothing."""
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(environment))
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    use_engine_environment()
+    assert started[0]["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "PYTHONSAFEPATH" not in started[0]
