@@ -24,6 +24,10 @@ from server.http.request_id import new_request_id
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's head; also of the sizes of chunks, their extensions and trailers, between two pieces of a body."""
+MAX_PIPELINED = 64
+"""Requests of one connection that wait while another one is answered. No client sends as many; all cost memory."""
+_PIECE_BYTES = 16 << 10
+"""Of what was read, parsed at a time: the parser stops for nothing within a piece."""
 
 _OTHER_FILES = 256
 """Of those that a process may have open: for all but clients."""
@@ -45,6 +49,10 @@ def limited_connection(timeout_s: float, websockets_below: str | None = None) ->
         websocket_prefix = None if websockets_below is None else websockets_below.encode()
 
     return Connection
+
+
+class _FloodError(Exception):
+    """More requests wait for their turn than a connection may have; raised through the parser."""
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -74,14 +82,11 @@ class LimitedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._between_requests and self._read_deadline is None:
             self._read_deadline = self._later(self._drop_silent)
-        self._bytes_beside_body += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
         if self.transport.is_closing() or self._is_websocket:
             return
-        if self._bytes_beside_body > MAX_HEAD_BYTES:
-            self._refuse(431, "The request's header fields are too large.")
-        elif self._body_open and not self.cycle.response_complete:
+        if self._body_open and not self.cycle.response_complete:
             self._restart_read_deadline()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -90,12 +95,15 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._cancel_read_deadline()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _FloodError
         if not self.parser.should_upgrade():  # `_parse` decides what becomes of the others
             super().on_headers_complete()
             self._body_open = True
 
     def on_body(self, body: bytes) -> None:
-        self._bytes_beside_body = 0
+        # A byte of the body forgives one of its framing, so chunks of a few bytes are soon too many.
+        self._bytes_beside_body = max(self._bytes_beside_body - 2 * len(body), 0)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -187,13 +195,18 @@ class LimitedConnection(HttpToolsProtocol):
 
         If the offer is not taken, a new parser therefore gets the head without it, and then the rest.
         """
-        unparsed = [memoryview(data)]
+        whole = memoryview(data)
+        unparsed = [whole[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES)][::-1]
         while unparsed:
             piece = unparsed.pop()
+            self._bytes_beside_body += len(piece)
             try:
                 self.parser.feed_data(piece)
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserError as error:
+                if isinstance(error.__context__, _FloodError):
+                    self.transport.abort()
+                else:
+                    self.send_400_response("Invalid HTTP request received.")
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 if self.parser.get_method() == b"CONNECT":
@@ -206,6 +219,9 @@ class LimitedConnection(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
                 unparsed += [rest for rest in (piece[upgrade.args[0] :], memoryview(head)) if rest]
+            if self._bytes_beside_body > MAX_HEAD_BYTES:
+                self._refuse(431, "The request's header fields are too large.")
+                return
 
     def _head(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The head of the request that was parsed last, with these headers."""

@@ -164,9 +164,23 @@ def test_what_chunks_bring_beside_the_body_is_limited(client: socket.socket, bes
     assert answer.startswith(b"HTTP/1.1 431")
 
 
-def test_many_small_chunks_are_a_body_like_any_other(client: socket.socket) -> None:
-    client.sendall(b"POST /" + CHUNKED + b"1;ext\r\nx\r\n" * 30_000 + b"0\r\n\r\n")
-    assert client.recv(65536).endswith(b"\r\n\r\n30000")
+@pytest.mark.parametrize(("chunk", "number"), [(b"1\r\nx\r\n", 5_000), (b"8\r\nxxxxxxxx\r\n", 30_000)])
+def test_many_small_chunks_are_a_body_like_any_other(client: socket.socket, chunk: bytes, number: int) -> None:
+    client.sendall(b"POST /" + CHUNKED + chunk * number + b"0\r\n\r\n")
+    assert client.recv(65536).endswith(b"\r\n\r\n%d" % (number * chunk.count(b"x")))
+
+
+def test_chunks_that_are_hardly_anything_but_framing_end_the_connection(client: socket.socket) -> None:
+    with contextlib.suppress(ConnectionError):  # it is closed before all is sent
+        client.sendall(b"POST /" + CHUNKED + b"1\r\nx\r\n" * 60_000)
+    assert client.recv(65536).startswith(b"HTTP/1.1 431")
+
+
+def test_requests_that_wait_behind_another_are_bounded(client: socket.socket) -> None:
+    with contextlib.suppress(ConnectionError):  # not TimeoutError
+        client.sendall(b"GET /begun HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 1_000)
+        while client.recv(65536):
+            pass
 
 
 def test_a_trailer_is_no_header(client: socket.socket) -> None:

@@ -106,10 +106,10 @@ def test_however_it_comes(client: socket.socket, application: Application, size:
     assert application.requests == [("POST /first", BODY), ("GET /last", b"")]
 
 
-def test_thousands_of_offers_at_once(client: socket.socket, application: Application) -> None:
-    client.sendall(b"GET /first HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 2_000 + LAST)
-    assert all_answers(client).count(b"HTTP/1.1 200 OK") == 2_001
-    assert application.requests == [("GET /first", b"")] * 2_000 + [("GET /last", b"")]
+def test_many_offers_at_once(client: socket.socket, application: Application) -> None:
+    client.sendall(b"GET /first HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 60 + LAST)
+    assert all_answers(client).count(b"HTTP/1.1 200 OK") == 61
+    assert application.requests == [("GET /first", b"")] * 60 + [("GET /last", b"")]
 
 
 @pytest.mark.parametrize(
