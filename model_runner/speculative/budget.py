@@ -247,9 +247,9 @@ class Budget:
         if not offers.num_observed:
             return 0, 0.0
         often = min(choices * float(offers.nodes[0]), 1.0)
-        if often < _NEVER or (1 + share * offers.total_gain / often) * kind.comparison.trust <= 1:
-            return 0, -drafting
         num_ranks = int((offers.nodes > _NEVER).sum())
+        if not num_ranks or (1 + share * offers.total_gain / often) * kind.comparison.trust <= 1:
+            return 0, -drafting
         gain = 1 + share / often * offers.gain[:num_ranks].cumsum()
         time = _relative(kind.times, load, choices / often * offers.nodes[:num_ranks].cumsum())
         best = int((gain / time).argmax())

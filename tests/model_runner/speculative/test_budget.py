@@ -31,6 +31,16 @@ def best_speed(seconds_of, survival, num_rows=1) -> float:
     return max((1 + sum(survival[:count])) / seconds_of(num_rows * count) * seconds_of(0) for count in counts)
 
 
+def test_a_method_that_hardly_ever_offers_anything_to_one_of_many() -> None:
+    """A first node is rarer than what counts as never for one choice, and not for all of them together."""
+    budget, load = Budget(), StepLoad(64, 6400, 64)
+    for _ in range(20):
+        budget.observe_offers("ngram", [[]] * 64, 16)
+    budget.observe_offers("ngram", [[0.9] * 16, *[[]] * 63], 16)
+    budget.begin_cycle(load, all_bear=True)
+    assert budget.num_wanted("ngram", load, 64, 16) in range(17)
+
+
 # -- what is verified --------------------------------------------------------------------------------------------------
 
 
