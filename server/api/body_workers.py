@@ -20,6 +20,7 @@ from typing import Any
 
 from model_runner.parent import describe_end, isolated_module
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError
+from server.telemetry.request_record import Sender
 
 MAX_WORKERS = 3
 """Processes. One sender has at most all but one of them, so that another sender never waits for it."""
@@ -81,20 +82,20 @@ class _Waiting:
 class BodyWorkers:
     """A pool of worker processes, started when they are needed. Safe to use in threads and from several event loops.
 
-    The next body is one of the sender that has the fewest workers. The worker that was used last goes first: it has
-    seen most of the grammars that come again.
+    The next body is one of the sender that has the fewest workers, and of the same sender's one that is waited for. The
+    worker that was used last goes first: it has seen most of the grammars that come again.
     """
 
     def __init__(self, most: int = MAX_WORKERS) -> None:
         self._most = most
         self._lock = Lock()
-        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # by sender
-        self._waiting_bytes: Counter[str] = Counter()
-        self._running: Counter[str] = Counter()
+        self._waiting: OrderedDict[Sender, deque[_Waiting]] = OrderedDict()  # by sender
+        self._waiting_bytes: Counter[Sender] = Counter()
+        self._running: Counter[str] = Counter()  # workers by names of senders
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
 
-    def submit(self, sender: str, errand: Errand, num_bytes: int) -> "Future[Any]":
+    def submit(self, sender: Sender, errand: Errand, num_bytes: int) -> "Future[Any]":
         """Return the future result of the work.
 
         Raises RateLimitError if too much of this sender's is waiting. The future raises what the work raises,
@@ -129,8 +130,8 @@ class BodyWorkers:
     def _assign(self) -> None:
         """Give waiting bodies to free workers; needs the lock."""
         while self._waiting:
-            sender = min(self._waiting, key=self._running.__getitem__)
-            if self._running[sender] >= max(1, self._most - 1) or (worker := self._free_worker()) is None:
+            sender = min(self._waiting, key=lambda one: (self._running[one.name], one.is_background))
+            if self._running[sender.name] >= max(1, self._most - 1) or (worker := self._free_worker()) is None:
                 return
             queue = self._waiting[sender]
             one = queue.popleft()
@@ -138,8 +139,8 @@ class BodyWorkers:
             self._waiting.move_to_end(sender)
             if not queue:
                 del self._waiting[sender], self._waiting_bytes[sender]
-            self._running[sender] += 1
-            worker.give(one.errand, one.future, lambda worker=worker, sender=sender: self._done(worker, sender))  # type: ignore[misc]
+            self._running[sender.name] += 1
+            worker.give(one.errand, one.future, lambda worker=worker, name=sender.name: self._done(worker, name))  # type: ignore[misc]
 
     def _free_worker(self) -> "_Worker | None":
         if self._idle:
@@ -151,11 +152,12 @@ class BodyWorkers:
         worker.start()
         return worker
 
-    def _done(self, worker: "_Worker", sender: str) -> None:
+    def _done(self, worker: "_Worker", name: str) -> None:
+        """A worker has done what it was given of the sender of this name."""
         with self._lock:
-            self._running[sender] -= 1
-            if not self._running[sender]:
-                del self._running[sender]
+            self._running[name] -= 1
+            if not self._running[name]:
+                del self._running[name]
             if worker in self._workers:  # the pool is not closed
                 self._idle.append(worker)
                 self._assign()

@@ -23,6 +23,7 @@ from server.generation.planning.planner import Planner
 from server.generation.pooling.rules import PoolingRules
 from server.generation.served_model import ServedModel
 from server.http.json_body import validated
+from server.telemetry.request_record import Sender
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
@@ -100,7 +101,7 @@ class Intake:
         body: bytes,
         info: RunnerInfo | None,
         *args: Any,
-        sender: str,
+        sender: Sender,
         num_bytes: int | None = None,
     ) -> _T:
         """What `work` returns or raises, given an IntakeContext, the body and the other arguments.
@@ -119,10 +120,10 @@ class Intake:
 
     async def warm_up(self, info: RunnerInfo) -> None:
         """Start a worker process, so that the first costly body need not wait for that."""
-        await self._by_worker(0, "", _nothing, b"", info)
+        await self._by_worker(0, Sender(""), _nothing, b"", info)
 
     async def _run(
-        self, size: int, sender: str, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
+        self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
     ) -> _T:
         if size >= LARGE_BYTES:
             return await self._by_worker(size, sender, work, body, info, *args)
@@ -134,9 +135,9 @@ class Intake:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, context, body, *args)
 
     async def _by_worker(
-        self, size: int, sender: str, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
+        self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
     ) -> _T:
-        errand = Errand(self._pickled_place(info), work, body, args, Limits.of_size(len(body)))
+        errand = Errand(self._pickled_place(info), work, body, args, Limits.of_size(size))
         result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
         return result
 

@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message
 from server.http.request_id import new_request_id
 from server.telemetry.request_record import RequestRecord
 
-_AT_A_TIME = 256
-"""Requests, whoever has left them here."""
+_AT_A_TIME = 64
+"""Requests of one client, so that no other one's wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Loopback:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._places = asyncio.Semaphore(_AT_A_TIME)
+        self._places: dict[str, asyncio.Semaphore] = {}  # by client
 
     async def post(self, path: str, body: bytes, client: str) -> LoopbackAnswer:
         """The whole answer to a JSON body from this client."""
@@ -64,7 +64,7 @@ class Loopback:
             else:
                 parts.append(message.get("body", b""))
 
-        async with self._places:
+        async with self._places.setdefault(client, asyncio.Semaphore(_AT_A_TIME)):
             await self._app(scope, receive, send)
         retry_after = Headers(raw=start["headers"]).get("retry-after")
         wait_s = None if retry_after is None else float(retry_after)

@@ -17,7 +17,7 @@ from server.http.disconnect import ClientTooSlowError
 from server.http.request_id import new_request_id
 from server.http.responses import ErrorWriter, error_response
 from server.telemetry.metrics import Metrics
-from server.telemetry.request_record import RequestRecord
+from server.telemetry.request_record import RequestRecord, Sender
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 _MAX_TRACE_CONTEXT = 512
@@ -40,14 +40,11 @@ def record_in(scope: Scope) -> RequestRecord:
     return record
 
 
-def sender_of(request: Request) -> str:
-    """Whom a request is from, for sharing what the server does before it knows more: a key's owner, else an address.
-
-    Requests in the background are from somebody else than those that their owner waits for.
-    """
+def sender_of(request: Request) -> Sender:
+    """Whom a request is from: a key's owner, else an address."""
     record = record_of(request)
     address = request.client.host if request.client is not None else ""
-    return f"{record.client or address}{' in the background' if record.is_background else ''}"
+    return Sender(record.client or address, record.is_background)
 
 
 def report(error: Exception, scope: Scope) -> ApiError:

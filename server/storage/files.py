@@ -5,18 +5,22 @@ from the list first. So a crash leaves whole files, and besides at most some con
 deletes it.
 """
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any, TypeVar
 
 from server.errors import InvalidRequestError
 from server.storage.contents import PREFIX, Contents
 from server.storage.files_table import FileRecord, Selection
 from server.storage.storage import NotStoredError, Storage
+
+_T = TypeVar("_T")
 
 
 class FilesFullError(NotStoredError, InvalidRequestError):
@@ -78,6 +82,12 @@ class FileStore:
         self.storage = storage
         self.contents = Contents(data_folder / "files")
         self._max_bytes = max_bytes
+        self._turn = asyncio.Lock()
+
+    async def in_turn(self, work: Callable[..., _T], *args: Any) -> _T:
+        """The result of work on a whole file, done in a thread, one at a time: others need these threads, too."""
+        async with self._turn:
+            return await asyncio.to_thread(work, *args)
 
     def now(self) -> float:
         """Unix time."""

@@ -8,6 +8,15 @@ CLIENT_CLOSED = 499
 """Status of a request whose client left before the response began."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whom a body is from, for sharing the work that comes before a request is known."""
+
+    name: str
+    is_background: bool = False
+    """Whether nobody waits for it."""
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """What the access line says about a request; whoever learns something fills it in."""

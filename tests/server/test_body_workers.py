@@ -16,6 +16,7 @@ from server.api import body_workers
 from server.api.body_workers import BodyWorkers, Errand, Limits
 from server.api.intake import IntakeContext
 from server.errors import InternalError, InvalidRequestError, RateLimitError
+from server.telemetry.request_record import Sender
 from tests.server.constraints.schemas import BOMB
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of
@@ -60,8 +61,15 @@ def until_gone(context: IntakeContext, body: bytes) -> int:
 def ask(workers: BodyWorkers, make_app: Callable[..., Any], engine: FakeEngine) -> Callable[..., Future[Any]]:
     place = make_app().state.services.intake._pickled_place(engine.info)
 
-    def submit(work: Callable[..., Any], sender: str = "a", body: bytes = b"", pool: BodyWorkers = workers):
-        return pool.submit(sender, Errand(place, work, body, (), LIMITS), len(body))
+    def submit(
+        work: Callable[..., Any],
+        sender: str = "a",
+        body: bytes = b"",
+        pool: BodyWorkers = workers,
+        *,
+        is_background: bool = False,
+    ):
+        return pool.submit(Sender(sender, is_background), Errand(place, work, body, (), LIMITS), len(body))
 
     return submit
 
@@ -119,6 +127,25 @@ def test_a_sender_leaves_a_worker_to_others(ask, pool: BodyWorkers, tmp_path: Pa
     assert not any(one.done() for one in mine)
     lasting.unlink()
     assert len({one.result() for one in mine}) == 1
+
+
+def test_what_a_sender_has_in_the_background_counts_as_its_own_and_goes_last(ask, workers: BodyWorkers, tmp_path: Path):
+    lasting, last = tmp_path / "lasting", tmp_path / "last"
+    lasting.touch()
+    last.touch()
+    behind = ask(until_gone, "a", str(last).encode(), is_background=True)
+    mine = [
+        ask(until_gone, "a", str(lasting).encode()),
+        ask(until_gone, "a", str(lasting).encode(), is_background=True),
+    ]
+    waited_for = ask(process_of, "a")
+    assert ask(process_of, "b").result() != os.getpid()  # of three workers, two are a's
+    last.unlink()
+    behind.result()
+    waited_for.result()
+    lasting.unlink()
+    for one in mine:
+        one.result()
 
 
 def test_bodies_that_wait_are_bounded_for_each_sender(

@@ -21,6 +21,7 @@ from server.api.body_workers import BodyWorkers
 from server.app import create_app
 from server.config import Settings
 from server.http.responses import json_response
+from server.telemetry.request_record import Sender
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, serving
@@ -165,7 +166,7 @@ def place_of(context: intake.IntakeContext, body: bytes) -> Place:
 @pytest.fixture
 def taken_in(make_app: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[bytes], Awaitable[Place]]:
     services = make_app().state.services
-    return lambda body: services.intake.run(place_of, body, engine.info, sender="somebody")
+    return lambda body: services.intake.run(place_of, body, engine.info, sender=Sender("somebody"))
 
 
 async def test_small_bodies_stay_unless_something_in_them_is_costly(taken_in):
@@ -188,7 +189,7 @@ async def test_what_means_more_than_its_bytes_is_taken_in_where_that_belongs(
     here = os.getpid(), threading.get_ident()
 
     async def place(num_bytes: int) -> Place:
-        return await taking.run(heavy, b"{}", engine.info, num_bytes, sender="somebody")
+        return await taking.run(heavy, b"{}", engine.info, num_bytes, sender=Sender("somebody"))
 
     assert await place(intake.SMALL_BYTES) == here
     process, thread = await place(intake.SMALL_BYTES + 1)

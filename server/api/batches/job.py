@@ -85,7 +85,7 @@ class BatchJob:
         settings = self._services.settings
         max_body_bytes = int(settings.max_body_mib * (1 << 20))
         endpoint = self._batch.fields["endpoint"]
-        checked = await asyncio.to_thread(check_lines, path, endpoint, settings.max_batch_lines, max_body_bytes)
+        checked = await self._files.in_turn(check_lines, path, endpoint, settings.max_batch_lines, max_body_bytes)
         if checked.errors:
             await self._fail_for(checked.errors)
         else:

@@ -77,6 +77,12 @@ def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int)
     number = 0
     most = max_body_bytes + _ENVELOPE_BYTES
     for place, text in _texts(path, most):
+        if place > most_lines:
+            message = f"The file has more than {most_lines} lines, which this server takes at most in a batch."
+            errors.append(batch_error("too_many_lines", message, place))
+            break
+        if not text.strip():
+            continue
         try:
             if len(text) > most:
                 reason = f"This line is too large: the body of a request has at most {max_body_bytes} bytes here."
@@ -89,17 +95,14 @@ def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int)
         number += 1
         if len(errors) == _MAX_ERRORS:
             break
-    if not number:
+    if not number and not errors:
         errors.append(batch_error("empty_file", "The file has no lines."))
-    if number > most_lines:
-        message = f"The file has {number} lines, and this server takes at most {most_lines} in a batch."
-        errors.append(batch_error("too_many_lines", message, most_lines + 1))
     return Checked(number, errors)
 
 
 def read_lines(path: Path, but: Collection[int] = ()) -> Iterator[Line]:
     """The requests of a file that was checked, but those of these numbers. Raises OSError."""
-    for number, (_, text) in enumerate(_texts(path)):
+    for number, text in enumerate(text for _, text in _texts(path) if text.strip()):
         if number not in but:
             written = _parsed(text)
             yield Line(number, written.custom_id, bytes(written.body))
@@ -131,7 +134,7 @@ def _result(batch_id: str, line: Line, response: Fields | None, error: Fields | 
 
 
 def _texts(path: Path, most: int = sys.maxsize - 1) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, with their places, from 1; only the first `most` + 1 bytes of one that has more."""
+    """The lines with their places, from 1; only the first `most` + 1 bytes of one that has more."""
     with path.open("rb") as file:
         for place in count(1):
             text = rest = file.readline(most + 1)
@@ -139,8 +142,7 @@ def _texts(path: Path, most: int = sys.maxsize - 1) -> Iterator[tuple[int, bytes
                 return
             while len(rest) > most and not rest.endswith(b"\n"):
                 rest = file.readline(most + 1)
-            if text.strip():
-                yield place, text
+            yield place, text
 
 
 def _parsed(text: bytes) -> _Written:

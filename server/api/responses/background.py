@@ -25,7 +25,7 @@ from server.http.middleware import report_of
 from server.http.request_id import new_request_id
 from server.storage.rows import Row
 from server.storage.storage import NotStoredError, Storage
-from server.telemetry.request_record import RequestRecord
+from server.telemetry.request_record import RequestRecord, Sender
 
 _logger = logging.getLogger("samewise.jobs")
 
@@ -175,7 +175,7 @@ async def _give_up(row: Row, error: ApiError, services: Services) -> None:
 async def _start_again(row: Row, record: RequestRecord, services: Services) -> None:
     promise: dict[str, Any] = json.loads(row.body)
     stored = Stored() if promise["stored"] is None else Stored(**promise["stored"])
-    occasion = Occasion(row.id, row.client, promise["created"], row.client, promise["seed"])
+    occasion = Occasion(row.id, row.client, promise["created"], Sender(row.client), promise["seed"])
     info, body = services.info(), promise["body"].encode()
     taken = await services.intake.run(
         take_in_response, body, info, occasion, stored, sender=occasion.sender, num_bytes=len(row.body)

@@ -15,6 +15,7 @@ from server.api.responses.store import Origin
 from server.api.responses.telling import Head
 from server.generation.planning.plan import Plan
 from server.http.json_body import validated
+from server.telemetry.request_record import Sender
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Occasion:
     client: str
     created: int
     """Unix time in seconds."""
-    sender: str
+    sender: Sender
     """Whom the body is from, for Intake.run."""
     seed: int | None = None
     """Of a request that was taken in before, and had none of its own."""

@@ -14,9 +14,11 @@ from fastapi import FastAPI
 from openai import OpenAI
 
 from scheduler.interface import BACKGROUND
+from server.api.batches import lines
 from server.api.batches.lines import check_lines
 from server.api.batches.objects import OPEN, BatchObject
 from server.engine.client import QueueFullError
+from server.http.loopback import Loopback
 from server.storage.batches import Batch
 from server.storage.storage import NotStoredError
 from tests.server.constraints.schemas import BOMB
@@ -215,6 +217,44 @@ async def test_a_line_that_is_too_large_is_named_and_never_held_as_a_whole(
     tracemalloc.stop()
     assert checked.num_lines == 3
     assert peak < 4 << 20
+
+
+def test_of_a_file_with_too_many_lines_no_more_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty ones count: millions of them would keep a thread for minutes."""
+    path = tmp_path / "lines"
+    path.write_bytes(written([completion()]) + b"\n" * 1_000_000)
+    read: list[int] = []
+    texts = lines._texts
+
+    def counted(*arguments: Any) -> Any:
+        for place, text in texts(*arguments):
+            read.append(place)
+            yield place, text
+
+    monkeypatch.setattr(lines, "_texts", counted)
+    (error,) = check_lines(path, COMPLETIONS, 5, 1 << 20).errors
+    assert (error["code"], error["line"]) == ("too_many_lines", 6)
+    assert read[-1] == 6
+
+
+async def test_one_client_s_lines_take_no_places_of_another_s(make_batches: Callable[..., FastAPI]) -> None:
+    """However many of them wait for an answer."""
+    waiting, go_on = [], asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["state"]["record"].client == "many":
+            waiting.append(scope)
+            await go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    loopback = Loopback(app)
+    many = [asyncio.create_task(loopback.post("/", b"{}", "many")) for _ in range(1_000)]
+    await until(lambda: len(waiting) > 0)
+    assert (await loopback.post("/", b"{}", "other")).status == 200
+    assert len(waiting) < 100
+    go_on.set()
+    await asyncio.gather(*many)
 
 
 async def test_a_line_that_ends_the_process_that_checks_it_is_an_error_and_the_others_are_answered(
