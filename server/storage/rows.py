@@ -67,11 +67,23 @@ class Rows:
         found = self._select(f"kind = ? AND id = ? AND client = ? {of_parent}ORDER BY number DESC LIMIT 1", *values)
         return found[0] if found else None
 
-    def of_parent(self, kind: str, parent: str, state: str | None = None) -> Sequence[Row]:
+    def of_parent(self, kind: str, parent: str) -> Sequence[Row]:
         """All of a kind that belong to it, oldest first."""
-        if state is None:
-            return self._select("parent = ? AND kind = ? ORDER BY number", parent, kind)
-        return self._select("parent = ? AND kind = ? AND state = ? ORDER BY number", parent, kind, state)
+        return self._select("parent = ? AND kind = ? ORDER BY number", parent, kind)
+
+    def some_of_parent(
+        self, kind: str, parent: str, state: str, *, after: str | None, newest_first: bool, limit: int
+    ) -> Sequence[Row] | None:
+        """Some of a kind and state that belong to it; None if none has the id that they are to be behind."""
+        where, values = "parent = ? AND kind = ? AND state = ?", [parent, kind, state]
+        if after is not None:
+            found = self._connection.execute(f"SELECT number FROM rows WHERE {where} AND id = ?", (*values, after))
+            place = found.fetchone()
+            if place is None:
+                return None
+            where, values = f"{where} AND number {'<' if newest_first else '>'} ?", [*values, *place]
+        order = "DESC" if newest_first else "ASC"
+        return self._select(f"{where} ORDER BY number {order} LIMIT ?", *values, limit)
 
     def of_kind(self, kind: str) -> Sequence[Row]:
         """All of a kind, whoever has them, oldest first."""

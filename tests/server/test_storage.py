@@ -47,6 +47,25 @@ async def test_a_row_goes_with_its_parent(storage: Storage) -> None:
     assert await names(storage) == ["d"]
 
 
+async def test_some_of_a_parent_come_in_their_order_from_behind_one(storage: Storage) -> None:
+    parts = [row(name, parent="a", state="odd" if name == "d" else "") for name in "bcdef"]
+    await storage.run(lambda rows: rows.put(row("a"), *parts, row("of another", parent="z")))
+
+    async def some(after: str | None, *, newest_first: bool, limit: int) -> str | None:
+        found = await storage.run(
+            lambda rows: rows.some_of_parent("thing", "a", "", after=after, newest_first=newest_first, limit=limit)
+        )
+        return None if found is None else "".join(one.id for one in found)
+
+    assert await some(None, newest_first=False, limit=2) == "bc"
+    assert await some("c", newest_first=False, limit=9) == "ef"
+    assert await some(None, newest_first=True, limit=3) == "fec"
+    assert await some("c", newest_first=True, limit=3) == "b"
+    assert await some("b", newest_first=True, limit=3) == ""
+    for unknown in ("none", "a", "d", "of another"):
+        assert await some(unknown, newest_first=True, limit=3) is None
+
+
 async def test_what_fails_has_written_nothing(storage: Storage) -> None:
     def fail(rows: Rows) -> None:
         rows.put(row("a"))

@@ -49,12 +49,6 @@ def query_of(schema: type[_Query], request: Request) -> _Query:
         raise from_validation(error.errors(include_url=False)) from None
 
 
-def page(items: Sequence[Fields], asked: ListQuery) -> Fields:
-    """Some of the items, which are given oldest first, as a list object. Raises InvalidRequestError."""
-    chosen, has_more = select(items, asked, lambda item: (item["id"],))
-    return list_of(chosen, has_more=has_more)
-
-
 def select(
     items: Sequence[_Item], asked: ListQuery, ids_of: Callable[[_Item], Collection[str]]
 ) -> tuple[Sequence[_Item], bool]:

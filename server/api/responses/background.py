@@ -1,19 +1,19 @@
 """Responses that are made whether or not their clients wait for them, and after a restart of the server if need be."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from server.api.endpoint import start_run
 from server.api.jobs import Work
 from server.api.responses import store
 from server.api.responses.following import Following
 from server.api.responses.intake import Occasion, TakenResponse, take_in_response
-from server.api.responses.intent import Stored
+from server.api.responses.intent import Found
 from server.api.responses.store import Origin
 from server.api.responses.stream import ResponseStream
 from server.api.responses.telling import Head, Telling, failure_of
@@ -124,10 +124,20 @@ class BackgroundResponse:
             follower.wake()
 
 
-def written_promise(body: bytes, stored: Stored | None, seed: int, created: int) -> bytes:
-    """All that it takes to make the response to this body again, as it would have been."""
-    found = None if stored is None else {field.name: getattr(stored, field.name) for field in fields(stored)}
-    return json.dumps({"body": body.decode(), "stored": found, "seed": seed, "created": created}).encode()
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """All that it takes to make a response again, as it would have been."""
+
+    body: str
+    stored: Found | None
+    """What the body names."""
+    seed: int
+    created: int
+
+
+def written_promise(body: bytes, found: Found | None, seed: int, created: int) -> bytes:
+    """The promise of the response to this body."""
+    return msgspec.json.encode(_Promise(body.decode(), found, seed, created))
 
 
 async def resume(services: Services) -> Work:
@@ -173,12 +183,11 @@ async def _give_up(row: Row, error: ApiError, services: Services) -> None:
 
 
 async def _start_again(row: Row, record: RequestRecord, services: Services) -> None:
-    promise: dict[str, Any] = json.loads(row.body)
-    stored = Stored() if promise["stored"] is None else Stored(**promise["stored"])
-    occasion = Occasion(row.id, row.client, promise["created"], Sender(row.client), promise["seed"])
-    info, body = services.info(), promise["body"].encode()
+    promise = msgspec.json.decode(row.body, type=_Promise)
+    occasion = Occasion(row.id, row.client, promise.created, Sender(row.client), promise.seed)
+    info, body = services.info(), promise.body.encode()
     taken = await services.intake.run(
-        take_in_response, body, info, occasion, stored, sender=occasion.sender, num_bytes=len(row.body)
+        take_in_response, body, info, occasion, promise.stored, sender=occasion.sender, num_bytes=len(row.body)
     )
     assert isinstance(taken, TakenResponse), "all that it names is given"
     head = await with_fingerprint(taken.head, services)

@@ -16,12 +16,12 @@ from server.api.endpoint import body_as
 from server.api.fields.account import Metadata
 from server.api.fields.rules import RequestModel
 from server.api.intake import IntakeContext
-from server.api.openai.pages import list_of, page, query_of
+from server.api.openai.pages import list_of, query_of
 from server.api.openapi import documented_errors, takes
 from server.api.responses import store
 from server.api.responses.create import occasion_of, taken_in
 from server.api.responses.intake import Occasion, input_items
-from server.api.responses.intent import References, Stored
+from server.api.responses.intent import Found, References, stored_of
 from server.api.responses.items import InputItem, ReferenceItem
 from server.api.responses.objects import ConversationObject, Deleted, ItemList
 from server.api.responses.queries import ItemsQuery
@@ -146,15 +146,14 @@ async def list_items(conversation_id: str, request: Request, services: ServicesD
     """The items of a conversation, a page at a time."""
     client = record_of(request).client
     asked = query_of(ItemsQuery, request)
-    items = await services.storage.run(lambda rows: store.conversation_items(rows, conversation_id, client))
-    return _json(page(items, asked))
+    return _json(await services.storage.run(lambda rows: store.conversation_page(rows, conversation_id, client, asked)))
 
 
 @router.get(_ITEM, responses=_ERRORS)
 async def retrieve_item(conversation_id: str, item_id: str, request: Request, services: ServicesDep) -> Response:
     """One item of a conversation."""
     client = record_of(request).client
-    return _json(
+    return json_response(
         await services.storage.run(lambda rows: store.conversation_item(rows, conversation_id, item_id, client))
     )
 
@@ -173,15 +172,15 @@ def take_in_items(
     context: IntakeContext,
     body: bytes,
     occasion: Occasion,
-    stored: Stored | None = None,
+    found: Found | None = None,
 ) -> _Taken | References:
     """What the body has; or, if it names items that are stored, and they are not given, the names. Raises ApiError."""
     asked = validated(schema, body)
     ids = [item.id for item in asked.items or () if isinstance(item, ReferenceItem)]
-    if ids and stored is None:
+    if ids and found is None:
         return References(None, None, ids)
     notices = to_report(asked.left_out(), strict=context.settings.strict)
-    items = input_items(asked.items, stored or Stored(), occasion.answer_id.partition("_")[2])
+    items = input_items(asked.items, stored_of(found), occasion.answer_id.partition("_")[2])
     return _Taken(items, (asked.metadata if isinstance(asked, CreateConversation) else None) or {}, notices)
 
 

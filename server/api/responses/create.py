@@ -15,7 +15,7 @@ from server.api.responses import store
 from server.api.responses.background import BackgroundResponse, with_fingerprint, written_promise
 from server.api.responses.following import Following
 from server.api.responses.intake import Occasion, TakenResponse, take_in_response
-from server.api.responses.intent import References, Stored
+from server.api.responses.intent import Found, References
 from server.api.responses.stream import ResponseStream, run_out
 from server.api.responses.telling import Telling
 from server.api.responses.window import compaction, count_tokens, take_in_compaction
@@ -140,7 +140,7 @@ def occasion_of(request: Request) -> Occasion:
 
 async def taken_in(
     work: Callable[..., _T | References], body: bytes, occasion: Occasion, services: Services
-) -> tuple[_T, Stored | None]:
+) -> tuple[_T, Found | None]:
     """What the work makes of the body, and what was found of what that names. Raises ApiError."""
     made = await services.intake.run(work, body, services.info(), occasion, sender=occasion.sender)
     if not isinstance(made, References):

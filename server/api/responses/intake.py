@@ -8,7 +8,7 @@ from server.api.generation_api import refused_constraints
 from server.api.intake import IntakeContext
 from server.api.responses.head import head_of
 from server.api.responses.history import as_item
-from server.api.responses.intent import References, Stored, references_of, response_intent
+from server.api.responses.intent import Found, References, Stored, references_of, response_intent, stored_of
 from server.api.responses.items import InputItem, ReferenceItem
 from server.api.responses.schema import CreateResponse
 from server.api.responses.store import Origin
@@ -43,22 +43,22 @@ class TakenResponse:
 
 
 def take_in_response(
-    context: IntakeContext, body: bytes, occasion: Occasion, stored: Stored | None = None
+    context: IntakeContext, body: bytes, occasion: Occasion, found: Found | None = None
 ) -> TakenResponse | References:
     """The plan for a body; or, if it names what is stored, and that is not given, the names. Raises ApiError."""
     asked = validated(CreateResponse, body)
     references = references_of(asked)
-    if references and stored is None:
+    if references and found is None:
         return references
-    found = stored or Stored()
+    stored = stored_of(found)
     with refused_constraints():
-        request, names = response_intent(asked, found, occasion.answer_id)
+        request, names = response_intent(asked, stored, occasion.answer_id)
         if request.seed is None:
             request = replace(request, seed=occasion.seed)
         plan = context.planner().plan(request)
     head = head_of(asked, plan, names, occasion.created)
     keeps = asked.is_stored or references.conversation is not None
-    items = input_items(asked.input, found, occasion.answer_id.partition("_")[2]) if keeps else ()
+    items = input_items(asked.input, stored, occasion.answer_id.partition("_")[2]) if keeps else ()
     origin = Origin(occasion.client, items, references.conversation, asked.is_stored)
     return TakenResponse(plan, head, origin, bool(asked.background))
 

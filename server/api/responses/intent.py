@@ -1,9 +1,11 @@
 """What the body of a response asks for, after the conversation that it goes on from."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from pydantic import TypeAdapter
 
 from server.api.fields.generation import generation_fields
@@ -46,14 +48,30 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What was found for them."""
+    """What was found for them, when it is read."""
 
     context: Sequence[Mapping[str, Any]] = ()
     """The items of the conversation so far."""
     items: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Those that are named one by one, by their ids."""
-    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The same in JSON, as it lies in the storage: it is read where bodies are taken in, and keeps nobody waiting."""
+
+    context: Sequence[msgspec.Raw]
+    items: Mapping[str, msgspec.Raw]
+    num_bytes: int
     """Of all this."""
+
+
+def stored_of(found: Found | None) -> Stored:
+    """What it says; nothing if nothing was looked for."""
+    if found is None:
+        return Stored()
+    context = [json.loads(bytes(item)) for item in found.context]
+    return Stored(context, {name: json.loads(bytes(item)) for name, item in found.items.items()})
 
 
 def references_of(body: WindowFields) -> References:

@@ -4,7 +4,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
-from server.api.openai.pages import page, query_of
+from server.api.openai.pages import query_of
 from server.api.openapi import GENERATION_ERRORS, documented_errors, streamed, takes
 from server.api.responses import create, retrieve, store
 from server.api.responses.background import resume
@@ -94,8 +94,8 @@ async def list_input_items(response_id: str, request: Request, services: Service
     """The items of a response's own input, a page at a time."""
     client = record_of(request).client
     asked = query_of(ItemsQuery, request)
-    items = await services.storage.run(lambda rows: store.input_of(rows, response_id, client))
-    return json_response(msgspec.json.encode(page(items, asked)))
+    page = await services.storage.run(lambda rows: store.input_page(rows, response_id, client, asked))
+    return json_response(msgspec.json.encode(page))
 
 
 DIALECT = Dialect(

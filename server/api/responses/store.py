@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.api.responses.intent import References, Stored
+import msgspec
+
+from server.api.openai.pages import ListQuery, no_such_item
+from server.api.responses.intent import Found, References
 from server.errors import InvalidRequestError, NotFoundError, UnavailableError, shorten
 from server.storage.rows import UNFINISHED, Row, Rows
 
@@ -103,10 +106,11 @@ def delete_response(rows: Rows, response_id: str, client: str) -> None:
         raise _not_found("Response", response_id)
 
 
-def input_of(rows: Rows, response_id: str, client: str) -> Sequence[Fields]:
-    """The items of a response's input. Raises NotFoundError."""
-    find_response(rows, response_id, client)
-    return [_read(row) for row in rows.of_parent(ITEM, response_id, _INPUT)]
+def input_page(rows: Rows, response_id: str, client: str, asked: ListQuery) -> Fields:
+    """Some of the items of a response's input, as a list object. Raises NotFoundError and InvalidRequestError."""
+    if rows.get(RESPONSE, response_id, client, parent="") is None:
+        raise _not_found("Response", response_id)
+    return _page(rows, response_id, _INPUT, asked)
 
 
 def events_of(rows: Rows, response_id: str, client: str) -> Sequence[bytes]:
@@ -129,7 +133,7 @@ def unfinished(rows: Rows) -> Sequence[Row]:
     return rows.of_kind(JOB)
 
 
-def find(rows: Rows, names: References, client: str) -> Stored:
+def find(rows: Rows, names: References, client: str) -> Found:
     """What a body names. Raises NotFoundError for what is not there."""
     context: Sequence[Row] = ()
     if names.response is not None:
@@ -144,7 +148,7 @@ def find(rows: Rows, names: References, client: str) -> Stored:
             raise _not_found("Item", item_id, "input")
         items[item_id] = row
     num_bytes = sum(len(row.body) for row in (*context, *items.values()))
-    return Stored([_read(row) for row in context], {name: _read(row) for name, row in items.items()}, num_bytes)
+    return Found([_raw(row) for row in context], {name: _raw(row) for name, row in items.items()}, num_bytes)
 
 
 def find_conversation(rows: Rows, conversation_id: str, client: str, param: str | None = None) -> Fields:
@@ -166,19 +170,19 @@ def delete_conversation(rows: Rows, conversation_id: str, client: str) -> None:
         raise _not_found("Conversation", conversation_id)
 
 
-def conversation_items(rows: Rows, conversation_id: str, client: str) -> Sequence[Fields]:
-    """All of its items, oldest first. Raises NotFoundError."""
+def conversation_page(rows: Rows, conversation_id: str, client: str, asked: ListQuery) -> Fields:
+    """Some of its items, as a list object. Raises NotFoundError and InvalidRequestError."""
     find_conversation(rows, conversation_id, client)
-    return [_read(row) for row in rows.of_parent(ITEM, conversation_id)]
+    return _page(rows, conversation_id, "", asked)
 
 
-def conversation_item(rows: Rows, conversation_id: str, item_id: str, client: str) -> Fields:
-    """One of its items. Raises NotFoundError."""
+def conversation_item(rows: Rows, conversation_id: str, item_id: str, client: str) -> bytes:
+    """One of its items, in JSON. Raises NotFoundError."""
     find_conversation(rows, conversation_id, client)
     row = rows.get(ITEM, item_id, client, parent=conversation_id)
     if row is None:
         raise _not_found("Item", item_id)
-    return _read(row)
+    return row.body
 
 
 def delete_conversation_item(rows: Rows, conversation_id: str, item_id: str, client: str) -> Fields:
@@ -224,6 +228,23 @@ def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[R
     return [row for one in responses for row in rows.of_parent(ITEM, one)]
 
 
+def _page(rows: Rows, parent: str, state: str, asked: ListQuery) -> Fields:
+    """The list object for items of a parent, of which none is parsed: all keys wait for the storage's thread."""
+    found = rows.some_of_parent(
+        ITEM, parent, state, after=asked.after, newest_first=asked.order == "desc", limit=asked.limit + 1
+    )
+    if found is None:
+        raise no_such_item(asked)
+    listed = found[: asked.limit]
+    return {
+        "object": "list",
+        "data": [_raw(row) for row in listed],
+        "first_id": listed[0].id if listed else None,
+        "last_id": listed[-1].id if listed else None,
+        "has_more": len(found) > asked.limit,
+    }
+
+
 def _items(items: Sequence[Fields], client: str, parent: str, state: str) -> Sequence[Row]:
     return [Row(ITEM, item["id"], client, _json(item), parent, state) for item in items]
 
@@ -234,6 +255,10 @@ def _new_id() -> str:
 
 def _json(value: Fields) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _raw(row: Row) -> msgspec.Raw:
+    return msgspec.Raw(row.body)
 
 
 def _read(row: Row) -> Fields:

@@ -6,14 +6,15 @@ from server.api.generation_api import refused_constraints
 from server.api.intake import IntakeContext
 from server.api.responses.intake import Occasion
 from server.api.responses.intent import (
+    Found,
     References,
-    Stored,
     compact_intent,
     conversation_of,
     history_of,
     offer_of,
     paths_of,
     references_of,
+    stored_of,
 )
 from server.api.responses.opaque import sealed
 from server.api.responses.schema import CompactResponse, CountInputTokens
@@ -29,7 +30,7 @@ from server.http.json_body import validated
 
 
 def count_tokens(
-    context: IntakeContext, body: bytes, occasion: Occasion, stored: Stored | None = None
+    context: IntakeContext, body: bytes, occasion: Occasion, found: Found | None = None
 ) -> tuple[bytes, dict[str, str]] | References:
     """The body of an answer with the tokens of the input, and its headers; or what the body names that is stored.
 
@@ -37,10 +38,10 @@ def count_tokens(
     """
     asked = validated(CountInputTokens, body)
     references = references_of(asked)
-    if references and stored is None:
+    if references and found is None:
         return references
     offer = offer_of(asked)
-    history = history_of(asked, stored or Stored(), offer)
+    history = history_of(asked, stored_of(found), offer)
     tool_use(offer, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
     request = GenerationRequest(
         model=context.model.name if asked.model is None else asked.model,
@@ -54,15 +55,15 @@ def count_tokens(
 
 
 def take_in_compaction(
-    context: IntakeContext, body: bytes, occasion: Occasion, stored: Stored | None = None
+    context: IntakeContext, body: bytes, occasion: Occasion, found: Found | None = None
 ) -> Plan | References:
     """The plan for a summary of the conversation; or what the body names that is stored. Raises ApiError."""
     asked = validated(CompactResponse, body)
     references = references_of(asked)
-    if references and stored is None:
+    if references and found is None:
         return references
     with refused_constraints():
-        return context.planner().plan(compact_intent(asked, stored or Stored(), occasion.answer_id))
+        return context.planner().plan(compact_intent(asked, stored_of(found), occasion.answer_id))
 
 
 def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> tuple[bytes, dict[str, str]]:

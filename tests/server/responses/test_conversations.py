@@ -1,5 +1,7 @@
 """Stored conversations, and windows of them: counted and compacted."""
 
+import json
+import threading
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from openai.types.responses.response_input_item import ResponseInputItem
 from pydantic import TypeAdapter
 
 from server.api.responses.objects import Compaction, ConversationObject, InputTokens, ItemList
+from server.storage import rows
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import error_of, says
 from tests.server.responses.calling import CONVERSATIONS, RESPONSES, events, whole
@@ -104,6 +107,67 @@ async def test_an_item_with_the_id_of_another_gets_its_own(client: httpx.AsyncCl
 async def test_many_items_are_too_many(client: httpx.AsyncClient) -> None:
     error = error_of(await client.post(CONVERSATIONS, json={"items": [user()] * 21}))
     assert (error["param"], error["code"]) == ("items", "array_above_max_length")
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+async def test_items_come_in_pages(client: httpx.AsyncClient) -> None:
+    one = await made(client, items=[user(name) for name in "abcde"])
+    path = f"{CONVERSATIONS}/{one}/items"
+
+    async def page(query: str) -> tuple[str, str | None, bool]:
+        listed = (await client.get(f"{path}?{query}")).json()
+        ItemList.model_validate(listed)
+        ids = [item["id"] for item in listed["data"]] or [None]
+        assert (listed["first_id"], listed["last_id"]) == (ids[0], ids[-1])
+        return "".join(texts(listed["data"])), listed["last_id"], listed["has_more"]
+
+    for order, names in (("asc", ["ab", "cd", "e"]), ("desc", ["ed", "cb", "a"])):
+        behind = ""
+        for name in names:
+            told, last, has_more = await page(f"order={order}&limit=2{behind}")
+            assert (told, has_more) == (name, name != names[-1])
+            behind = f"&after={last}"
+        assert await page(f"order={order}{behind}") == ("", None, False)
+    other = await made(client, items=[user("of another")])
+    for unknown in ("msg_none", (await items_of(client, other))[0]["id"]):
+        assert error_of(await client.get(f"{path}?after={unknown}"))["param"] == "after"
+
+
+async def test_the_storage_parses_no_items_and_reads_none_but_those_of_the_page(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [user(f"said {number}") for number in range(20)]
+    conversation = f"{CONVERSATIONS}/{await made(client, items=said)}"
+    response = f"{RESPONSES}/{(await whole(client, input=said))['id']}"
+    item = (await client.get(f"{conversation}/items")).json()["first_id"]
+    parsed, read = [], []
+
+    def loads(text: str | bytes, **how: Any) -> Any:
+        if threading.current_thread().name.startswith("samewise-storage"):
+            parsed.append(str(text))
+        return parse(text, **how)
+
+    def row(kind: str, *columns: Any) -> rows.Row:
+        read.append(kind)
+        return row_of(kind, *columns)
+
+    parse, row_of = json.loads, rows.Row
+    monkeypatch.setattr(json, "loads", loads)
+    monkeypatch.setattr(rows, "Row", row)
+    for path, most in (
+        (f"{conversation}/items?limit=2", 3),
+        (f"{response}/input_items?limit=2", 3),
+        (f"{conversation}/items/{item}", 1),
+    ):
+        read.clear()
+        answer = await client.get(path)
+        assert answer.status_code == 200, answer.text
+        assert read.count("item") == most
+    await whole(client, conversation=conversation.rpartition("/")[2], input=[{"type": "item_reference", "id": item}])
+    await whole(client, previous_response_id=response.rpartition("/")[2], input="and?")
+    assert not [text for text in parsed if "said" in text]
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
