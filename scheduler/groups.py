@@ -121,11 +121,14 @@ class BeamMembers:
         self._num_sent = max(len(choice.output) for choice in request.choices)
         """Tokens that came out before the request was resumed."""
         self._num_made = 0
+        self._num_drawn = 0
+        """Tokens, one for each member and step, as a fair queue counts them."""
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def advance(self, offers: Sequence[Sequence[Candidate]], now: float) -> Advance:
         """Take a step with what each member offers."""
         first = self.members[0]
+        self._num_drawn += len(offers)
         if self._progress.is_prefilling:
             self._progress.note_token(now)
         self._prompt_logprobs += first.take_prompt_logprobs()
@@ -164,11 +167,14 @@ class BeamMembers:
         return self._outputs_of_all(tuple(common.tokens), tuple(common.reports))
 
     def _outputs_of_all(self, tokens: tuple[int, ...], reports: tuple[TokenLogprobs, ...]) -> list[RequestOutput]:
-        """The next tokens that all sequences share, less those that came out before a restart."""
+        """The next tokens that all sequences share, less those that came out before a restart.
+
+        Without any, one output tells how many were drawn: who is charged for them may leave before there are any.
+        """
         again = max(0, min(len(tokens), self._num_sent - self._num_shown))
         self._num_shown += len(tokens)
         if again == len(tokens):
-            return []
+            return [self._output(self.open[0])]
         return [self._output(choice, tokens=tokens[again:], logprobs=reports[again:]) for choice in self.open]
 
     def _last_outputs(self, now: float) -> list[RequestOutput]:
@@ -203,4 +209,6 @@ class BeamMembers:
         reports: tuple[TokenLogprobs, ...] = ()
         if choice == 0:
             reports, self._prompt_logprobs = self._prompt_logprobs, ()
-        return RequestOutput(self.request_id, choice, tokens, prompt_logprobs=reports, **more)
+        return RequestOutput(
+            self.request_id, choice, tokens, prompt_logprobs=reports, beam_tokens=self._num_drawn, **more
+        )

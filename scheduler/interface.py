@@ -122,6 +122,11 @@ class EngineRequest:
         return 1 if self.sampling.guidance is None else 2
 
     @property
+    def num_input(self) -> int:
+        """Tokens of the prompt and of the guide's."""
+        return len(self.prompt) + len(self.guide)
+
+    @property
     def num_drawn(self) -> int:
         """How many of them draw tokens for all choices, which a search finds together: guides do not."""
         return self.width if self.beam_search is not None else len(self.choices)
@@ -129,7 +134,7 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What one step brought one choice: new tokens, or its end, or both.
+    """What one step brought one choice: new tokens, or its end, or both; of a search perhaps only `beam_tokens`.
 
     Not frozen, though nobody changes it: one is made for every token, and making a frozen one takes four times as long.
     """
@@ -155,6 +160,8 @@ class RequestOutput:
     error: Failure | None = None
     beam: BeamScore | None = None
     """With the end of what beam search found."""
+    beam_tokens: int = 0
+    """Tokens that all beams of the search have drawn so far; 0 without a search."""
     sampler_state: float | None = None
     """What goes with the choice's tokens, these included, when it is resumed."""
     pooled: bytes = b""

@@ -37,10 +37,10 @@ def of_tenant(plan: Plan, tenant: Tenant, tier: int, *, isolates: bool) -> Plan:
 
 def cost_of(plan: Plan) -> Cost:
     """What the plan comes to, at most."""
-    num_choices = plan.n * len(plan.requests)
+    num_choices = sum(request.num_drawn for request in plan.requests)
     return Cost(
-        num_prompt=sum(len(request.prompt) for request in plan.requests),
-        num_output=plan.n * sum(request.max_tokens for request in plan.requests),
+        num_prompt=sum(request.num_input for request in plan.requests),
+        num_output=sum(request.num_drawn * request.max_tokens for request in plan.requests),
         num_choices=num_choices if plan.at_a_time is None else min(num_choices, plan.at_a_time),
         is_bounded=plan.is_bounded,
     )

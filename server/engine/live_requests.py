@@ -25,6 +25,8 @@ class LiveRequest:
         self._tokens = {choice.index: list(choice.output) for choice in request.choices}  # of unfinished choices
         self._states = {choice.index: choice.sampler_state for choice in request.choices}
         self._outputs: list[RequestOutput] = []
+        self._num_places = 0
+        """Those that it holds."""
         self._wake = wake
         self.error: Exception | None = None
         """What ended it early."""
@@ -44,14 +46,20 @@ class LiveRequest:
         return self._request.tier >= BACKGROUND
 
     def take_places(self, places: Places) -> None:
-        """Count the choices that have not ended; in the background they take no places."""
+        """Count the sequences that are drawn for it; in the background they take no places."""
         if not self.is_background:
-            places.take(self._request.client, self._request.weight, self.num_unfinished)
+            self._num_places = self._request.num_drawn
+            places.take(self._request.client, self._request.weight, self._num_places)
 
-    def give_places_back(self, places: Places, number: int) -> None:
-        """Count this many of its choices no longer."""
-        if not self.is_background:
+    def give_places_back(self, places: Places, *, is_over: bool = False) -> None:
+        """Count no longer what has ended: a choice, or with the last one all beams of a search."""
+        if is_over or not self._tokens:
+            number = self._num_places
+        else:
+            number = 0 if self._request.beam_search is not None else self._num_places - self.num_unfinished
+        if number > 0:
             places.give_back(self._request.client, number)
+            self._num_places -= number
 
     def resumed(self) -> EngineRequest:
         """The request as to submit now: only its unfinished choices, with their outputs so far."""
@@ -156,7 +164,7 @@ class LiveRequests:
                 continue
             if output.finish_reason is None:
                 continue
-            live.give_places_back(self.places, 1)
+            live.give_places_back(self.places)
             if not live.num_unfinished:
                 self._forget(output.request_id)
                 finished = True
@@ -167,7 +175,7 @@ class LiveRequests:
         live = self._live.get(request_id)
         if live is None or not live.abort(choice):
             return False
-        live.give_places_back(self.places, 1)
+        live.give_places_back(self.places)
         submitted = self._policy.is_inside(request_id)
         self._note_aborted(live, [choice], submitted)
         if not live.num_unfinished:
@@ -248,7 +256,7 @@ class LiveRequests:
 
     def _take_out(self, request_id: str) -> LiveRequest:
         live = self._live.pop(request_id)
-        live.give_places_back(self.places, live.num_unfinished)
+        live.give_places_back(self.places, is_over=True)
         if not self._live:
             self._empty.set()
         return live

@@ -192,7 +192,7 @@ class EngineSupervisor(ABC):
         if request.tier >= BACKGROUND:
             return  # whoever sends it limits it
         limit = self.info.max_num_seqs + self._limits.max_waiting
-        refusal = self._requests.places.refusal(request.client, request.weight, len(request.choices), limit)
+        refusal = self._requests.places.refusal(request.client, request.weight, request.num_drawn, limit)
         if refusal:
             raise QueueFullError(refusal)
 

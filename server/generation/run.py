@@ -41,11 +41,19 @@ class PromptRun:
         """The numbers that were asked for in place of answers, as float32."""
         self.num_cached_tokens = 0
         self.num_unfinished = len(choices)
+        self._beam_tokens = 0
+        """Drawn by all beams, where it is a search."""
         self._early: list[RequestOutput] = []
         self._meter = meter
 
+    @property
+    def num_drawn(self) -> int:
+        """Tokens that were drawn for its choices: more than these have, where a search compared others with them."""
+        return self._beam_tokens or sum(choice.num_tokens for choice in self.choices)
+
     def arrange(self, output: RequestOutput) -> Sequence[RequestOutput]:
         """The outputs that may be shown now: none before the logprobs of the prompt, if the request asked for them."""
+        self._beam_tokens = output.beam_tokens
         if self.prompt_logprobs is not None:
             return (output,)
         if output.choice == 0:
@@ -119,13 +127,13 @@ class Run:
 
     @property
     def _used(self) -> Used:
-        """Of what the engine has taken."""
+        """Of what the engine has taken, with what guides and beams that are not returned cost."""
         taken = self.prompts[: self._num_submitted]
         return Used(
             requests=1 if taken else 0,
-            prompt_tokens=sum(len(prompt.request.prompt) for prompt in taken),
+            prompt_tokens=sum(prompt.request.num_input for prompt in taken),
             cached_tokens=sum(prompt.num_cached_tokens for prompt in taken),
-            completion_tokens=sum(choice.num_tokens for prompt in taken for choice in prompt.choices),
+            completion_tokens=sum(prompt.num_drawn for prompt in taken),
         )
 
     async def submit(self) -> None:

@@ -21,7 +21,7 @@ class UsageKey:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What was used."""
+    """What was used, as keys are charged for it: guides are prompts, and beams are completions."""
 
     requests: int = 0
     prompt_tokens: int = 0

@@ -21,11 +21,11 @@ class Cost:
     """What a request may come to."""
 
     num_prompt: int
-    """Tokens of its prompts."""
+    """Tokens of its prompts and of their guides."""
     num_output: int
-    """Tokens of all its answers, at most."""
+    """Tokens that are drawn for all its answers, at most."""
     num_choices: int
-    """Answers that are made at the same time, at most."""
+    """Answers that are made at the same time, at most: each beam of a search is one."""
     is_bounded: bool = True
     """Whether somebody has said how long answers may be: else there may be less room than they could take."""
 
@@ -160,12 +160,13 @@ def _refuse_for_ever(tenant: Tenant, cost: Cost) -> None:
     """What is too much at any time. Of an answer's tokens as many are reserved as there are at most."""
     most = tenant.limits.max_choices
     if most is not None and cost.num_choices > most:
-        message = f"The request asks for {cost.num_choices} answers at a time, and the limit of this key is {most}."
+        asked = f"The request asks for {cost.num_choices} answers at a time, where each beam of a search counts as one"
+        message = f"{asked}, and the limit of this key is {most}."
         raise RequestLimitError(message, wait_s=None)
     for window in _windows(tenant, "tokens"):
         if cost.num_prompt > window.limit:
             message = f"Request too large for this key: limit {window.limit} tokens {_per(window)}, "
-            raise TokenLimitError(f"{message}and the prompt has {cost.num_prompt}.", wait_s=None)
+            raise TokenLimitError(f"{message}and its prompts have {cost.num_prompt}.", wait_s=None)
 
 
 def _refusal(count: Count, amount: int) -> LimitError:

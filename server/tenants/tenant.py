@@ -13,7 +13,7 @@ class TenantLimits:
     tokens_per_day: int | None = None
     """The same, in a day of UTC."""
     max_choices: int | None = None
-    """Answers that are made at the same time."""
+    """Answers that are made at the same time, where each beam of a search counts as one."""
 
     def in_background(self) -> "TenantLimits":
         """Those that count for work that only gets the room that others leave."""

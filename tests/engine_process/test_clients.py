@@ -8,7 +8,7 @@ import pytest
 
 from model_runner.contract import SamplingParams
 from model_runner.parent import Backoff
-from scheduler.interface import BACKGROUND, ChoiceState, EngineStats, FinishReason
+from scheduler.interface import BACKGROUND, BeamSearch, ChoiceState, EngineStats, FinishReason
 from server.engine.client import (
     EngineClient,
     EngineState,
@@ -119,6 +119,16 @@ async def test_a_full_queue_refuses_and_has_room_again(running):
         assert await collect(client, request("one")) == {0: expected(request("one"))}
         await stream.aclose()
         assert set(await collect(client, request("all", n=room, max_tokens=1))) == set(range(room))
+
+
+async def test_each_beam_of_a_search_takes_a_place(running):
+    room = MAX_NUM_SEQS + MAX_WAITING
+    async with running() as client:
+        stream = outputs_of(client, request("many", max_tokens=LONG, n=room - 3))
+        await anext(stream)
+        with pytest.raises(QueueFullError, match="4 more"):
+            await collect(client, replace(request("search"), beam_search=BeamSearch(4)))
+        await stream.aclose()
 
 
 @pytest.mark.parametrize("other", ["ann", "bob"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from model_runner.contract import Speculation
-from scheduler.interface import ChoiceState, EngineRequest, FinishReason, RequestOutput
+from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, RequestOutput
 from server.engine.live_requests import LiveRequest, LiveRequests
 from tests.engine_process.conftest import request
 from tests.engine_process.followers import Recorded
@@ -91,6 +91,22 @@ def test_choices_are_counted_while_they_run():
     assert requests.places.num_taken == 3
     assert requests.apply([out(0, name="b", finish=FinishReason.STOP), out(0, 1, name="unknown")])
     assert (requests.places.num_taken, len(requests)) == (2, 1)
+
+
+@pytest.mark.parametrize("ends", ["finish", "abort", "left"])
+def test_a_search_holds_a_place_for_each_beam_until_its_last_choice_ends(ends: str):
+    requests = LiveRequests()
+    live = requests.add(replace(request("a", n=2), beam_search=BeamSearch(5)), lambda: None, Recorded())
+    requests.add(request("b"), lambda: None, Recorded())
+    requests.apply([out(0, 1, finish=FinishReason.STOP)])
+    assert requests.places.num_taken == 6
+    if ends == "finish":
+        requests.apply([out(1, 1, finish=FinishReason.STOP)])
+    elif ends == "abort":
+        requests.abort_choice("a", 1)
+    else:
+        requests.abort(live)
+    assert requests.places.num_taken == 1
 
 
 def test_the_engine_is_told_of_an_abort_only_if_it_has_the_request():

@@ -101,6 +101,19 @@ def test_what_all_beams_share_is_streamed_before_the_end():
     assert tuple(tokens_of(outputs)) == expected_sequences(request)[0].beam.tokens
 
 
+def test_each_step_tells_how_many_tokens_all_beams_have_drawn():
+    """Also while they share none: groups that avoid each other's tokens have nothing to stream before the end."""
+    engine = make_engine()
+    engine.add(make_search(num_prompt=3, width=4, max_tokens=6, groups=2, diversity_penalty=50.0))
+    told, computed = [], []
+    while engine.has_work:
+        (output,) = engine.step()
+        told.append(output.beam_tokens)
+        computed.append(len(engine.runner.plans[-1].scheduled))
+    assert computed == [1, 4, 4, 4, 4, 4]
+    assert told == [sum(computed[: step + 1]) for step in range(6)]
+
+
 def test_beams_share_the_prompt_and_copy_only_the_last_block():
     engine = make_engine(max_num_batched_tokens=64)
     run(engine, make_search(num_prompt=10, width=3, max_tokens=1 + 1))

@@ -205,6 +205,7 @@ class FakeEngine:
             num_cached_tokens=self.num_cached if position == 0 else 0,
             finish_reason=FinishReason.STOP if stop is not None else FinishReason.LENGTH if at_end else None,
             stop_token_id=None if stop is None else new[-1],
+            beam_tokens=0 if request.beam_search is None else request.num_drawn * (position + len(new)),
             pooled=make_numbers(request, self.info_.hidden_size),
             num_accepted=accepted if self.counts_drafts else 0,
             num_rejected=self.tokens_per_step - accepted if self.counts_drafts else 0,

@@ -118,6 +118,7 @@ async def test_other_answers_have_no_score(client: httpx.AsyncClient) -> None:
         ({"beam_search": {"width": 2}, "max_tokens": 0}, "max_tokens", "integer_below_min_value"),
         ({"beam_search": {"width": 2}, "prompt": [1] * 200, "max_tokens": 56}, None, None),
         ({"beam_search": {"width": 8}, "prompt": [1] * 200, "max_tokens": 56}, "prompt", "context_length_exceeded"),
+        ({"beam_search": {"width": 8}, "prompt": ["x"] * 200}, "beam_search.width", "integer_above_max_value"),
         ({"length_penalty": 2.0}, "length_penalty", "invalid_value"),
         ({"early_stopping": True}, "early_stopping", "invalid_value"),
     ],

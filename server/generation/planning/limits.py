@@ -57,12 +57,15 @@ class Limits:
         return f"This model's maximum context length is {capacity} tokens."
 
     def check_queue(self, request: GenerationRequest) -> None:
-        """Refuses more choices than the server ever holds."""
+        """Refuses more choices, or beams, than the server ever holds."""
         most = self.info.max_num_seqs + self.max_waiting
-        choices = request.num_choices * len(request.prompts)
-        if choices > most:
-            message = f"The request asks for {choices} choices in all, and this server holds at most {most}."
-            param = request.path("num_choices" if request.num_choices > 1 else "prompt")
+        beams = request.decoding.beam_search
+        name, each = ("num_choices", request.num_choices) if beams is None else ("beam_search.width", beams.width)
+        num = each * len(request.prompts)
+        if num > most:
+            kind = "choices" if beams is None else "beams"
+            message = f"The request asks for {num} {kind} in all, and this server holds at most {most}."
+            param = request.path(name if each > 1 else "prompt")
             raise InvalidRequestError(message, param=param, code="integer_above_max_value")
 
     def check_beams(self, beams: BeamSearch | None, request: GenerationRequest) -> None:

@@ -162,6 +162,62 @@ async def test_a_prompt_that_never_fits_is_not_tried_again(make_with_keys, clock
         assert response.status_code == 200, "an answer that may be as long as it can takes what there is"
 
 
+GUIDANCE = {"scale": 2, "negative_prompt": "y" * 12}
+
+
+async def test_a_negative_prompt_counts_as_a_prompt(make_with_keys, clock: Clock) -> None:
+    app = make_with_keys({"ann": TOKENS})
+    async with of_tenant(app, "ann") as client:
+        sizes = {}
+        for letter, count in (("x", 4), ("y", 12)):
+            counted = await client.post("/tokenize", json={"model": "tiny", "prompt": letter * count})
+            sizes[letter] = counted.json()["count"]
+        body = completion(prompt="xxxx", max_tokens=3, n=2, guidance=GUIDANCE)
+        response = await client.post(COMPLETIONS, json=body)
+        used = sizes["x"] + sizes["y"] + 2 * 3
+        assert remaining(response) == 40 - used, "what is reserved"
+        assert response.json()["usage"]["total_tokens"] == sizes["x"] + 2 * 3, "the answer tells of itself alone"
+        await settled(app)
+        assert remaining(await client.get("/v1/models")) == 40 - used
+        (day,) = (await client.get("/v1/usage")).json()["data"]
+        assert (day["input_tokens"], day["output_tokens"]) == (sizes["x"] + sizes["y"], 2 * 3)
+        too_long = {**GUIDANCE, "negative_prompt": "y" * 60}
+        response = await client.post(COMPLETIONS, json={**body, "guidance": too_long})
+        assert "Request too large for this key" in error_of(response, 429, "tokens")["message"]
+
+
+SEARCH = {"beam_search": {"width": 3, "num_return": 1}}
+
+
+async def test_each_beam_counts_as_an_answer_at_a_time(make_with_keys, engine: FakeEngine) -> None:
+    async with of_tenant(make_with_keys({"ann": {"max_choices": 5}}), "ann") as client:
+        response = await client.post(COMPLETIONS, json=completion(prompt=["x", "y"], **SEARCH))
+        assert "asks for 6 answers at a time" in error_of(response, 429, "requests")["message"]
+        engine.step_delay_s = 0.005
+        first = asyncio.create_task(client.post(COMPLETIONS, json=completion(max_tokens=50, **SEARCH)))
+        await until(lambda: engine.requests)
+        response = await client.post(COMPLETIONS, json=completion(n=3))
+        assert "limit 5, running 3, requested 3" in error_of(response, 429, "requests")["message"]
+        assert (await first).status_code == 200
+
+
+@pytest.mark.parametrize("how", ["ends", "fails"])
+async def test_what_all_beams_draw_is_output(make_with_keys, engine: FakeEngine, clock: Clock, how: str) -> None:
+    app = make_with_keys({"ann": TOKENS})
+    if how == "fails":
+        engine.fail_after, engine.failure = 2, RuntimeError("broken")
+    async with of_tenant(app, "ann") as client:
+        response = await client.post(COMPLETIONS, json=completion(prompt=[1, 2, 3], max_tokens=5, **SEARCH))
+        drawn = 3 * (2 if how == "fails" else 5)
+        if how == "ends":
+            assert remaining(response) == 40 - 3 - drawn, "what is reserved"
+            assert response.json()["usage"]["completion_tokens"] == 5
+        await settled(app)
+        assert remaining(await client.get("/v1/models")) == 40 - 3 - drawn
+        (day,) = (await client.get("/v1/usage")).json()["data"]
+        assert (day["input_tokens"], day["output_tokens"]) == (3, drawn)
+
+
 async def test_choices_at_a_time(make_with_keys, engine: FakeEngine) -> None:
     app = make_with_keys({"ann": {"max_choices": 2}, "bob": {}})
     engine.step_delay_s = 0.005
