@@ -187,10 +187,10 @@ async def measure(load: Load, beside: Surroundings) -> Overhead:
         )
         async with beside.watching(server.url):
             await run_bench(options, lambda outcome: None)  # the first round pays for imports and caches
-            http, engine = (cpu_seconds(pid) for pid in process_family(server.pid))
+            http, engine = split_cpu_seconds(server.pid)
             with progress_bar(num_requests) as advance:
                 result = await run_bench(options, advance)
-            http_after, engine_after = (cpu_seconds(pid) for pid in process_family(server.pid))
+            http_after, engine_after = split_cpu_seconds(server.pid)
     tokens = result.report.output_tokens
     return Overhead(
         endpoint=load.endpoint,
@@ -202,6 +202,13 @@ async def measure(load: Load, beside: Surroundings) -> Overhead:
         http_us_per_token=1e6 * (http_after - http) / tokens,
         engine_us_per_token=1e6 * (engine_after - engine) / tokens,
     )
+
+
+def split_cpu_seconds(pid: int) -> tuple[float, float]:
+    """CPU time of a server so far: of its HTTP process with the workers, and of its engine."""
+    family = process_family(pid)
+    engines = [one for one in family if b"server.engine.worker" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return sum(cpu_seconds(one) for one in family if one not in engines), sum(map(cpu_seconds, engines))
 
 
 def cpu_seconds(pid: int) -> float:

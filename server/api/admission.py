@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scheduler.interface import BACKGROUND
+from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.services import Services
 from server.generation.planning.plan import Plan
 from server.telemetry.request_record import RequestRecord
@@ -22,17 +22,16 @@ def of_tenant(plan: Plan, tenant: Tenant, tier: int, *, isolates: bool) -> Plan:
     """The plan with what the engine has to know of the tenant."""
     if tenant == Tenant() and not tier:
         return plan
-    requests = tuple(
-        replace(
-            request,
-            client=tenant.name,
-            weight=tenant.weight,
-            tier=tier,
-            cache_salt=f"{tenant.name}/{request.cache_salt}" if isolates else request.cache_salt,
-        )
-        for request in plan.requests
-    )
-    return replace(plan, requests=requests)
+    requests = [replace(one, client=tenant.name, weight=tenant.weight, tier=tier) for one in plan.requests]
+    return replace(plan, requests=tuple(_isolated(one) for one in requests) if isolates else tuple(requests))
+
+
+def _isolated(request: EngineRequest) -> EngineRequest:
+    """The request with names of its own for what the engine keeps of it: cached blocks and compiled grammars."""
+    sampling = request.sampling
+    if sampling.grammar is not None:
+        sampling = replace(sampling, grammar=f"{sampling.grammar}// {request.client.encode().hex()}\n")
+    return replace(request, sampling=sampling, cache_salt=f"{request.client}/{request.cache_salt}")
 
 
 def cost_of(plan: Plan) -> Cost:

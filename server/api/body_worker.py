@@ -20,6 +20,8 @@ from model_runner.parent import die_with_parent
 from server.api.body_workers import Errand, Limits, Outcome, too_much_memory
 from server.api.intake import IntakeContext
 from server.errors import ApiError
+from server.generation.constraints.check import grammar_error
+from server.generation.constraints.json_text import loose_fragment, strict_fragment
 from server.text.tokenizer import Tokenizer
 
 _LARGE_BYTES = 1 << 30
@@ -37,17 +39,20 @@ def main() -> None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
-        is_last = False
+        is_last, sender = False, None
         while not is_last:
-            outcome = _outcome(pickle.loads(connection.recv_bytes()))
-            is_last = outcome.is_last
+            errand: Errand = pickle.loads(connection.recv_bytes())
+            outcome = _outcome(errand, is_of_another=errand.sender != sender)
+            is_last, sender = outcome.is_last, errand.sender
             connection.send_bytes(_pickled(outcome))
 
 
-def _outcome(errand: Errand) -> Outcome:
+def _outcome(errand: Errand, *, is_of_another: bool) -> Outcome:
     """What comes of an errand: the value, or the exception that the server raises in place of this process."""
     try:
         context = _context(errand.place)
+        if is_of_another and context.settings.isolate_keys:
+            _forget(context)
         with _limited(errand.limits):
             value = errand.work(context, errand.body, *errand.args)
     except MemoryError:
@@ -58,6 +63,13 @@ def _outcome(errand: Errand) -> Outcome:
         error.add_note(traceback.format_exc())
         return Outcome(error=error, is_last=_is_large())
     return Outcome(value, is_last=_is_large())
+
+
+def _forget(context: IntakeContext) -> None:
+    """Remember nothing of what was checked: its speed would tell the next sender what another one has sent."""
+    for remembered in (grammar_error, strict_fragment, loose_fragment):
+        remembered.cache_clear()
+    context.tokenizer.forget_breakers()
 
 
 def _pickled(outcome: Outcome) -> bytes:

@@ -59,6 +59,8 @@ class Errand:
     work: Callable[..., Any]
     body: bytes
     args: tuple[Any, ...]
+    sender: str
+    """Name of whom the body is from."""
     limits: Limits
 
 

@@ -137,7 +137,7 @@ class Intake:
     async def _by_worker(
         self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
     ) -> _T:
-        errand = Errand(self._pickled_place(info), work, body, args, Limits.of_size(size))
+        errand = Errand(self._pickled_place(info), work, body, args, sender.name, Limits.of_size(size))
         result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
         return result
 

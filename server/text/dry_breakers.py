@@ -44,6 +44,10 @@ class BreakerSpellings:
                 spellings.append(Breaker(tuple(first), rest))
         return tuple(spellings)
 
+    def forget(self) -> None:
+        """Find all anew."""
+        self._spell.cache_clear()
+
     def _find(self, breaker: str) -> tuple[Breaker, ...]:
         """One for the whole string, and one for each of its beginnings."""
         whole = breaker.encode()

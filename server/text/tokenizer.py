@@ -107,6 +107,10 @@ class Tokenizer:
         """DRY's sequence breakers as tokens of a model with so many. Not for the event loop: new ones take a while."""
         return self._breaker_spellings(breakers, vocab_size)
 
+    def forget_breakers(self) -> None:
+        """Have all breakers looked for anew."""
+        self._breaker_spellings.forget()
+
     @cached_property
     def _breaker_spellings(self) -> BreakerSpellings:
         texts = [self.token_bytes(token) for token in range(self.vocab_size)]

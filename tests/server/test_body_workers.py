@@ -69,7 +69,7 @@ def ask(workers: BodyWorkers, make_app: Callable[..., Any], engine: FakeEngine) 
         *,
         is_background: bool = False,
     ):
-        return pool.submit(Sender(sender, is_background), Errand(place, work, body, (), LIMITS), len(body))
+        return pool.submit(Sender(sender, is_background), Errand(place, work, body, (), sender, LIMITS), len(body))
 
     return submit
 

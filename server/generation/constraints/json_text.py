@@ -46,7 +46,7 @@ class JsonSchema:
 
     def fragment(self, name: str) -> Fragment:
         """Raises ConstraintError if anything in the schema cannot be enforced. Needs no rules."""
-        return _strict_fragment(json.dumps(self.schema), self.path, self.whitespace)
+        return strict_fragment(json.dumps(self.schema), self.path, self.whitespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class JsonObject:
 
 
 @lru_cache(_KEPT)
-def _strict_fragment(schema: str, path: str, whitespace: Whitespace) -> Fragment:
+def strict_fragment(schema: str, path: str, whitespace: Whitespace) -> Fragment:
     """For the text of a schema, all of it enforced. Raises ConstraintError."""
     return json_fragment(read_schema(json.loads(schema), path).schema, whitespace)
 
 
 @lru_cache(_KEPT)
-def _loose_fragment(schema: str, path: str, whitespace: Whitespace) -> tuple[Fragment, tuple[Notice, ...]]:
+def loose_fragment(schema: str, path: str, whitespace: Whitespace) -> tuple[Fragment, tuple[Notice, ...]]:
     """For the text of a schema, enforced as far as possible, and what is not."""
     read = read_schema(json.loads(schema), path, strict=False)
     fragment = json_fragment(read.schema, whitespace)
@@ -98,7 +98,7 @@ class LooseJson:
     @classmethod
     def read(cls, schema: Any, path: str, whitespace: Whitespace = BOUNDED) -> "LooseJson":
         """Never raises."""
-        return cls(*_loose_fragment(json.dumps(schema), path, whitespace))
+        return cls(*loose_fragment(json.dumps(schema), path, whitespace))
 
     def fragment(self, name: str) -> Fragment:
         """Needs no rules."""

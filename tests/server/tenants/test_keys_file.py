@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
+from llguidance import LLMatcher
 
+from server.api.intake import IntakeContext
 from server.config import Settings
+from server.generation.constraints.json_text import BOUNDED, strict_fragment
+from server.telemetry.request_record import Sender
 from server.tenants.key_ring import KeyRing
 from server.tenants.keys_file import KeysError, read_keys
 from server.tenants.tenant import Tenant, TenantLimits
+from tests.server.helpers import chat
 from tests.server.tenants.keys import of_tenant, write_keys
 
 
@@ -140,6 +145,29 @@ async def test_isolated_keys_share_no_prefix_whatever_salts_they_choose(make_wit
             body = {"model": "tiny", "prompt": "x", "max_tokens": 1, **({"cache_salt": salt} if salt else {})}
             assert (await client.post("/v1/completions", json=body)).status_code == 200
     assert [one.cache_salt for one in engine.requests] == ["a/", "b/", "b/a/", "a/x"]
+
+
+async def test_isolated_keys_share_no_checked_schemas(make_with_keys, engine) -> None:
+    """Neither in the engine, which knows grammars by their texts, nor where bodies are checked."""
+    app = make_with_keys({"a": {}, "b": {}}, isolate_keys=True)
+    schema = {"name": "x", "schema": {"type": "integer"}}
+    body = {**chat(), "response_format": {"type": "json_schema", "json_schema": schema}}
+    for name in "aab":
+        async with of_tenant(app, name) as client:
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    first, again, other = (one.sampling.grammar for one in engine.requests)
+    assert first == again != other
+    assert LLMatcher.validate_grammar(other, None) == ""
+    intake = app.state.services.intake
+    asked = [await intake.run(num_remembered, b"tools", engine.info, sender=Sender(one)) for one in "aab"]
+    assert asked == [0, 1, 0]
+
+
+def num_remembered(context: IntakeContext, body: bytes) -> int:
+    """How many schemas a worker remembers, before it is told another one."""
+    before = strict_fragment.cache_info().currsize
+    strict_fragment('{"type": "null"}', "x", BOUNDED)
+    return before
 
 
 def test_nothing_configured_needs_no_key() -> None:
