@@ -101,7 +101,9 @@ async def test_answers_are_the_replica_s(replicas: LocalReplicas, front: FastAPI
     assert answer.headers["x-samewise-replica"] == "replica-0"
 
 
-async def test_so_are_errors_and_other_paths(front: FastAPI) -> None:
+async def test_so_are_errors_and_other_paths(replicas: LocalReplicas, front: FastAPI) -> None:
+    for app in replicas.apps:
+        await app.state.services.fingerprint.wait_known()  # or it would not be ready
     async with client_of(front) as client:
         assert error_of(await client.post(CHAT, json=chat(temperatur=1)))["param"] == "temperatur"
         assert error_of(await client.get("/nowhere"), 404)["code"] == "unknown_url"
