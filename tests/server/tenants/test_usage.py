@@ -14,6 +14,7 @@ from server.tenants.usage_book import today
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of
 from tests.server.tenants.keys import bearer, of_tenant
+from tests.waiting import until
 
 
 async def usage_of(app: FastAPI, name: str, **query: str) -> list[dict]:
@@ -149,6 +150,7 @@ async def test_usage_that_cannot_be_written_is_written_later(
     async with of_tenant(app, "ann") as client:
         for _ in range(2):
             assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
+    await until(lambda: len(failures) == 2)  # a question would be the next to fail
     async with asyncio.timeout(20):
         while not (days := await usage_of(app, "ann")):  # which waits for a while itself
             pass
