@@ -16,6 +16,7 @@ from model_runner.learning.link import COMMAND
 from model_runner.models.repository import ModelNotFoundError, resolve_model
 from server.api.body_workers import BodyWorkers
 from server.api.intake import LARGE_BYTES, Intake
+from server.config import Settings
 from server.engine.process import ProcessLink
 from server.telemetry.request_record import Sender
 from server.text.tokenizer import Tokenizer
@@ -98,7 +99,7 @@ async def test_the_intake_of_large_bodies(planted: Planted, tmp_path: Path) -> N
     tiny_vocabulary.tokenizer(320).save(str(tmp_path / "tokenizer.json"))
     nothing: Any = None
     with closing(BodyWorkers()) as workers:
-        intake = Intake(Tokenizer.from_folder(tmp_path), tmp_path, nothing, nothing, workers)
+        intake = Intake(Tokenizer.from_folder(tmp_path), tmp_path, nothing, Settings(), workers)
         assert await intake.run(operator.is_not, bytes(LARGE_BYTES), nothing, sender=Sender(""))  # costs no import
         intake.close()
     assert not planted.was_used
