@@ -67,7 +67,7 @@ def _applies(requirement: Requirement, extras: Collection[str], markers: Mapping
 
 
 def target_options(python: str, glibc: str, machine: str) -> list[str]:
-    """What pip is told of the other machine; of platforms it takes exactly those that are named."""
+    """Pip's options for the other machine. Pip takes wheels of exactly these platforms."""
     minors = range(int(glibc.removeprefix("2.")), _OLDEST_GLIBC - 1, -1)
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in minors] + [f"manylinux2014_{machine}"]
     options = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp"]

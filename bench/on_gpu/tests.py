@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PATHS = ("tests/gpu", "tests/model_runner/triton", "tests/model_runner/test_row_sums.py")
 """Not all of tests/: elsewhere are imports of packages that a machine for measuring need not have."""
 NEEDED = ("torch", "triton", "transformers", "accelerate", "safetensors", "numpy", "pytest")
-"""What it must have, with what these require: for these tests, and for all measurements but those of the server."""
+"""Packages that the machine must have, and what these require, for all but measurements of the server."""
 _PROCESSES = 14
 """Where pytest can share tests out: most of the time goes by in compiling kernels, on one core each."""
 _NAMED = 5

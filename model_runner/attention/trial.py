@@ -16,11 +16,11 @@ from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache
 
 _LENGTH = 300
-"""Of the choice that is looked at: more than a split of keys (kernels/triton/attention.py) and many blocks."""
+"""Tokens of the choice under test: more than a split of keys (kernels/triton/attention.py) and many blocks."""
 _BESIDE = 20
 """Tokens of another one."""
 _POSITIONS = (31, 256, 290)
-"""Of the rows that are looked at."""
+"""Positions of the rows that are compared."""
 _BEFORE, _AFTER = 5, 3
 """Rows around one in the middle of a prompt."""
 _WINDOWS = (None, 100)

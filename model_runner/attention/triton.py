@@ -163,7 +163,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         return self.upload(self.plan(batch))
 
     def layouts(self, batch: Batch) -> Mapping[str, TritonMetadata]:
-        """See AttentionBackend.layouts: each split of the keys in a program of its own, and all in one."""
+        """Metadata for keys in splits, each in a program of its own, and for all keys in one program."""
         cutting = self._cutting(is_decoding=longest_run(batch) <= _DECODED_TOKENS)
         cut = make_plan(batch, replace(cutting, programs=_PROGRAMS_FOR_ALL))
         whole = make_plan(batch, replace(cutting, part_rows=0))
