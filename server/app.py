@@ -34,6 +34,7 @@ from server.generation.planning.reading import ModelFormats
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
 from server.http.auth import AuthMiddleware, open_paths
+from server.http.body import IncomingBodies
 from server.http.cors import allow_origins
 from server.http.head import HeadMiddleware
 from server.http.loopback import Loopback
@@ -134,6 +135,7 @@ def _services(
         metrics=metrics,
         timelines=Timelines(engine, model.name, observers),
         fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
+        bodies=IncomingBodies(settings.max_body_mib),
         intake=Intake(tokenizer, folder.path, model, settings, workers),
         storage=storage,
         jobs=Jobs(),

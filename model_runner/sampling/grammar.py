@@ -39,6 +39,13 @@ _STEP_FUEL: Final = 1_000_000
 A token that is only asked about takes next to none: the limit is met where a mask is needed.
 """
 _FIRST_FUEL: Final = 10_000_000
+_ITEMS: Final = 50_000
+"""Parser items of one mask. A JSON schema with 400 optional properties needs more than 20,000."""
+_ITEMS_PER_ROW: Final = 2_000
+_LARK_ITEMS: Final = 20_000
+"""Parser items of one mask where a client wrote the grammar: it may be ambiguous, and a mask of 50,000 such items takes
+0.5 s. A grammar of C's expressions needs 12,000."""
+_LARK_ITEMS_PER_ROW: Final = 500
 _STATES: Final = 1 << 15
 """That a lexer keeps: about 40 MB in all ..."""
 _STATES_PER_TOKEN: Final = 8
@@ -364,15 +371,23 @@ class Grammars:
 
     def _compile(self, grammar: str, num_tokens: int) -> llguidance.LLMatcher:
         """For an output of so many tokens, or some more."""
-        matcher = llguidance.LLMatcher(self.vocabulary.tokenizer, grammar, log_level=0, limits=_limits(num_tokens))
+        matcher = llguidance.LLMatcher(
+            self.vocabulary.tokenizer, grammar, log_level=0, limits=_limits(grammar, num_tokens)
+        )
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
         return matcher
 
 
-def _limits(num_tokens: int) -> llguidance.LLParserLimits:
-    """What these count depends on what was computed before, unlike the other limits; see Matcher._begin_anew."""
+def _limits(grammar: str, num_tokens: int) -> llguidance.LLParserLimits:
+    """The limits of a matcher for an output of so many tokens.
+
+    The lexer's depend on what was computed before, unlike the parser's; see Matcher._begin_anew.
+    """
+    is_written_by_client = "%lark" in grammar
     return llguidance.LLParserLimits(
+        max_items_in_row=_LARK_ITEMS_PER_ROW if is_written_by_client else _ITEMS_PER_ROW,
+        step_max_items=_LARK_ITEMS if is_written_by_client else _ITEMS,
         step_lexer_fuel=_STEP_FUEL,
         initial_lexer_fuel=_FIRST_FUEL,
         max_lexer_states=_STATES + _STATES_PER_TOKEN * num_tokens,

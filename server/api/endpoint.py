@@ -18,7 +18,6 @@ from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
 from server.generation.result import collect
 from server.generation.run import Run
-from server.http.body import read_body
 from server.http.disconnect import wait_unless_gone
 from server.http.event_stream import EventStream, StreamLimits
 from server.http.middleware import record_of, sender_of
@@ -40,13 +39,13 @@ async def from_body(request: Request, services: Services, work: Callable[..., _T
 
     Raises ApiError and ClientDisconnect.
     """
-    body = await read_body(request, services.settings.max_body_mib)
+    body = await services.bodies.read_json(request)
     return await services.intake.run(work, body, services.info(), *args, sender=sender_of(request))
 
 
 async def body_as(schema: type[_Body], request: Request, services: Services) -> _Body:
     """Read a request's body and validate it; needs no engine. Raises ApiError and ClientDisconnect."""
-    body = await read_body(request, services.settings.max_body_mib)
+    body = await services.bodies.read_json(request)
     return await services.intake.run(read_as, body, None, schema, sender=sender_of(request))
 
 

@@ -14,6 +14,7 @@ from server.errors import InvalidRequestError, UnavailableError
 from server.generation.fingerprint import Fingerprint
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
+from server.http.body import IncomingBodies
 from server.http.loopback import Loopback
 from server.storage.files import FileStore
 from server.storage.storage import Storage
@@ -39,6 +40,7 @@ class Services:
     metrics: Metrics
     timelines: Timelines
     fingerprint: Fingerprint
+    bodies: IncomingBodies
     intake: Intake
     storage: Storage
     jobs: Jobs

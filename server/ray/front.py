@@ -18,7 +18,7 @@ from server.api.dialects import DIALECTS, by_path
 from server.config import Settings
 from server.errors import ApiError
 from server.http.auth import key_in, open_paths, owner_of, sees_all_usage
-from server.http.body import read_bytes
+from server.http.body import IncomingBodies
 from server.http.cors import allow_origins
 from server.http.disconnect import wait_unless_gone
 from server.http.hosts import guarded
@@ -60,6 +60,7 @@ class Front:
         self._replicas = replicas
         self._settings = settings
         self._own = own
+        self._bodies = IncomingBodies(max(settings.max_body_mib, settings.max_file_mib + _FORM_MIB))
         self._has_many = has_many
         self._keys = KeyRing(settings)
         self._open_paths = open_paths(settings)
@@ -103,7 +104,7 @@ class Front:
         request, path = Request(scope, receive), scope["path"]
         if self._has_many:
             stored.check_path(path)
-        content = await read_bytes(request, self._max_mib(path))
+        content = await self._bodies.read(request, self._max_mib(path))
         session = ""
         if not _is_of_files(path):
             session_key = key_in(request.headers) if self._settings.isolate_keys else ""

@@ -27,7 +27,6 @@ from server.api.responses.objects import ConversationObject, Deleted, ItemList
 from server.api.responses.queries import ItemsQuery
 from server.api.services import Services, ServicesDep
 from server.generation.notices import Notice, as_headers, as_warnings, to_report
-from server.http.body import read_body
 from server.http.json_body import validated
 from server.http.middleware import record_of
 from server.http.responses import json_response
@@ -185,7 +184,7 @@ def take_in_items(
 
 
 async def _taken(schema: type[CreateConversation] | type[CreateItems], request: Request, services: Services) -> _Taken:
-    body = await read_body(request, services.settings.max_body_mib)
+    body = await services.bodies.read_json(request)
     taken, _ = await taken_in(partial(take_in_items, schema), body, occasion_of(request), services)
     return taken
 

@@ -24,7 +24,6 @@ from server.errors import ApiError
 from server.generation.notices import Notice, as_headers
 from server.generation.result import collect
 from server.generation.run import Run
-from server.http.body import read_body
 from server.http.event_stream import EventStream, StreamLimits
 from server.http.middleware import record_of, report, sender_of
 from server.http.responses import json_response
@@ -35,7 +34,7 @@ _T = TypeVar("_T")
 
 async def respond(request: Request, services: Services) -> Response:
     """Take the request in, run it, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
-    body = await read_body(request, services.settings.max_body_mib)
+    body = await services.bodies.read_json(request)
     occasion = occasion_of(request)
     taken, found = await taken_in(take_in_response, body, occasion, services)
     check_whole(record_of(request), stream=taken.plan.stream, background=taken.is_background)
@@ -115,14 +114,14 @@ class _Answering:
 
 async def count_input(request: Request, services: Services) -> Response:
     """The tokens of an input. Raises ApiError."""
-    body = await read_body(request, services.settings.max_body_mib)
+    body = await services.bodies.read_json(request)
     (content, headers), _ = await taken_in(count_tokens, body, occasion_of(request), services)
     return json_response(content, headers)
 
 
 async def compact(request: Request, services: Services) -> Response:
     """A conversation in short. Raises ApiError and ClientDisconnect."""
-    body = await read_body(request, services.settings.max_body_mib)
+    body = await services.bodies.read_json(request)
     occasion = occasion_of(request)
     plan, _ = await taken_in(take_in_compaction, body, occasion, services)
     run = await start_run(plan, record_of(request), services)

@@ -561,6 +561,15 @@ def test_a_failure_in_mid_output_ends_that_one_with_the_reason(
         assert (picks.tokens[row], picks.errors[row]) == (alone.tokens[0], None)
 
 
+def test_an_ambiguous_grammar_of_a_client_ends_before_it_costs_seconds() -> None:
+    ambiguous = "start: part\npart: part part | /[a-z ]/ | part part part\n"
+    output = encode("a" * 110)
+    by_client = matcher(f"start: answer\nanswer: %lark {{\n{ambiguous}}}\n", output)
+    assert by_client.failure is not None
+    assert "max is 500" in by_client.failure.message
+    assert matcher(ambiguous, output).failure is None
+
+
 @pytest.mark.parametrize("begins_early", [False, True])
 @pytest.mark.parametrize("name", ["alternatives", "any character", "object"])
 def test_what_is_kept_for_other_outputs_never_ends_one(
