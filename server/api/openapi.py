@@ -25,8 +25,8 @@ ERRORS = {
     429: "The server has as many requests as it can hold, or the owner of the key has used what it may use.",
     529: "The server has as many requests as it can hold, in Anthropic's API.",
     500: "A fault of the server; its log has more, under the request's id.",
-    503: "The engine is starting, draining or failed, or the body came too slowly for a server short of memory. While the "
-    "engine is replaced, requests wait.",
+    503: "The engine is starting, draining or failed, or the body came too slowly for a server short of memory. While "
+    "the engine is replaced, requests wait.",
     504: "The answer took longer than `request_timeout_s`.",
 }
 """When each status is sent."""
