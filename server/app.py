@@ -14,7 +14,7 @@ from model_runner.models.repository import ModelFolder
 from server import __version__
 from server.api.body_workers import BodyWorkers
 from server.api.dialect import Dialect
-from server.api.dialects import DIALECTS, error_writers
+from server.api.dialects import DIALECTS, error_writers, short_paths
 from server.api.intake import Intake
 from server.api.jobs import Jobs
 from server.api.openapi import install_openapi
@@ -40,6 +40,7 @@ from server.http.head import HeadMiddleware
 from server.http.loopback import Loopback
 from server.http.middleware import RequestMiddleware, report
 from server.http.responses import error_response
+from server.http.short_paths import ShortPathMiddleware
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
@@ -91,6 +92,7 @@ def create_app(
     app.add_middleware(AuthMiddleware, accounts=services.accounts, open_paths=open_paths(settings))
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestMiddleware, metrics=services.metrics, error_writers=error_writers(dialects))
+    app.add_middleware(ShortPathMiddleware, paths=short_paths(dialects))
     allow_origins(app, settings.cors_origins)  # added last: outermost
     for dialect in dialects:
         app.include_router(dialect.router)

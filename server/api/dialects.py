@@ -1,6 +1,6 @@
 """All that the server speaks: each line is an API with its routes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter
 
@@ -21,6 +21,7 @@ from server.api.steps import routes as steps
 from server.api.tokens import routes as tokens
 from server.api.usage import routes as usage
 from server.http.responses import ErrorWriter
+from server.http.short_paths import ShortPaths
 
 DIALECTS: Sequence[Dialect] = (
     chat.DIALECT,
@@ -49,9 +50,14 @@ def error_writers(dialects: Sequence[Dialect]) -> Callable[[str], ErrorWriter]:
     return lambda path: find(path).errors
 
 
+def short_paths(dialects: Sequence[Dialect]) -> ShortPaths:
+    """Completes the paths of these dialects."""
+    return ShortPaths(_by_route(dialects))
+
+
 def by_path(dialects: Sequence[Dialect]) -> Callable[[str], Dialect]:
     """From a path to its dialect: one of OpenAI's forms where the path belongs to nobody."""
-    known = {route.path: dialect for dialect in dialects for route in dialect.router.routes}  # type: ignore[attr-defined]
+    known = _by_route(dialects)
     nobody = Dialect(APIRouter())
 
     def of(path: str) -> Dialect:
@@ -60,3 +66,7 @@ def by_path(dialects: Sequence[Dialect]) -> Callable[[str], Dialect]:
         return known.get(path, nobody)
 
     return of
+
+
+def _by_route(dialects: Sequence[Dialect]) -> Mapping[str, Dialect]:
+    return {route.path: dialect for dialect in dialects for route in dialect.router.routes}  # type: ignore[attr-defined]

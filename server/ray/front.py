@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from server.api.dialect import Dialect
-from server.api.dialects import DIALECTS, by_path
+from server.api.dialects import DIALECTS, by_path, short_paths
 from server.config import Settings
 from server.errors import ApiError
 from server.http.auth import key_in, open_paths, owner_of, sees_all_usage
@@ -65,10 +65,11 @@ class Front:
         self._keys = KeyRing(settings)
         self._open_paths = open_paths(settings)
         self._dialect_of = by_path(DIALECTS)
+        self._paths = short_paths(DIALECTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         prefix = scope.get("root_path", "")
-        path = scope["path"].removeprefix(prefix)
+        path = self._paths.full(scope["path"].removeprefix(prefix))
         dialect = self._dialect_of(path)
         state = {"record": RequestRecord(request_id_of(scope)), "error_writer": dialect.errors}
         scope = {**scope, "path": path, "root_path": _harmless(prefix, path), "state": state}

@@ -1,4 +1,4 @@
-"""POST /v1/rerank, and the same at /rerank and /v2/rerank, where clients of Cohere and vLLM look for it."""
+"""POST /v1/rerank, and the same at /v2/rerank, where clients of Cohere look for it."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,7 +12,7 @@ from server.api.rerank.schema import Reranked, RerankRequest
 from server.api.services import ServicesDep
 
 RERANK = PoolingApi(RerankRequest, rerank_intent, rerank_answer, rerank_options)
-PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
+PATHS = ("/v1/rerank", "/v2/rerank")
 
 router = APIRouter(tags=["Scores"])
 

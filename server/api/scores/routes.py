@@ -1,4 +1,4 @@
-"""POST /v1/score and /score."""
+"""POST /v1/score."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,23 +12,19 @@ from server.api.scores.schema import ScoreList, ScoreRequest
 from server.api.services import ServicesDep
 
 SCORES = PoolingApi(ScoreRequest, score_intent, score_answer, created)
-PATHS = ("/v1/score", "/score")
 
 router = APIRouter(tags=["Scores"])
 
 
+@router.post(
+    "/v1/score",
+    response_model=ScoreList,
+    responses=documented_errors(*GENERATION_ERRORS),
+    openapi_extra=takes(ScoreRequest),
+)
 async def create_scores(request: Request, services: ServicesDep) -> Response:
     """How well each document answers its query."""
     return await respond_with_numbers(SCORES, request, services)
 
 
-for path in PATHS:
-    router.post(
-        path,
-        response_model=ScoreList,
-        responses=documented_errors(*GENERATION_ERRORS),
-        openapi_extra=takes(ScoreRequest),
-    )(create_scores)
-
-
-DIALECT = Dialect(router, requests=dict.fromkeys(PATHS, ScoreRequest))
+DIALECT = Dialect(router, requests={"/v1/score": ScoreRequest})

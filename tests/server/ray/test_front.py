@@ -436,3 +436,13 @@ async def test_a_bug_is_told_as_one(front: FastAPI, replicas: LocalReplicas, mon
     async with client_of(front) as client:
         error = error_of(await client.get("/metrics"), 500, "server_error")
     assert "request's id" in error["message"]
+
+
+async def test_short_paths_are_full_ones_before_anything_looks_at_them(front: FastAPI, replicas: LocalReplicas) -> None:
+    async with client_of(front) as client:
+        assert (await client.post(RESPONSES.removeprefix("/v1"), json=BODIES[RESPONSES])).status_code == 200
+        stored = {**BODIES[RESPONSES], "store": True}
+        assert error_of(await client.post("/responses", json=stored))["param"] == "store"
+        assert error_of(await client.get("/files"))["code"] == "unsupported_value"
+    (forwarded,) = replicas.forwarded
+    assert (forwarded.scope["path"], json.loads(forwarded.body)["store"]) == (RESPONSES, False)
