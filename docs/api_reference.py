@@ -44,8 +44,8 @@ requests for the model at hand, with its defaults, and `/docs` and `/openapi.jso
 OpenAPI's form.
 
 {endpoints}
-A path below `/v1` is also served without it (`POST /chat/completions`), for clients whose base URL lacks it. Wherever it
-is, another path gets 404, another method 405, and a fault of the server 500.
+A path below `/v1` is also served without it (`POST /chat/completions`), for clients whose base URL lacks it. Wherever
+it is, another path gets 404, another method 405, and a fault of the server 500.
 
 A body is one JSON object, declared as `application/json`, nested at most {depth} levels deep and without a key twice;
 only a [file](batches.md#files) comes as a form.

@@ -93,7 +93,7 @@ def create_app(
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestMiddleware, metrics=services.metrics, error_writers=error_writers(dialects))
     app.add_middleware(ShortPathMiddleware, paths=short_paths(dialects))
-    allow_origins(app, settings.cors_origins)  # added last: outermost
+    allow_origins(app, settings.cors_origins, has_keys=settings.has_keys)  # added last: outermost
     for dialect in dialects:
         app.include_router(dialect.router)
     app.add_exception_handler(ApiError, _on_api_error)

@@ -46,9 +46,14 @@ def _split_lowered(value: object) -> object:
 def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     """What a browser never sends would never match."""
     for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            message = "'{origin}' is no origin, such as https://chat.example.com or http://localhost:3000, and not *"
-            raise PydanticCustomError("no_origin", message, {"origin": origin})
+        if origin not in _NAMED_ORIGINS and not _ORIGIN.fullmatch(origin):
+            message = (
+                "'{origin}' is no origin, such as https://chat.example.com or http://10.0.0.7:3000, and not {named}"
+            )
+            named = ", ".join(_NAMED_ORIGINS[:-1]) + f" or {_NAMED_ORIGINS[-1]}"
+            raise PydanticCustomError("no_origin", message, {"origin": origin, "named": named})
+    if "none" in origins and len(origins) > 1:
+        raise PydanticCustomError("no_origin", "'none' stands for no origins, and others are given with it")
     return origins
 
 
@@ -93,6 +98,7 @@ def _check_endpoint(endpoint: str) -> str:
 _TCP = re.compile(r"tcp://(\*|[\w.-]+|\[[\w:.%]+\]):(?P<port>\d{1,9}|\*)")
 _IPC = re.compile(r"ipc://[^*\s].*")
 _HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
+_NAMED_ORIGINS = ("*", "localhost", "none")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
@@ -236,8 +242,8 @@ class Settings(BaseSettings):
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")
     cors_origins: Origins = Field(
         (),
-        description="Origin of web pages that may use the server from a browser, * for all; may be given several "
-        "times; by default none.",
+        description="Origin of web pages that may use the server from a browser, * for all, localhost for those of "
+        "the browser's own machine, none; may be given several times; by default localhost, and with API keys none.",
     )
     allowed_hosts: Hosts = Field(
         (),

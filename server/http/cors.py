@@ -14,18 +14,24 @@ EXPOSED_HEADERS = (
 """Those of answers that a page's scripts may read; clients look for them."""
 
 
-def allow_origins(app: Starlette, origins: Collection[str], exposed: Collection[str] = ()) -> None:
-    """Let pages of these origins use the application; `*` stands for all. Of none, nothing changes.
+_LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+"""Origins of pages that this machine serves. Nobody else can have one of these."""
 
-    Their scripts may also read the headers `exposed`.
+
+def allow_origins(app: Starlette, origins: Collection[str], *, has_keys: bool, exposed: Collection[str] = ()) -> None:
+    """Let pages of these origins use the application. If none are given, pages on localhost may, unless it has keys.
+
+    `origins` are those of the setting of this name. Their scripts may also read the headers `exposed`.
 
     To be called after all other middleware was added, which this one then surrounds: a preflight, which a browser sends
     without the key, is answered here, and every error carries the headers without which a page could not read it.
     """
-    if origins:
+    named = set(origins or (["none"] if has_keys else ["localhost"])) - {"none"}
+    if named:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=origins,
+            allow_origins=named - {"localhost"},
+            allow_origin_regex=_LOCALHOST if "localhost" in named else None,
             allow_methods=METHODS,
             allow_headers=("*",),
             expose_headers=(*EXPOSED_HEADERS, *exposed),

@@ -49,7 +49,7 @@ def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name
     front = Front(replicas, settings, OwnAnswers(name, settings.metrics_prefix), has_many=has_many)
     checked = guarded(front, settings.allowed_hosts, has_keys=settings.has_keys)
     app = Starlette(routes=[Route("/{path:path}", checked)])
-    allow_origins(app, settings.cors_origins, exposed=(_REPLICA_HEADER,))
+    allow_origins(app, settings.cors_origins, has_keys=settings.has_keys, exposed=(_REPLICA_HEADER,))
     return app
 
 

@@ -223,7 +223,9 @@ def test_several_origins(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert settings_of("--config", str(yaml_file)).cors_origins == both
     monkeypatch.setenv("SAMEWISE_CORS_ORIGINS", ",".join(both))
     assert settings_of().cors_origins == both
-    assert settings_of("--cors-origins", "*").cors_origins == ("*",)
+    for name in ("*", "localhost", "none"):
+        assert settings_of("--cors-origins", name).cors_origins == (name,)
+    assert "others are given with it" in invoke("--cors-origins", "none,https://a.example").stderr
     monkeypatch.setenv("SAMEWISE_CORS_ORIGINS", "")
     assert settings_of().cors_origins == ()
 

@@ -89,9 +89,57 @@ async def test_all_origins(make_app: Callable[..., FastAPI]):
             assert "access-control-allow-credentials" not in answer.headers
 
 
-async def test_no_origin_unless_the_server_is_told(client: httpx.AsyncClient):
-    error_of(await client.options(CHAT, headers=preflight()), 405)
-    answer = await client.get("/version", headers={"origin": PAGE})
+OF_THIS_MACHINE = (
+    "http://localhost",
+    "http://localhost:3000",
+    "https://127.0.0.1:8443",
+    "http://[::1]",
+    "http://[::1]:1",
+)
+OF_OTHERS = (
+    *(PAGE, "http://notlocalhost", "http://localhost.evil.com", "http://evil.com:80", "http://localhost:80.evil.com"),
+    *("http://127.0.0.1.evil.com", "http://127.0.0.10", "http://127x0.0.1", "http://user@localhost", "ftp://localhost"),
+    *("null", "localhost", "http://localhost/", "http://localhost:", "http://localhost\n", "http://192.168.0.7"),
+)
+
+
+async def may_read(client: httpx.AsyncClient, origin: str) -> bool:
+    """Whether a browser lets a page of this origin read answers; it asks first, and looks at the answer again."""
+    asked = await client.options(CHAT, headers=preflight(origin))
+    answer = await client.get("/version", headers={"origin": origin})
+    allowed = {one.headers.get("access-control-allow-origin") for one in (asked, answer)}
+    assert allowed in ({origin}, {None})
+    return allowed == {origin}
+
+
+@pytest.mark.parametrize("settings", [{}, {"api_key": "main-key", "cors_origins": "localhost"}])
+async def test_pages_on_localhost_may_use_a_server(make_app: Callable[..., FastAPI], settings: dict):
+    """Without keys by default, with keys if the server is told."""
+    async with client_of(make_app(**settings)) as client:
+        assert all([await may_read(client, origin) for origin in OF_THIS_MACHINE])
+        assert not any([await may_read(client, origin) for origin in OF_OTHERS])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"cors_origins": "none"}, {"cors_origins": PAGE}, {"api_key": "main-key"}],
+    ids=["off", "others", "key"],
+)
+async def test_they_may_not_where_that_is_off(make_app: Callable[..., FastAPI], settings: dict):
+    async with client_of(make_app(**settings)) as client:
+        assert not any([await may_read(client, origin) for origin in OF_THIS_MACHINE])
+
+
+async def test_localhost_is_one_origin_among_others(make_app: Callable[..., FastAPI]):
+    async with client_of(make_app(api_key="main-key", cors_origins=["localhost", PAGE])) as client:
+        assert await may_read(client, PAGE)
+        assert await may_read(client, OF_THIS_MACHINE[0])
+
+
+async def test_no_origin_leaves_no_trace(make_app: Callable[..., FastAPI]):
+    async with client_of(make_app(cors_origins="none")) as client:
+        error_of(await client.options(CHAT, headers=preflight()), 405)
+        answer = await client.get("/version", headers={"origin": PAGE})
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
