@@ -76,7 +76,7 @@ Every answer has an `x-request-id`. By it, or by the answer's own id, `GET /v1/r
 [what became of the request](requests.md), and `GET /v1/requests` lists the last ones of the key.
 
 Where API keys are configured, a request needs the header `Authorization: Bearer KEY` or `x-api-key: KEY`, except for
-{open}; with `--open-metrics` for `/metrics`, too.
+{open}; with `--open-metrics` for `/metrics` and `/load`, too.
 
 ## From logits to tokens
 

@@ -269,8 +269,8 @@ class Settings(BaseSettings):
     )
     open_metrics: bool = Field(
         False,
-        description="Answer /metrics without a key where keys are configured, for routers that have none; what each "
-        "key has used is left out then.",
+        description="Answer /metrics and /load without a key where keys are configured, for routers that have none; "
+        "what each key has used is left out then.",
     )
     otlp_traces_endpoint: Annotated[str, AfterValidator(_check_collector)] | None = Field(
         None, description="OpenTelemetry collector that traces are sent to, such as http://localhost:4318."

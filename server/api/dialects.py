@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter
 
-from server.api import capabilities, models, probes
+from server.api import capabilities, invocations, models, probes
 from server.api.batches import routes as batches
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
@@ -41,6 +41,7 @@ DIALECTS: Sequence[Dialect] = (
     steps.DIALECT,
     capabilities.DIALECT,
     probes.DIALECT,
+    invocations.DIALECT,
 )
 
 

@@ -51,31 +51,40 @@ async def body_as(schema: type[_Body], request: Request, services: Services) -> 
 
 async def respond(api: GenerationApi, request: Request, services: Services) -> Response:
     """Take the request in, run it, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
-    taken: Taken = await from_body(request, services, take_in, api)
+    return await answer(api, await from_body(request, services, take_in, api), request, services)
+
+
+async def answer(api: GenerationApi, taken: Taken, request: Request, services: Services) -> Response:
+    """Run what was taken in, and answer as `respond` does."""
     plan, record = taken.plan, record_of(request)
     check_whole(record, stream=plan.stream)
     fingerprint = await services.fingerprint.of(services.info())
     run = await start_run(plan, record, services)
     try:
         answering = Answering(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
-        answer = api.answer(answering, taken.options)
+        frames = api.answer(answering, taken.options)
     except BaseException:
         run.close()
         raise
     if plan.stream:
         limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
-        return EventStream(run, answer, limits, headers=as_headers(plan.notices))
+        return EventStream(run, frames, limits, headers=as_headers(plan.notices))
     try:
         choices = await unless_gone(request, collect(run))
     finally:
         run.close()
-    content = await asyncio.to_thread(answer.whole, choices)  # many logprobs take a while
+    content = await asyncio.to_thread(frames.whole, choices)  # many logprobs take a while
     return json_response(content, as_headers(plan.notices))
 
 
 async def respond_with_numbers(api: PoolingApi, request: Request, services: Services) -> Response:
     """The same for numbers made of texts in place of answers: they come when all of them are there."""
     taken: Taken = await from_body(request, services, take_in_pooling, api)
+    return await answer_with_numbers(api, taken, request, services)
+
+
+async def answer_with_numbers(api: PoolingApi, taken: Taken, request: Request, services: Services) -> Response:
+    """Run what was taken in, and answer as `respond_with_numbers` does."""
     run = await start_run(taken.plan, record_of(request), services)
     try:
         await unless_gone(request, collect(run))

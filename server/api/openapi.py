@@ -44,10 +44,11 @@ def streamed(chunk: type[BaseModel], end: str = ", then `[DONE]`") -> dict[str, 
     return {"description": description, "content": {"text/event-stream": {"x-event-schema": reference}}}
 
 
-def takes(body: type[BaseModel]) -> dict[str, Any]:
-    """For a route's `openapi_extra`: its body, which it reads by itself."""
-    content = {"application/json": {"schema": {"$ref": _REFERENCES.format(model=body.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+def takes(*bodies: type[BaseModel]) -> dict[str, Any]:
+    """For a route's `openapi_extra`: its body, which it reads by itself, and which has one of several forms."""
+    forms = [{"$ref": _REFERENCES.format(model=body.__name__)} for body in bodies]
+    schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def takes_form(body: type[BaseModel]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from server import __version__
 from server.api.dialect import Dialect
@@ -25,6 +25,14 @@ class Version(BaseModel):
     """The server's version."""
 
     version: str
+
+
+class Load(BaseModel):
+    """Answer of GET /load."""
+
+    server_load: int = Field(
+        description="Requests that the engine has taken and that are not answered; not those in the background."
+    )
 
 
 @router.get("/health")
@@ -49,6 +57,12 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
     """Prometheus metrics. What each key has used is only in them for keys that may see that of all."""
     content = services.metrics.render(of_tenants=sees_all_usage(request.headers, services.accounts.keys))
     return Response(content, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/load", responses=documented_errors(401))
+async def load(services: ServicesDep) -> Load:
+    """How many requests there are now, for routers that ask vLLM so."""
+    return Load(server_load=services.timelines.num_awaited)
 
 
 @router.get("/version")

@@ -14,13 +14,13 @@ from server.tenants.accounts import Accounts
 from server.tenants.key_ring import KeyRing
 from server.tenants.tenant import Tenant
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/docs", "/openapi.json"})
 """Probes and the documentation need no key."""
 
 
 def open_paths(settings: Settings) -> frozenset[str]:
     """The paths that need no key with these settings."""
-    return OPEN_PATHS | {"/metrics"} if settings.open_metrics else OPEN_PATHS
+    return OPEN_PATHS | {"/metrics", "/load"} if settings.open_metrics else OPEN_PATHS
 
 
 class AuthMiddleware:

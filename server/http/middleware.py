@@ -22,7 +22,7 @@ from server.telemetry.request_record import RequestRecord, Sender
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 _MAX_TRACE_CONTEXT = 512
 """Characters of each header, which is what everyone must pass on."""
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
 """Asked every few seconds by machines: logged at the debug level, as are requests in the background."""
 _access = logging.getLogger("samewise.access")
 _errors = logging.getLogger("samewise.http")

@@ -41,6 +41,11 @@ class Timelines:
         self._ended: dict[bool, deque[RequestTimeline]] = {False: deque(), True: deque()}
         """The oldest first; by whether they were in the background."""
 
+    @property
+    def num_awaited(self) -> int:
+        """Requests that the engine has taken and that have not ended, but for those in the background."""
+        return sum(not live.record.is_background for live in self._running)
+
     def begin(self, record: RequestRecord) -> LiveTimeline:
         """Follow a request, until its timeline ends. It is found once the engine has taken something of it."""
         return LiveTimeline(record, self._model, self._taken, self._end)

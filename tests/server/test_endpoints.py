@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.interface import EngineStats
+from scheduler.interface import EngineRequest, EngineStats
 from server import __version__
 from server.api.chat.schema import ChatCompletionRequest
 from server.engine.client import (
@@ -27,15 +27,42 @@ from server.engine.client import (
 from server.errors import RequestTimeoutError
 from server.telemetry.logs import JSONFormatter, TextFormatter
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of
+from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, events_of
 from tests.server.tiny_model import END, EOS, START, write_folder
 
 
 async def test_probes(client: httpx.AsyncClient):
     assert (await client.get("/health")).json() == {"status": "ok"}
-    assert (await client.get("/ready")).json() == {"status": "ready"}
+    for ask in (client.get("/ready"), client.get("/ping"), client.post("/ping", content=b"anything")):
+        assert (await ask).json() == {"status": "ready"}
     assert (await client.get("/version")).json() == {"version": __version__}
     assert (await client.get("/docs")).status_code == 200
+
+
+async def test_ping_says_whether_requests_are_answered(client: httpx.AsyncClient, engine: FakeEngine):
+    engine.state = EngineState.RESTARTING
+    for ask in (client.get("/ping"), client.post("/ping")):
+        error_of(await ask, 503, "server_error")
+
+
+async def test_load_is_the_number_of_requests_that_somebody_waits_for(
+    make_app: Callable[..., FastAPI], engine: FakeEngine
+):
+    loads: list[int] = []
+    app = make_app()
+
+    def script(request: EngineRequest, choice: int) -> list[int]:
+        loads.append(app.state.services.timelines.num_awaited)
+        return [ord("a")] * request.max_tokens
+
+    engine.script = script
+    async with client_of(app) as client:
+        assert (await client.get("/load")).json() == {"server_load": 0}
+        await asyncio.gather(client.post(CHAT, json=chat(n=2)), client.post(COMPLETIONS, json=completion()))
+        assert max(loads) == 2, "two requests of three choices"
+        await app.state.services.loopback.post(CHAT, json.dumps(chat()).encode(), "")
+        assert loads[-1] == 0, "one in the background"
+        assert (await client.get("/load")).json() == {"server_load": 0}
 
 
 async def test_models(client: httpx.AsyncClient):
@@ -145,7 +172,7 @@ async def test_refused_fields_say_so(client: httpx.AsyncClient):
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
-KEYED_PATHS = ("/v1/models", "/v1/capabilities", "/tokenizer_info", "/nowhere", "/metrics")
+KEYED_PATHS = ("/load", "/v1/models", "/v1/capabilities", "/tokenizer_info", "/nowhere", "/metrics")
 
 
 async def test_keys(make_app: Callable[..., FastAPI], tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -154,7 +181,7 @@ async def test_keys(make_app: Callable[..., FastAPI], tmp_path: Path, caplog: py
     app = make_app(api_key="main-key", api_keys_file=tmp_path / "keys")
     await app.state.services.fingerprint.wait_known()
     async with client_of(app) as client:
-        for path in ("/health", "/ready", "/version", "/openapi.json"):
+        for path in ("/health", "/ready", "/ping", "/version", "/openapi.json"):
             assert (await client.get(path)).status_code == 200
         for path in KEYED_PATHS:
             response = await client.get(path)

@@ -15,8 +15,8 @@ from server.http.json_body import validated
 from tests.server.helpers import client_of
 
 LARGE = b'{"model": "' + b"x" * intake.LARGE_BYTES + b'"}'
-WITHOUT_JSON = {"/v1/files"}
-"""Routes whose bodies are forms."""
+WITHOUT_JSON = {"/v1/files", "/ping"}
+"""Routes whose bodies are forms, or are not read."""
 
 
 @pytest.fixture

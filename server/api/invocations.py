@@ -1,0 +1,91 @@
+"""POST /invocations and /ping: how SageMaker asks for answers, and whether the server is ready."""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Raw
+
+from server.api.chat.routes import CHAT
+from server.api.completions.routes import COMPLETIONS
+from server.api.dialect import Dialect
+from server.api.embeddings.routes import EMBEDDINGS
+from server.api.endpoint import answer, answer_with_numbers, from_body
+from server.api.generation_api import GenerationApi, Taken, take_in
+from server.api.intake import IntakeContext
+from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
+from server.api.pooling_api import PoolingApi, take_in_pooling
+from server.api.probes import Status, ready
+from server.api.rerank.routes import RERANK
+from server.api.scores.routes import SCORES
+from server.api.services import ServicesDep
+from server.errors import InvalidRequestError
+from server.http.strict_json import parse_json
+
+_APIS: Sequence[tuple[str, GenerationApi | PoolingApi]] = (
+    ("messages", CHAT),
+    ("prompt", COMPLETIONS),
+    ("input", EMBEDDINGS),
+    ("query", RERANK),
+    ("queries", SCORES),
+    ("text_1", SCORES),
+)
+"""By the field that tells them, the first of which counts."""
+
+_NULLS = (None, Raw(b"null"))
+
+router = APIRouter(tags=["SageMaker"])
+
+
+@router.post(
+    "/invocations",
+    response_model=None,
+    responses=documented_errors(*GENERATION_ERRORS),
+    openapi_extra=takes(*dict.fromkeys(api.schema for _, api in _APIS)),
+)
+async def invoke(request: Request, services: ServicesDep) -> Response:
+    """Whatever the body has the form of: a chat completion, a completion, embeddings, a ranking or scores."""
+    api, taken = await from_body(request, services, take_in_by_form)
+    if isinstance(api, PoolingApi):
+        return await answer_with_numbers(api, taken, request, services)
+    return await answer(api, taken, request, services)
+
+
+@router.get("/ping", responses=documented_errors(503))
+async def ping(services: ServicesDep) -> Status:
+    """The same as GET /ready."""
+    return await ready(services)
+
+
+router.post("/ping", responses=documented_errors(503))(ping)
+
+
+def take_in_by_form(context: IntakeContext, body: bytes) -> tuple[GenerationApi | PoolingApi, Taken]:
+    """The API whose form a body has, and the plan. Raises ApiError and HeavyError."""
+    api = _api_of(_fields_of(body), generates=context.model.abilities.generates)
+    if isinstance(api, PoolingApi):
+        return api, take_in_pooling(context, body, api)
+    return api, take_in(context, body, api)
+
+
+def _fields_of(body: bytes) -> Collection[str]:
+    """The names of its fields that are not null. Raises InvalidRequestError if it is no JSON."""
+    fields: object
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Raw])
+    except (ValueError, RecursionError):
+        fields = parse_json(body)
+    return [name for name, value in fields.items() if value not in _NULLS] if isinstance(fields, dict) else ()
+
+
+def _api_of(fields: Collection[str], *, generates: bool) -> GenerationApi | PoolingApi:
+    """A model that does not write makes a vector of messages. Raises InvalidRequestError."""
+    api = next((api for name, api in _APIS if name in fields), None)
+    if api is None:
+        names = ", ".join(f"'{name}'" for name, _ in _APIS)
+        message = f"The body must be a JSON object with one of the fields {names}, which decide what is answered."
+        raise InvalidRequestError(message, code="missing_required_parameter")
+    return EMBEDDINGS if api is CHAT and not generates else api
+
+
+DIALECT = Dialect(router)
