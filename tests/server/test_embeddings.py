@@ -14,13 +14,15 @@ from openai import BadRequestError, OpenAI
 from safetensors.numpy import save_file
 
 from model_runner.pooling import Pooling
+from server.api.embeddings.intent import embedding_intent
+from server.api.embeddings.schema import EmbeddingRequest
 from server.engine.client import QueueFullError
 from server.generation import run
 from server.generation.pooling.model_files import read_abilities
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, completion, error_of, refused, requested
-from tests.server.tiny_model import write_folder
+from tests.server.tiny_model import START, write_folder
 
 PATH = "/v1/embeddings"
 TRAINED = {
@@ -121,6 +123,93 @@ async def test_what_cannot_be_is_refused_by_name(
     client: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str
 ):
     await refused(client, PATH, asked(**fields), param, code)
+
+
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [
+        (["hi", [7, 8], "ho"], [b"hi", bytes([7, 8]), b"ho"]),
+        ([[7, 8], "hi"], [bytes([7, 8]), b"hi"]),
+        ([7, 8], [bytes([7, 8])]),
+    ],
+)
+async def test_texts_and_tokens_may_be_mixed(
+    client: httpx.AsyncClient, engine: FakeEngine, given: list[Any], spelled: list[bytes]
+):
+    answer = await client.post(PATH, json=asked(input=given))
+    assert [bytes(request.prompt) for request in engine.requests] == spelled
+    assert len(answer.json()["data"]) == len(spelled)
+
+
+MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+
+
+def of_messages(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": MESSAGES, **fields}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"add_generation_prompt": True}, {"continue_final_message": True}, {"chat_template_kwargs": {"tone": "x"}}],
+)
+async def test_messages_are_embedded_as_the_template_writes_them(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any]
+):
+    answer = await client.post(PATH, json=of_messages(**fields))
+    assert answer.json()["object"] == "list"
+    tokens = (await client.post("/tokenize", json={"add_generation_prompt": False, **of_messages(**fields)})).json()
+    (request,) = engine.requests
+    assert list(request.prompt) == tokens["tokens"]
+    assert (request.max_tokens, request.sampling.pooling) == (0, Pooling("last", normalizes=True))
+    assert answer.json()["usage"]["prompt_tokens"] == tokens["count"]
+
+
+async def test_messages_have_none_of_the_model_s_prompts_before_them(trained: httpx.AsyncClient, engine: FakeEngine):
+    request = await requested(trained, engine, PATH, of_messages(dimensions=4, encoding_format="base64"))
+    assert request.prompt[0] == START
+    error = await refused(
+        trained, PATH, of_messages(prompt_name="query"), "prompt_name", "invalid_parameter_combination"
+    )
+    assert "messages" in error
+
+
+async def test_what_the_template_does_not_show_of_messages_is_reported(client: httpx.AsyncClient):
+    answer = await client.post(PATH, json=of_messages(messages=[{"role": "user", "content": "hi", "name": "Ann"}]))
+    assert [one["path"] for one in answer.json()["warnings"]] == ["messages[0].name"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"input": None}, "input", "missing_required_parameter"),
+        ({"messages": MESSAGES}, "input", "invalid_parameter_combination"),
+        ({"input": ["a", 7]}, "input[1]", "invalid_type"),
+        ({"input": [7, "a"]}, "input[1]", "invalid_type"),
+        ({"input": ["a", [7, "a"]]}, "input[1][1]", "invalid_type"),
+        ({"input": ["a", []]}, "input[1]", "empty_array"),
+        ({"input": [["a"]]}, "input[0][0]", "invalid_type"),
+        ({"input": {}}, "input", "invalid_type"),
+        ({"add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),
+        ({"chat_template_kwargs": {"tone": "x"}}, "chat_template_kwargs", "invalid_value"),
+        ({"input": None, "messages": []}, "messages", "empty_array"),
+        ({"input": None, "messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"input": None, "messages": [{"role": "user", "content": "x" * 300}]}, "messages", "context_length_exceeded"),
+        (
+            {"input": None, "messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "invalid_parameter_combination",
+        ),
+    ],
+)
+async def test_what_cannot_be_of_messages_and_mixed_inputs(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str
+):
+    await refused(client, PATH, asked(**fields), param, code)
+
+
+def test_messages_are_as_costly_as_their_texts():
+    body = of_messages(messages=[{"role": "user", "content": "x" * 100_000}])
+    assert embedding_intent(EmbeddingRequest.model_validate(body)).asks.num_bytes > 100_000
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ from server.generation.request import TextPrompt, TokenPrompt
 
 def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
     """The body's fields as a request."""
-    inputs = tuple(_input(body, index, one) for index, one in enumerate(body.inputs))
+    conversation = body.conversation(opens_turn=False)
+    texts = tuple(_input(body, index, one) for index, one in enumerate(body.inputs))
+    inputs = texts if conversation is None else (conversation,)
     return PoolingRequest(
         **pooling_fields(body),
         model=body.model,
         asks=Embed(inputs, body.dimensions, body.prompt_name, body.truncate_prompt_tokens),
         id_prefix="embd-",
-        paths={"prompt": "input"},
+        paths={"prompt": "input" if conversation is None else "messages"},
     )
 
 

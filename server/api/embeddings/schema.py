@@ -5,28 +5,41 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.completions.schema import TokenIds, prompt_shape
+from server.api.completions.schema import TokenIds
+from server.api.fields.conversation import ConversationFields
 from server.api.fields.pooling import PoolingFields
-from server.api.fields.rules import problem
+from server.api.fields.rules import problem, related, shape
 from server.api.openai.numbers import PromptUsage
 from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
 
 MAX_INPUTS = 2048
+
+
+def _input_shape(value: object) -> str | None:
+    """Whether an array holds inputs or is one, by its first item."""
+    if isinstance(value, list) and value and not isinstance(value[0], str | list):
+        return "<tokens>"
+    return shape(value)
+
+
 Text = Annotated[str, Field(min_length=1)]
+OneInput = Annotated[Annotated[Text, Tag("<string>")] | Annotated[TokenIds, Tag("<array>")], Discriminator(shape)]
 Input = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")]
+    Annotated[Text, Tag("<string>")]
     | Annotated[TokenIds, Tag("<tokens>")]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<batch>")],
-    Discriminator(prompt_shape),
+    | Annotated[list[OneInput], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<array>")],
+    Discriminator(_input_shape),
 ]
 
 
-class EmbeddingRequest(PoolingFields):
+class EmbeddingRequest(ConversationFields, PoolingFields):
     """OpenAI's fields, and extensions under the names of vLLM and sentence-transformers."""
 
     model: str = Field(description="Name of the served model.")
-    input: Input = Field(description="One text or several, as text or as token ids.")
+    input: Input | None = Field(
+        None, description="One text or several, each as text or as token ids; either this or `messages` is required.",
+        json_schema_extra=related(excludes=["messages"]),
+    )  # fmt: skip
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="`float` by default; `base64`: of the numbers as float32, little-endian."
     )
@@ -43,6 +56,12 @@ class EmbeddingRequest(PoolingFields):
     )
 
     @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if self.input is None and self.messages is None:
+            raise problem("missing_required_parameter", "Missing required parameter: 'input'.", "input")
+        return self
+
+    @model_validator(mode="after")
     def _check_truncation(self) -> Self:
         if self.truncate_prompt_tokens == 0:
             message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
@@ -51,10 +70,10 @@ class EmbeddingRequest(PoolingFields):
 
     @property
     def inputs(self) -> Sequence[str | list[int]]:
-        """All of them, whichever of the four shapes they came in."""
-        if isinstance(self.input, str) or isinstance(self.input[0], int):
+        """All texts, whichever shape they came in."""
+        if isinstance(self.input, str) or (self.input and isinstance(self.input[0], int)):
             return [self.input]
-        return cast(Sequence[str | list[int]], self.input)
+        return cast(Sequence[str | list[int]], self.input or ())
 
 
 class Embedding(ResponseModel):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from server.generation.notices import Notice
-from server.generation.request import TextPrompt, TokenPrompt
+from server.generation.request import Prompt, TextPrompt, TokenPrompt
 
 _BYTES_EACH = 512
 """What a prompt costs beside its own text, as bytes of text that take as long."""
@@ -14,7 +14,7 @@ _BYTES_EACH = 512
 class Embed:
     """A vector of each of these."""
 
-    inputs: Sequence[TextPrompt | TokenPrompt]
+    inputs: Sequence[Prompt]
     dimensions: int | None = None
     """Its length, where that is not the model's."""
     prompt_name: str | None = None
@@ -25,8 +25,16 @@ class Embed:
     @property
     def num_bytes(self) -> int:
         """Of text that take about as long to read as all of this."""
-        sizes = (len(one.text if isinstance(one, TextPrompt) else one.tokens) for one in self.inputs)
-        return sum(_BYTES_EACH + size for size in sizes)
+        return sum(_BYTES_EACH + _size(one) for one in self.inputs)
+
+
+def _size(prompt: Prompt) -> int:
+    """The characters or tokens of a prompt, without what a chat template adds."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    if isinstance(prompt, TokenPrompt):
+        return len(prompt.tokens)
+    return sum(len(message["content"]) for message in prompt.messages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from server.generation.planning.planner import Planner
 from server.generation.pooling.abilities import Embedding, unable
 from server.generation.pooling.pair_prompt import PairPrompts
 from server.generation.pooling.request import Embed, PoolingRequest, Score
-from server.generation.request import GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from server.generation.request import GenerationRequest, Prompt, TextPrompt
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
 
@@ -55,8 +55,8 @@ class PoolingRules:
         name = form.default_prompt if asks.prompt_name is None else asks.prompt_name
         if name is not None and name not in form.prompts:
             raise _unknown_prompt(name, form)
-        if asks.prompt_name is not None and any(isinstance(prompt, TokenPrompt) for prompt in asks.inputs):
-            message = "'prompt_name' needs texts: what is given as tokens is taken as it is."
+        if asks.prompt_name is not None and not all(isinstance(prompt, TextPrompt) for prompt in asks.inputs):
+            message = "'prompt_name' needs texts: tokens and messages are taken as they are."
             raise InvalidRequestError(message, param="prompt_name", code="invalid_parameter_combination")
         before = "" if name is None else form.prompts[name]
         inputs = [replace(one, text=before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
