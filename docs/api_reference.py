@@ -200,6 +200,9 @@ def _section(route: APIRoute) -> Iterator[str]:
         if inspect.isclass(model):
             yield f"The answer{_form(model)}:\n"
             yield response_table(model)
+        elif entries := get_args(model):
+            yield "To `texts`, the answer is an array, of which each entry has:\n"
+            yield response_table(*entries)
     if takes_body and (chunk := CHUNKS.get(route.path)):
         yield "Each event of a stream:\n"
         yield response_table(chunk)

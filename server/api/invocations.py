@@ -29,6 +29,7 @@ _APIS: Sequence[tuple[str, GenerationApi | PoolingApi]] = (
     ("query", RERANK),
     ("queries", SCORES),
     ("text_1", SCORES),
+    ("data_1", SCORES),
 )
 """By the field that tells them, the first of which counts."""
 

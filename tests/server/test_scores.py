@@ -103,6 +103,59 @@ async def test_documents_are_ranked(reranker: httpx.AsyncClient, engine: FakeEng
     assert best == [{key: result[key] for key in ("index", "relevance_score")} for result in answer["results"][:2]]
 
 
+@pytest.mark.parametrize("path", [RERANK, "/rerank"])
+async def test_texts_are_ranked_in_the_form_of_tei(reranker: httpx.AsyncClient, engine: FakeEngine, path: str):
+    texts = ["one", "two", "three"]
+    asked = {"query": "?", "texts": texts}
+    plain = await reranker.post(path, json=asked)
+    found = scores(engine)
+    order = sorted(range(3), key=lambda index: -found[index])
+    assert [one["index"] for one in plain.json()] == order
+    assert [one["score"] for one in plain.json()] == pytest.approx([found[index] for index in order])
+    assert {tuple(one) for one in plain.json()} == {("index", "score")}
+    shown = await reranker.post(path, json={**asked, "return_text": True, "top_n": 2, "learn": True})
+    assert shown.json() == [{**one, "text": texts[one["index"]]} for one in plain.json()[:2]]
+    assert shown.headers["x-samewise-ignored"] == "learn"
+
+
+async def test_the_scores_of_texts_are_those_of_documents(reranker: httpx.AsyncClient):
+    texts = {"query": "?", "texts": ["one", "two"]}
+    documents = {"query": "?", "documents": texts["texts"]}
+    for of_texts, of_documents in (({}, {}), ({"raw_scores": True}, {"use_activation": False})):
+        tei = (await reranker.post(RERANK, json={**texts, **of_texts})).json()
+        jina = (await reranker.post(RERANK, json={**documents, **of_documents})).json()["results"]
+        assert [(one["index"], one["score"]) for one in tei] == [(one["index"], one["relevance_score"]) for one in jina]
+
+
+@pytest.mark.parametrize("files", [OF_TOKENS, OF_CLASSES, OF_LOGITS])
+async def test_scores_without_activation_are_the_model_s_numbers(
+    serving: Callable[..., httpx.AsyncClient], engine: FakeEngine, files: dict[str, Any]
+):
+    async with serving(files) as client:
+        asked = {"queries": "q", "documents": "d"}
+        values = [
+            (await client.post(SCORE, json={**asked, "use_activation": use})).json()["data"][0]["score"]
+            for use in (None, True, False)
+        ]
+    numbers = struct.unpack(f"<{2 if files is OF_TOKENS else 1}f", make_numbers(engine.requests[0], 16))
+    raw = numbers[0] - sum(numbers[1:])
+    assert values[2] == pytest.approx(raw)
+    assert values[0] == values[1] == pytest.approx(raw if files is OF_LOGITS else 1 / (1 + math.exp(-raw)))
+
+
+@pytest.mark.parametrize("names", [("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")])
+async def test_pairs_have_several_names(reranker: httpx.AsyncClient, engine: FakeEngine, names: tuple[str, str]):
+    values = []
+    for first, second in (("queries", "documents"), names):
+        answer = await reranker.post(SCORE, json={first: "q", second: ["a", "b"]})
+        values.append([one["score"] for one in answer.json()["data"]])
+    assert values[0] == values[1]
+    await refused(reranker, SCORE, {names[0]: "q", names[1]: []}, names[1], "empty_array")
+    await refused(
+        reranker, SCORE, {names[0]: "q", names[1]: ["a", "x" * 600]}, f"{names[1]}[1]", "context_length_exceeded"
+    )
+
+
 async def test_equally_good_documents_keep_their_order_and_long_ones_are_cut(
     reranker: httpx.AsyncClient, engine: FakeEngine
 ):
@@ -167,6 +220,19 @@ async def test_a_pair_without_tokens_is_named(serving: Callable[..., httpx.Async
         (RERANK, {"query": "a", "documents": [{"txt": "b"}]}, "documents[0].txt", "unknown_parameter"),
         (RERANK, {"query": "a", "documents": ["b"], "rank_fields": ["c"]}, "rank_fields", "unsupported_parameter"),
         (RERANK, {"documents": ["b"]}, "query", "missing_required_parameter"),
+        (RERANK, {"query": "a"}, "documents", "missing_required_parameter"),
+        (RERANK, {"query": "a", "documents": None}, "documents", "missing_required_parameter"),
+        (RERANK, {"query": "a", "documents": ["b"], "texts": ["b"]}, "documents", "invalid_parameter_combination"),
+        (RERANK, {"query": "a", "texts": []}, "texts", "empty_array"),
+        (RERANK, {"query": "a", "texts": [{"text": "b"}]}, "texts[0]", "invalid_type"),
+        (RERANK, {"query": "a", "texts": ["b", "x" * 600]}, "texts[1]", "context_length_exceeded"),
+        (RERANK, {"query": "a", "documents": ["b"], "raw_scores": True}, "raw_scores", "invalid_value"),
+        (RERANK, {"query": "a", "documents": ["b"], "return_text": True}, "return_text", "invalid_value"),
+        (RERANK, {"query": "a", "texts": ["b"], "return_documents": True}, "return_documents", "invalid_value"),
+        (SCORE, {"data_1": "a", "text_2": "b"}, "text_2", "invalid_value"),
+        (SCORE, {"queries": "a", "documents": "b", "items": "b"}, "items", "invalid_parameter_combination"),
+        (SCORE, {"data_1": "a", "data_2": "b", "queries": "b"}, "data_1", "invalid_parameter_combination"),
+        (SCORE, {"data_2": "b"}, "data_2", "invalid_value"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(

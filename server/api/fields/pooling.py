@@ -30,6 +30,10 @@ class ScoringFields(PoolingFields):
     instruction: str | None = Field(
         None, min_length=1, description="What is asked of a document, for models that are told; by default their own."
     )
+    use_activation: bool | None = Field(
+        None,
+        description="Off: scores are the model's own numbers, without the sigmoid that makes probabilities of them.",
+    )
 
 
 def pooling_fields(body: PoolingFields) -> dict[str, Any]:

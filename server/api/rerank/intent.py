@@ -15,20 +15,28 @@ class RerankOptions:
     top_n: int | None
     documents: Sequence[str] | None
     """If they are to be returned."""
+    is_raw: bool
+    """Whether scores are the model's own numbers."""
+    is_array: bool
+    """Whether the answer has TEI's form."""
 
 
 def rerank_intent(body: RerankRequest) -> PoolingRequest:
     """The body's fields as a request."""
-    pairs = tuple(Pair(body.query, text, "query", f"documents[{index}]") for index, text in enumerate(body.texts))
+    documents = enumerate(body.written)
+    pairs = tuple(Pair(body.query, text, "query", f"{body.named}[{index}]") for index, text in documents)
     return PoolingRequest(
         **pooling_fields(body),
         model=body.model,
         asks=Score(pairs, body.instruction, body.max_tokens_per_doc),
         id_prefix="rerank-",
-        paths={"prompt": "documents"},
+        paths={"prompt": body.named},
     )
 
 
 def rerank_options(body: RerankRequest) -> RerankOptions:
     """What the answer has to know of the body."""
-    return RerankOptions(body.top_n, None if body.return_documents is False else body.texts)
+    is_array = body.texts is not None
+    shows = bool(body.return_text) if is_array else body.return_documents is not False
+    is_raw = bool(body.raw_scores) or body.use_activation is False
+    return RerankOptions(body.top_n, body.written if shows else None, is_raw, is_array)

@@ -8,7 +8,7 @@ from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
 from server.api.pooling_api import PoolingApi
 from server.api.rerank.answer import rerank_answer
 from server.api.rerank.intent import rerank_intent, rerank_options
-from server.api.rerank.schema import Reranked, RerankRequest
+from server.api.rerank.schema import RankedText, Reranked, RerankRequest
 from server.api.services import ServicesDep
 
 RERANK = PoolingApi(RerankRequest, rerank_intent, rerank_answer, rerank_options)
@@ -25,7 +25,7 @@ async def rerank(request: Request, services: ServicesDep) -> Response:
 for path in PATHS:
     router.post(
         path,
-        response_model=Reranked,
+        response_model=Reranked | list[RankedText],
         responses=documented_errors(*GENERATION_ERRORS),
         openapi_extra=takes(RerankRequest),
     )(rerank)

@@ -6,12 +6,12 @@ from server.api.dialect import Dialect
 from server.api.endpoint import respond_with_numbers
 from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
 from server.api.pooling_api import PoolingApi
-from server.api.scores.answer import created, score_answer
+from server.api.scores.answer import score_answer, score_options
 from server.api.scores.intent import score_intent
 from server.api.scores.schema import ScoreList, ScoreRequest
 from server.api.services import ServicesDep
 
-SCORES = PoolingApi(ScoreRequest, score_intent, score_answer, created)
+SCORES = PoolingApi(ScoreRequest, score_intent, score_answer, score_options)
 
 router = APIRouter(tags=["Scores"])
 

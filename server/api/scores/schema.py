@@ -1,7 +1,7 @@
 """The request of POST /v1/score, and its answer."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -18,20 +18,30 @@ Texts = Annotated[
 ]
 
 
+_OTHER_NAMES = (("text_1", "text_2"), ("data_1", "data_2"))
+"""Of `queries` and `documents`."""
+
+
+def _the_same_as(name: str, *, requires: str = "", excludes: Sequence[str]) -> Any:
+    """A field under another of vLLM's names."""
+    relations = related(requires=[requires] if requires else (), excludes=excludes)
+    return Field(None, description=f"The same as `{name}`.", json_schema_extra=relations)
+
+
 class ScoreRequest(ScoringFields):
-    """Queries and documents under either of vLLM's names: one query for all documents, or one for each."""
+    """Queries and documents under any of vLLM's names: one query for all documents, or one for each."""
 
     queries: Texts | None = Field(None, description="One or several texts.")
     documents: Texts | None = Field(
         None, description="One or several texts.", json_schema_extra=related(requires=["queries"])
     )
-    text_1: Texts | None = Field(
-        None, description="The same as `queries`.", json_schema_extra=related(excludes=["queries", "documents"])
+    items: Texts | None = _the_same_as("documents", requires="queries", excludes=["documents"])
+    text_1: Texts | None = _the_same_as("queries", excludes=["queries", "documents", "items"])
+    text_2: Texts | None = _the_same_as("documents", requires="text_1", excludes=["queries", "documents", "items"])
+    data_1: Texts | None = _the_same_as("queries", excludes=["queries", "documents", "items", "text_1", "text_2"])
+    data_2: Texts | None = _the_same_as(
+        "documents", requires="data_1", excludes=["queries", "documents", "items", "text_1", "text_2"]
     )
-    text_2: Texts | None = Field(
-        None, description="The same as `documents`.",
-        json_schema_extra=related(requires=["text_1"], excludes=["queries", "documents"]),
-    )  # fmt: skip
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
@@ -49,8 +59,10 @@ class ScoreRequest(ScoringFields):
     @property
     def names(self) -> tuple[str, str]:
         """Of the two fields, as the client wrote them."""
-        asks_by_numbers = self.text_1 is not None or self.text_2 is not None
-        return ("text_1", "text_2") if asks_by_numbers else ("queries", "documents")
+        for names in _OTHER_NAMES:
+            if any(getattr(self, name) is not None for name in names):
+                return names
+        return ("queries", "documents" if self.items is None else "items")
 
     @property
     def texts(self) -> tuple[Sequence[str], Sequence[str]]:

@@ -40,10 +40,10 @@ class Scoring:
     opens_turn: bool = False
     """Whether the template that knows queries and documents is to open the answer."""
 
-    def value(self, numbers: Sequence[float]) -> float:
-        """The score, from what the engine found: one number, or those of yes and no."""
+    def value(self, numbers: Sequence[float], *, is_raw: bool) -> float:
+        """The score, from what the engine found: one number, or those of yes and no. A raw one is no probability."""
         raw = numbers[0] - sum(numbers[1:])
-        if not self.is_probability:
+        if is_raw or not self.is_probability:
             return raw
         return 1 / (1 + math.exp(-raw)) if raw >= 0 else math.exp(raw) / (1 + math.exp(raw))
 
