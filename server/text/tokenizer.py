@@ -19,6 +19,8 @@ _LONG = 1 << 11
 """Characters from which a text is encoded in a way that lets other threads go on."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+_PATH_NAMES = ("_file", "name_or_path")
+
 
 class Tokenizer:
     """A model's tokenizer with its special tokens and its chat template."""
@@ -28,6 +30,8 @@ class Tokenizer:
         model.no_truncation()
         model.no_padding()
         self._model = model
+        self.config = {name: value for name, value in config.items() if not name.endswith(_PATH_NAMES)}
+        """What the folder says of the tokenizer, but for paths of whoever wrote it."""
         self.tokenizer_class = str(config.get("tokenizer_class", "PreTrainedTokenizerFast"))
         self.special_tokens = _special_tokens(config)
         """Name, such as "eos_token", to text."""
@@ -62,6 +66,17 @@ class Tokenizer:
             return self._model.encode(text, add_special_tokens=add_special_tokens).ids
         return self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_as_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The same of a text in which special tokens are text like any other. Slow the first time."""
+        return self._literal.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    @cached_property
+    def _literal(self) -> TokenizerModel:
+        """A copy, because the library has a switch for all texts alone."""
+        model = TokenizerModel.from_str(self._model.to_str())
+        model.encode_special_tokens = True
+        return model
+
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Two texts as the tokenizer joins them, with what it puts before, between and behind."""
         return self._model.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
@@ -87,6 +102,10 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The id of a token given by its text in the vocabulary."""
         return self._model.token_to_id(text)
+
+    def token_name(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it."""
+        return self._model.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token stands for, which need not be whole characters."""

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from tokenizers import Tokenizer as TokenizerModel
+from tokenizers.processors import TemplateProcessing
 
 from scheduler.interface import EngineRequest, EngineStats
 from server import __version__
@@ -28,7 +31,7 @@ from server.errors import RequestTimeoutError
 from server.telemetry.logs import JSONFormatter, TextFormatter
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, events_of
-from tests.server.tiny_model import END, EOS, START, write_folder
+from tests.server.tiny_model import BOS, END, EOS, START, write_folder
 
 
 async def test_probes(client: httpx.AsyncClient):
@@ -83,14 +86,72 @@ async def test_served_model_name(make_app: Callable[..., FastAPI]):
 async def test_tokenize(client: httpx.AsyncClient):
     answer = (await client.post("/tokenize", json={"prompt": "the é", "return_token_strs": True})).json()
     assert answer == {
-        "count": 3, "max_model_len": 256, "tokens": [257, 32, 261], "token_strs": ["the", " ", "é"],
+        "count": 3, "max_model_len": 256, "tokens": [257, 32, 261], "token_strs": ["the", "Ġ", "Ã©"],
     }  # fmt: skip
+    assert (await client.post("/tokenize", json={"prompt": "a"})).json()["token_strs"] is None
     body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False}
     tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
     assert tokens == [START, *b"user\na", END, ord("\n")]
     text = (await client.post("/detokenize", json={"tokens": tokens})).json()
-    assert text == {"prompt": "<|start|>user\na<|end|>\n"}
-    assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+    assert text == dict.fromkeys(("prompt", "content"), "<|start|>user\na<|end|>\n")
+    assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": "", "content": ""}
+
+
+SPELLED = [*b"a<|start|>"]
+CALLED = {"type": "function", "function": {"name": "see", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"content": "a<|start|>"}, [97, START]),
+        ({"content": "a<|start|>", "parse_special": True}, [97, START]),
+        ({"content": "a<|start|>", "parse_special": False}, SPELLED),
+        ({"prompt": "a<|start|>", "parse_special": False}, SPELLED),
+        ({"content": ""}, []),
+        ({"content": "é", "with_pieces": True}, [{"id": 261, "piece": "é"}]),
+        ({"content": "日", "with_pieces": True}, [{"id": byte, "piece": [byte]} for byte in "日".encode()]),
+    ],
+)
+async def test_tokenize_as_llama_cpp_does(client: httpx.AsyncClient, fields: dict[str, Any], tokens: list[Any]):
+    answer = (await client.post("/tokenize", json=fields)).json()
+    assert (answer["tokens"], answer["count"]) == (tokens, len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("fields", "adds"),
+    [
+        ({"prompt": "a"}, True),
+        ({"prompt": "a", "add_special": False}, False),
+        ({"prompt": "a", "add_special_tokens": False, "add_special": False}, False),
+        ({"content": "a"}, False),
+        ({"content": "a", "add_special": True}, True),
+        ({"content": "a", "add_special": True, "parse_special": False}, True),
+        ({"content": "a", "add_special_tokens": True}, True),
+        ({"messages": [{"role": "user", "content": "a"}]}, False),
+        ({"messages": [{"role": "user", "content": "a"}], "add_special": True}, True),
+    ],
+)
+async def test_tokens_that_begin_every_text(make_app, tmp_path: Path, fields: dict[str, Any], adds: bool):
+    folder = write_folder(tmp_path / "m")
+    model = TokenizerModel.from_file(str(folder / "tokenizer.json"))
+    model.post_processor = TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
+    model.save(str(folder / "tokenizer.json"))
+    async with client_of(make_app(folder)) as client:
+        tokens = (await client.post("/tokenize", json=fields)).json()["tokens"]
+    assert tokens.count(BOS) == (tokens[0] == BOS) == adds
+
+
+@pytest.mark.parametrize("tools", [[CALLED], [], None])
+async def test_tokens_of_messages_with_tools_are_those_of_the_chat(
+    client: httpx.AsyncClient, engine: FakeEngine, tools: list[dict[str, Any]] | None
+):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": tools}
+    engine.info_ = replace(engine.info_, max_model_len=4096)
+    tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
+    assert (await client.post(CHAT, json={**body, "max_tokens": 1})).status_code == 200
+    assert tuple(tokens) == engine.requests[-1].prompt
+    assert (b"see" in bytes(token for token in tokens if token < 256)) == bool(tools)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +160,12 @@ async def test_tokenize(client: httpx.AsyncClient):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "a", "content": "a"}, "prompt"),
+        ("/tokenize", {"content": "a", "messages": [{"role": "user", "content": "a"}]}, "content"),
+        ("/tokenize", {"content": ["a"]}, "content"),
+        ("/tokenize", {"content": "a", "tools": [CALLED]}, "tools"),
+        ("/tokenize", {"content": "a", "add_special": True, "add_special_tokens": False}, "add_special"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "parse_special": False}, "parse_special"),
         ("/detokenize", {"tokens": [1, 320]}, "tokens[1]"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1], "model": 3}, "model"),
@@ -117,6 +184,21 @@ async def test_tokenizer_info(client: httpx.AsyncClient):
     assert info["eos_token_ids"] == [EOS, END]
     assert info["vocab_size"] == 304
     assert "messages" in info["chat_template"]
+
+
+async def test_tokenizer_info_has_the_model_s_configuration(make_app: Callable[..., FastAPI], tmp_path: Path):
+    folder = write_folder(tmp_path / "m")
+    said = {
+        **{"tokenizer_class": "Tiny", "add_bos_token": False, "added_tokens_decoder": {"300": {"content": "<|bos|>"}}},
+        **{"model_max_length": 10**30, "vocab_file": "/home/somebody/vocab", "name_or_path": "/home/somebody"},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    async with client_of(make_app(folder)) as client:
+        info = (await client.get("/tokenizer_info")).json()
+    assert {name: info[name] for name in ("add_bos_token", "added_tokens_decoder", "model_max_length")} == {
+        "add_bos_token": False, "added_tokens_decoder": {"300": {"content": "<|bos|>"}}, "model_max_length": 256,
+    }  # fmt: skip
+    assert "somebody" not in json.dumps(info)
 
 
 async def test_model_without_a_chat_template(make_app, tmp_path: Path):

@@ -17,7 +17,9 @@ class ConversationFields(RequestModel):
         None, min_length=1, fail_fast=True, description="A conversation, as in chat completions."
     )
     add_generation_prompt: bool | None = Field(
-        None, description="Of messages: open the assistant's turn.", json_schema_extra=related(requires=["messages"])
+        None,
+        description="Of messages: open the assistant's turn. `/tokenize` does by default, `/v1/embeddings` does not.",
+        json_schema_extra=related(requires=["messages"]),
     )
     continue_final_message: bool | None = Field(
         None, description="Of messages: leave the last one open.",

@@ -50,16 +50,16 @@ async def tokenizer_info(services: ServicesDep) -> TokenizerInfo:
     tokenizer = services.tokenizer
     special = tokenizer.special_tokens
     template = tokenizer.chat_template
-    return TokenizerInfo(
-        tokenizer_class=tokenizer.tokenizer_class,
-        vocab_size=tokenizer.vocab_size,
-        model_max_length=services.info().max_model_len,
-        eos_token_ids=list(services.model.defaults.eos_token_ids),
-        bos_token=special.get("bos_token"),
-        eos_token=special.get("eos_token"),
-        pad_token=special.get("pad_token"),
-        unk_token=special.get("unk_token"),
-        chat_template=None if template is None else template.source,
+    return TokenizerInfo.model_validate(
+        {
+            **tokenizer.config,
+            "tokenizer_class": tokenizer.tokenizer_class,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": services.info().max_model_len,
+            "eos_token_ids": list(services.model.defaults.eos_token_ids),
+            **{name: special.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
+            "chat_template": None if template is None else template.source,
+        }
     )
 
 

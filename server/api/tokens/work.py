@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from server.api.intake import IntakeContext
+from server.api.intake import LARGE_BYTES, IntakeContext
 from server.api.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.generation.notices import Notice, as_headers, as_warnings, to_report
 from server.generation.planning.sampling import check_tokens
 from server.generation.prompt import render
-from server.generation.request import Conversation
 from server.http.json_body import validated
+from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,20 @@ def tokenize_body(context: IntakeContext, body: bytes) -> Tokenized:
     asked = validated(TokenizeRequest, body)
     if asked.model is not None:
         context.model.check_name(asked.model)
-    special = asked.add_special_tokens if asked.add_special_tokens is not None else asked.messages is None
     text, left_out = _text(context, asked)
     notices = to_report([*asked.left_out(), *left_out], strict=context.settings.strict)
-    tokens = context.tokenizer.encode(text, add_special_tokens=special)
-    answer = {"count": len(tokens), "max_model_len": context.info.max_model_len, "tokens": tokens}
-    if asked.return_token_strs:
-        answer["token_strs"] = [context.tokenizer.token_text(token) for token in tokens]
+    tokenizer = context.tokenizer
+    if asked.parse_special is False:
+        context.weigh(LARGE_BYTES)
+        tokens = tokenizer.encode_as_text(text, add_special_tokens=asked.adds_special)
+    else:
+        tokens = tokenizer.encode(text, add_special_tokens=asked.adds_special)
+    answer = {
+        "count": len(tokens),
+        "max_model_len": context.info.max_model_len,
+        "tokens": [_piece(tokenizer, token) for token in tokens] if asked.with_pieces else tokens,
+        "token_strs": [tokenizer.token_name(token) for token in tokens] if asked.return_token_strs else None,
+    }
     return Tokenized(msgspec.json.encode({**answer, **as_warnings(notices)}), as_headers(notices))
 
 
@@ -44,16 +52,16 @@ def detokenize_body(context: IntakeContext, body: bytes) -> bytes:
     if asked.model is not None:
         context.model.check_name(asked.model)
     check_tokens(asked.tokens, "tokens", context.info.vocab_size)
-    return msgspec.json.encode({"prompt": context.tokenizer.decode(asked.tokens, skip_special_tokens=False)})
+    text = context.tokenizer.decode(asked.tokens, skip_special_tokens=False)
+    return msgspec.json.encode({"prompt": text, "content": text})
 
 
 def _text(context: IntakeContext, asked: TokenizeRequest) -> tuple[str, list[Notice]]:
-    if asked.messages is None:
-        return asked.prompt or "", []
-    conversation = Conversation(
-        messages=tuple(message.for_template() for message in asked.messages),
-        variables=asked.chat_template_kwargs or {},
-        open_turn=asked.add_generation_prompt is not False and not asked.continue_final_message,
-        continue_last=bool(asked.continue_final_message),
-    )
-    return render(context.tokenizer.chat_template, conversation)
+    tools = tuple(tool.tool(f"tools[{index}]").for_template() for index, tool in enumerate(asked.tools or ()))
+    conversation = asked.conversation(opens_turn=True, tools=tools)
+    return (asked.text, []) if conversation is None else render(context.tokenizer.chat_template, conversation)
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    text = tokenizer.whole_text(token)
+    return {"id": token, "piece": list(tokenizer.token_bytes(token)) if text is None else text}
