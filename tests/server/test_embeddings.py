@@ -77,6 +77,8 @@ async def test_a_model_that_was_not_trained_gives_its_last_state(client: httpx.A
     assert (request.prompt, request.max_tokens, request.cache_salt) == (tuple(b"hi"), 0, "s")
     assert request.speculation is None
     assert request.sampling.pooling == Pooling("last", normalizes=True)
+    request = await requested(client, engine, PATH, asked(use_activation=False))
+    assert request.sampling.pooling == Pooling("last", normalizes=False)
     capabilities = (await client.get("/v1/capabilities")).json()
     assert capabilities["embedding"]["trained"] is False
     assert (capabilities["generates"], capabilities["scoring"]) == (True, None)
@@ -88,6 +90,8 @@ async def test_a_model_is_used_as_its_configuration_says(trained: httpx.AsyncCli
     assert query.prompt == tuple(b"Q: hi")
     assert query.sampling.pooling == Pooling("mean", dimensions=8)
     assert (await requested(trained, engine, PATH, asked(dimensions=16))).sampling.pooling == Pooling("mean")
+    longer = await requested(trained, engine, PATH, asked(use_activation=True))
+    assert longer.sampling.pooling == Pooling("mean", normalizes=True)
     assert (await trained.get("/v1/capabilities")).json()["embedding"] == {
         "trained": True,
         "pooling": "mean",

@@ -118,6 +118,14 @@ async def test_texts_are_ranked_in_the_form_of_tei(reranker: httpx.AsyncClient, 
     assert shown.headers["x-samewise-ignored"] == "learn"
 
 
+async def test_that_texts_may_be_cut_is_reported_and_they_never_are(reranker: httpx.AsyncClient):
+    asked = {"query": "?", "texts": ["a"], "truncate": True, "truncation_direction": "Right"}
+    answer = await reranker.post(RERANK, json=asked)
+    assert (answer.status_code, answer.headers["x-samewise-ignored"]) == (200, "truncate")
+    asked["texts"] = ["a", "x" * 600]
+    await refused(reranker, RERANK, asked, "texts[1]", "context_length_exceeded")
+
+
 async def test_the_scores_of_texts_are_those_of_documents(reranker: httpx.AsyncClient):
     texts = {"query": "?", "texts": ["one", "two"]}
     documents = {"query": "?", "documents": texts["texts"]}

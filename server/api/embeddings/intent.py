@@ -14,7 +14,7 @@ def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
     return PoolingRequest(
         **pooling_fields(body),
         model=body.model,
-        asks=Embed(inputs, body.dimensions, body.prompt_name, body.truncate_prompt_tokens),
+        asks=Embed(inputs, body.dimensions, body.prompt_name, body.truncate_prompt_tokens, body.use_activation),
         id_prefix="embd-",
         paths={"prompt": "input" if conversation is None else "messages"},
     )

@@ -46,6 +46,9 @@ class EmbeddingRequest(ConversationFields, PoolingFields):
     dimensions: int | None = Field(
         None, ge=1, description="Length of the vectors, for models that were trained to be shortened (Matryoshka)."
     )
+    use_activation: bool | None = Field(
+        None, description="Whether vectors have the length 1; by default as the model's configuration says."
+    )
     prompt_name: str | None = Field(
         None,
         description="Which of the model's prompts, such as `query` or `document`, goes before the texts; by default "

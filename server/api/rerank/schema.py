@@ -1,12 +1,12 @@
 """The request of POST /v1/rerank, and its answer."""
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.pooling import ScoringFields
-from server.api.fields.rules import Refused, RequestModel, problem, refused, related
+from server.api.fields.rules import Refused, RequestModel, hint, no_effect, problem, refused, related
 from server.api.openai.numbers import PromptUsage
 from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
 
@@ -50,6 +50,10 @@ class RerankRequest(ScoringFields):
         None, description="Of `texts`: the same as `use_activation` that is off.",
         json_schema_extra=related(requires=["texts"], excludes=["use_activation"]),
     )  # fmt: skip
+    truncate: bool | None = hint(
+        "Of TEI: whether documents that are too long may be cut.", "Documents that are too long are refused."
+    )
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = no_effect("Of TEI: at which end.")
     max_tokens_per_doc: int | None = Field(
         None, ge=1, description="So many tokens at the beginning of each document are used; by default all."
     )

@@ -21,6 +21,8 @@ class Embed:
     """Of what goes before each text."""
     truncate: int | None = None
     """How many tokens at the end of each input are used; -1: as many as fit."""
+    normalizes: bool | None = None
+    """Whether its length is 1, where that is not as the model has it."""
 
     @property
     def num_bytes(self) -> int:

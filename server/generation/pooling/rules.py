@@ -60,7 +60,8 @@ class PoolingRules:
             raise InvalidRequestError(message, param="prompt_name", code="invalid_parameter_combination")
         before = "" if name is None else form.prompts[name]
         inputs = [replace(one, text=before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
-        return Pooling(form.by, self._dimensions(asks, form), form.normalizes), inputs
+        normalizes = form.normalizes if asks.normalizes is None else asks.normalizes
+        return Pooling(form.by, self._dimensions(asks, form), normalizes), inputs
 
     def _dimensions(self, asks: Embed, form: Embedding) -> int | None:
         """None for a vector of full length."""
