@@ -136,6 +136,11 @@ async def test_localhost_is_one_origin_among_others(make_app: Callable[..., Fast
         assert await may_read(client, OF_THIS_MACHINE[0])
 
 
+async def test_short_paths_have_preflights_as_well(client: httpx.AsyncClient):
+    asked = await client.options("/chat/completions", headers=preflight(OF_THIS_MACHINE[1]))
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, OF_THIS_MACHINE[1])
+
+
 async def test_no_origin_leaves_no_trace(make_app: Callable[..., FastAPI]):
     async with client_of(make_app(cors_origins="none")) as client:
         error_of(await client.options(CHAT, headers=preflight()), 405)

@@ -86,6 +86,7 @@ async def test_metrics_need_a_key_unless_the_operator_says_otherwise(make_app, m
     opened = make_app(api_key="main-key", open_metrics=True)
     async with client_of(opened) as client:
         assert (await client.post(COMPLETIONS, json=completion(), headers=bearer("main"))).status_code == 200
+        assert (await client.get("/load")).json() == {"server_load": 0}
         without, of_all = [(await client.get("/metrics", headers=sent)).text for sent in ({}, bearer("main"))]
     assert ("samewise:num_requests_running{" in without, 'tenant="' in without, 'tenant="' in of_all) == (
         True,
