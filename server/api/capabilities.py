@@ -131,7 +131,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
         aux_model=services.model.aux_model,
         dola_layers=info.num_early_exits,
         endpoints={
-            path: _without(describe_fields(body, defaults), services.planner().scoring.unsupported)
+            path: _without(describe_fields(body, defaults), services.planner().unsupported)
             for path, body in bodies_of(request.app.state.dialects).items()
         },
     )

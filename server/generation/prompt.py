@@ -8,14 +8,19 @@ from server.errors import InvalidRequestError, shorten
 from server.generation.generic_tools import spelled_out, with_description
 from server.generation.merged_messages import one_system_message, one_turn_each
 from server.generation.notices import Notice
-from server.generation.request import Conversation, Prompt, TextPrompt
+from server.generation.request import ContextFile, Conversation, FillIn, Prompt, TextPrompt
 from server.generation.template_variables import template_variables
 from server.text.chat_template import ChatTemplate, ChatTemplateError
+from server.text.fill_in import FillInTokens
 from server.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 MAY_SHOW = ("name", "reasoning_content")
 """Parts that clients send along: those that the template does not show are left out and reported."""
+_PROJECT, _FILE, _OPEN_FILE = "myproject", "tmp", "filename"
+"""Names in a prompt of several files for a project, a file and the file with the gap of which no name is known."""
+_SNIPPET = "\n\n--- snippet ---\n\n"
+"""Stands before each file in the prompt of a model without a pattern for several files."""
 
 
 def read_prompt(
@@ -35,6 +40,51 @@ def encode(tokenizer: Tokenizer, text: str, prompt: Prompt | None = None) -> lis
     Any other text is nothing but its own tokens.
     """
     return tokenizer.encode(text, add_special_tokens=isinstance(prompt, TextPrompt))
+
+
+def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> list[int]:
+    """The tokens of a prompt in pieces; those that begin every text are added if it begins with a text."""
+    tokens: list[int] = []
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, int):
+            tokens.append(piece)
+        else:
+            tokens += tokenizer.beginning_ids if index == 0 else ()
+            tokens += tokenizer.encode(piece, add_special_tokens=False)
+    return tokens
+
+
+def encode_fill_in(tokenizer: Tokenizer, prompt: FillIn) -> list[int]:
+    """The tokens of a text with a gap, by the pattern of the model's family.
+
+    The texts are nothing but texts: a special token that is spelled in one is spelled by others. Raises
+    InvalidRequestError if the model has no tokens for this.
+    """
+    marks = tokenizer.fill_in
+    if marks is None:
+        message = (
+            f"Unsupported parameter: '{prompt.after_path}' needs a model with tokens for filling in the middle, such "
+            "as <|fim_prefix|>, and this model's tokenizer has none that are known. Please use another model."
+        )
+        raise InvalidRequestError(message, param=prompt.after_path, code="unsupported_parameter")
+    before: list[int] = []
+    for part in prompt.before:
+        before += [part] if isinstance(part, int) else tokenizer.encode_literally(part, continues=bool(before))
+    gap = marks.around(before, tokenizer.encode_literally(prompt.after, continues=True))
+    return [*tokenizer.beginning_ids, *_files_before(tokenizer, marks, prompt.files), *gap]
+
+
+def _files_before(tokenizer: Tokenizer, marks: FillInTokens, files: Sequence[ContextFile] | None) -> list[int]:
+    """What shows other files before a text with a gap, as llama.cpp writes it."""
+    if files is None:
+        return []
+    if marks.repository is None or marks.file is None:
+        return [token for file in files for token in tokenizer.encode_literally(_SNIPPET + file.text)]
+    tokens = [marks.repository, *tokenizer.encode_literally(f"{_PROJECT}\n")]
+    for file in files:
+        name = tokenizer.encode_literally(f"{_FILE if file.name is None else file.name}\n")
+        tokens += [marks.file, *name, *tokenizer.encode_literally(file.text)]
+    return [*tokens, marks.file, *tokenizer.encode_literally(f"{_OPEN_FILE}\n")]
 
 
 def render(

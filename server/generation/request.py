@@ -36,6 +36,49 @@ class TokenPrompt:
         return TextPrompt(negative)
 
 
+@dataclass(frozen=True, slots=True)
+class MixedPrompt:
+    """A text to continue, in pieces that are texts or tokens; each text is encoded by itself."""
+
+    pieces: Sequence[str | int]
+    path: str
+
+    def opposed(self, negative: str) -> TextPrompt:
+        """See TextPrompt."""
+        return TextPrompt(negative)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFile:
+    """A file that a fill-in-the-middle prompt shows before the one with the gap."""
+
+    name: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FillIn:
+    """A text with a gap to fill in, by the tokens that the model has for that."""
+
+    before: Sequence[str] | Sequence[int]
+    """Texts that are encoded one by one, or tokens."""
+    after: str
+    path: str
+    """Of what stands before the gap."""
+    after_path: str
+    files: Sequence[ContextFile] | None = None
+    """Other files; None: the prompt is that of a file alone, even if the model has a pattern for several."""
+
+    @property
+    def parts(self) -> Sequence[str | int]:
+        """All texts and tokens that it has."""
+        return [*self.before, self.after, *(file.text for file in self.files or ())]
+
+    def opposed(self, negative: str) -> "FillIn":
+        """The prompt that guidance goes away from."""
+        return replace(self, before=(negative,))
+
+
 Message = Mapping[str, Any]
 
 
@@ -73,7 +116,7 @@ class Conversation:
         return replace(self, messages=messages)
 
 
-Prompt = TextPrompt | TokenPrompt | Conversation
+Prompt = TextPrompt | TokenPrompt | MixedPrompt | FillIn | Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +169,11 @@ class GenerationRequest:
     """How the API calls what errors may name, where it is not by the name here."""
     notices: Sequence[Notice] = ()
     """Of what the API has left out already."""
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether its prompts are texts with a gap."""
+        return isinstance(self.prompts[0], FillIn)
 
     def path(self, name: str) -> str:
         """Where the client finds a field."""

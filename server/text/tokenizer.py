@@ -14,9 +14,12 @@ from tokenizers import Tokenizer as TokenizerModel
 from model_runner.contract import Breaker
 from server.text.chat_template import ChatTemplate
 from server.text.dry_breakers import BreakerSpellings
+from server.text.fill_in import FillInTokens
 
 _LONG = 1 << 11
 """Characters from which a text is encoded in a way that lets other threads go on."""
+_CONTINUED = "☺"
+"""A character that tokenizers of SentencePiece's kind spell as bytes, which merge with nothing."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _PATH_NAMES = ("_file", "name_or_path")
@@ -43,6 +46,8 @@ class Tokenizer:
         """Tokens that no text is spelled with, by llguidance's rule: the special ones, which a text leaves out, and
         tags such as Qwen's for reasoning and calls."""
         self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template is not None else None
+        self.fill_in = FillInTokens.of({token.content: i for i, token in added.items()})
+        """The tokens for filling in the middle; None: it has none, or none that are known here."""
         self._token_bytes = _ByteReader(model)
 
     @classmethod
@@ -76,6 +81,42 @@ class Tokenizer:
         model = TokenizerModel.from_str(self._model.to_str())
         model.encode_special_tokens = True
         return model
+
+    def encode_literally(self, text: str, *, continues: bool = False) -> list[int]:
+        """The text's tokens, none of them special or for filling in, however the text is spelled.
+
+        A text that `continues` another gets no space before its first word.
+        """
+        if continues and self._prepends_space:
+            before, tokens = self._without_added(_CONTINUED), self._without_added(_CONTINUED + text)
+            if tokens[: len(before)] == before:
+                return tokens[len(before) :]
+        tokens = self.encode(text, add_special_tokens=False)
+        return tokens if self._never_spelled.isdisjoint(tokens) else self._without_added(text)
+
+    @cached_property
+    def _never_spelled(self) -> frozenset[int]:
+        return self.special_ids if self.fill_in is None else self.special_ids | set(self.fill_in.ends)
+
+    @cached_property
+    def beginning_ids(self) -> list[int]:
+        """The special tokens that begin every text."""
+        encoded = self._model.encode("a", add_special_tokens=True)
+        return encoded.ids[: encoded.special_tokens_mask.index(0)]
+
+    @cached_property
+    def _prepends_space(self) -> bool:
+        """Whether a text is read as if a space stood before it."""
+        parts = f"{self._model.normalizer} {self._model.pre_tokenizer}"
+        habits = ("Prepend(", "prepend_scheme=always", "prepend_scheme=first", "add_prefix_space=True")
+        return any(habit in parts for habit in habits)
+
+    def _without_added(self, text: str) -> list[int]:
+        """The text's tokens if the tokenizer had no added ones."""
+        model = self._model
+        text = text if model.normalizer is None else model.normalizer.normalize_str(text)
+        words = [(text, None)] if model.pre_tokenizer is None else model.pre_tokenizer.pre_tokenize_str(text)
+        return [token.id for word, _ in words for token in model.model.tokenize(word)]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Two texts as the tokenizer joins them, with what it puts before, between and behind."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.api.fields.openai import shared_fields
 from server.generation.planning.plan import Plan
-from server.generation.request import GenerationRequest, TextPrompt, TokenPrompt
+from server.generation.request import FillIn, GenerationRequest, TextPrompt, TokenPrompt
 from server.text.tokenizer import Tokenizer
 
 
@@ -70,6 +70,8 @@ def _echoes(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> Sequen
     ]
 
 
-def _prompt(body: CompletionRequest, index: int, prompt: str | list[int]) -> TextPrompt | TokenPrompt:
+def _prompt(body: CompletionRequest, index: int, prompt: str | list[int]) -> TextPrompt | TokenPrompt | FillIn:
     path = "prompt" if body.prompt is prompt else f"prompt[{index}]"
+    if body.suffix:
+        return FillIn((prompt,) if isinstance(prompt, str) else prompt, body.suffix, path, "suffix")
     return TextPrompt(prompt, path) if isinstance(prompt, str) else TokenPrompt(tuple(prompt), path)

@@ -1,13 +1,13 @@
 """The request of POST /v1/completions."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.decoding import TokenId
 from server.api.fields.openai import SamplingFields
-from server.api.fields.rules import SUPPORTED_ONLY, problem, refused, related
+from server.api.fields.rules import problem, related
 
 MAX_PROMPTS = 1024
 MAX_BEST_OF = 20
@@ -51,7 +51,12 @@ class CompletionRequest(SamplingFields):
         "logprob per token, best first. All of them are counted as usage. Not with `stream` if more than `n`.",
         json_schema_extra=related(off=[1]),
     )  # fmt: skip
-    suffix: Annotated[Literal[""] | None, SUPPORTED_ONLY] = refused("Text after the completion.")
+    suffix: str | None = Field(
+        None,
+        description="The text after the completion, which fills the gap between `prompt` and it. Needs a model whose "
+        "tokenizer has tokens for that.",
+        json_schema_extra=related(excludes=["echo", "truncate_prompt_tokens"]),
+    )
 
     @model_validator(mode="after")
     def _check_best_of(self) -> Self:

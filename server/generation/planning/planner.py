@@ -22,8 +22,16 @@ from server.generation.planning.sampling import SamplingRules, check_tokens
 from server.generation.planning.scoring import ScoringRules
 from server.generation.planning.speculation import SpeculationRules
 from server.generation.planning.window import without_oldest
-from server.generation.prompt import encode, read_prompt
-from server.generation.request import Conversation, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from server.generation.prompt import encode, encode_fill_in, encode_pieces, read_prompt
+from server.generation.request import (
+    Conversation,
+    FillIn,
+    GenerationRequest,
+    MixedPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
 
@@ -63,6 +71,11 @@ class Planner:
     def scoring(self) -> ScoringRules:
         """Which scores a request can ask for."""
         return ScoringRules(self._model.aux_model, self._info.num_early_exits)
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """Fields of which the loaded models have not what they need."""
+        return self.scoring.unsupported | (frozenset({"suffix"}) if self._tokenizer.fill_in is None else frozenset())
 
     def plan(self, request: GenerationRequest) -> Plan:
         """The plan for a request, whoever asks.
@@ -112,7 +125,7 @@ class Planner:
         """
         self._model.check_name(request.model)
         (prompt,) = request.prompts
-        assert not isinstance(prompt, TokenPrompt), "whoever has tokens can count them"
+        assert isinstance(prompt, TextPrompt | Conversation), "only of these is the number of tokens asked for"
         notices = list(request.notices)
         text = self._text(prompt, request, notices)
         tokens = self.encode(text, request.path("prompt"), prompt, is_cut=True)
@@ -147,6 +160,8 @@ class Planner:
         if isinstance(prompt, TokenPrompt):
             check_tokens(prompt.tokens, prompt.path, self._info.vocab_size)
             return _Encoded(prompt.tokens, prompt.path)
+        if isinstance(prompt, MixedPrompt | FillIn):
+            return _Encoded(self._in_parts(prompt), prompt.path)
         text = self._text(prompt, request, notices)
         if isinstance(prompt, Conversation) and prompt.drops_oldest:
             text = self._fitting(prompt, request, notices)
@@ -186,6 +201,8 @@ class Planner:
         if guidance is None or guidance.negative_prompt is None:
             return None
         opposed = request.prompts[0].opposed(guidance.negative_prompt)
+        if isinstance(opposed, FillIn):
+            return self._in_parts(opposed)
         text, _ = read_prompt(self._tokenizer, opposed)
         return self.encode(text, NEGATIVE_PROMPT, opposed)
 
@@ -207,6 +224,22 @@ class Planner:
         tokens = encode(self._tokenizer, text, prompt)
         if not is_cut and len(tokens) > self._limits.capacity():
             raise self._limits.too_long(len(tokens), path)
+        return self._known(tokens, path)
+
+    def _in_parts(self, prompt: MixedPrompt | FillIn) -> list[int]:
+        """The tokens of a prompt whose parts are encoded one by one."""
+        parts = prompt.pieces if isinstance(prompt, MixedPrompt) else prompt.parts
+        given = [part for part in parts if isinstance(part, int)]
+        check_tokens(given, prompt.path, self._info.vocab_size)
+        at_least = len(given) + sum(self._tokenizer.fewest_tokens(part) for part in parts if isinstance(part, str))
+        if at_least > self._limits.capacity():
+            raise self._limits.too_long(at_least, prompt.path, at_least=True)
+        if isinstance(prompt, MixedPrompt):
+            return self._known(encode_pieces(self._tokenizer, prompt.pieces), prompt.path)
+        return self._known(encode_fill_in(self._tokenizer, prompt), prompt.path)
+
+    def _known(self, tokens: list[int], path: str) -> list[int]:
+        """Refuses a token that the tokenizer knows and the model does not."""
         strange = next((token for token in tokens if token >= self._info.vocab_size), None)
         if strange is not None:
             name = self._tokenizer.token_text(strange)
@@ -220,7 +253,7 @@ class Planner:
             return SamplingParams(pooling=request.pooling)
         decoding = request.decoding
         return replace(
-            self._rules.params(decoding),
+            self._rules.params(decoding, fills_in=request.fills_in),
             guidance=self.scoring.guidance(decoding.guidance),
             contrastive=self.scoring.contrastive(decoding.contrastive),
             dola=self.scoring.dola(decoding.dola),
@@ -252,7 +285,7 @@ class Planner:
 
     def _form(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> Form:
         """What the output is held to, and how it is read. `prompt` is the text of a conversation."""
-        if (request.constraint or request.tools) and not self._rules.eos_token_ids(request.decoding):
+        if (request.constraint or request.tools) and not self._eos_token_ids(request):
             message = "This model has no token that ends an output, so that it cannot be held to a form."
             raise InvalidRequestError(message, code="unsupported_value")
         if isinstance(request.prompts[0], Conversation):
@@ -260,6 +293,9 @@ class Planner:
         if request.constraint is None:
             return Form()
         return Form(grammar_of(request.constraint, request.path("constraint")))
+
+    def _eos_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
+        return self._rules.eos_token_ids(request.decoding, fills_in=request.fills_in)
 
     def _options(self, request: GenerationRequest, notices: list[Notice]) -> OutputOptions:
         decoding = request.decoding
@@ -273,7 +309,7 @@ class Planner:
             include_stop=bool(decoding.include_stop_str_in_output),
             min_tokens=decoding.min_tokens or 0,
             skip_special_tokens=decoding.skip_special_tokens is not False,
-            eos_token_ids=self._rules.eos_token_ids(decoding),
+            eos_token_ids=self._eos_token_ids(request),
             reports_tokens=request.reports_tokens or request.logprobs is not None,
         )
 

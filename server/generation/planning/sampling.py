@@ -31,11 +31,11 @@ class SamplingRules:
         self._model = model
         self._info = info
 
-    def params(self, asked: DecodingSettings) -> SamplingParams:
+    def params(self, asked: DecodingSettings, *, fills_in: bool = False) -> SamplingParams:
         """All but seed, choice, logprobs and what mixes scores. Raises InvalidRequestError."""
         full: DecodingSettings = filled(asked, self._model.defaults.values)
         check_tokens(asked.stop_token_ids or (), "stop_token_ids", self._info.vocab_size)
-        stop_ids = tuple(dict.fromkeys([*(asked.stop_token_ids or ()), *self.eos_token_ids(asked)]))
+        stop_ids = tuple(dict.fromkeys([*(asked.stop_token_ids or ()), *self.eos_token_ids(asked, fills_in=fills_in)]))
         bad_words = self._bad_words(asked.bad_words or ())
         params = SamplingParams(
             logit_bias=self._logit_bias(asked.logit_bias or {}),
@@ -57,11 +57,16 @@ class SamplingRules:
             return replace(params, temperature=0.0, top_k=top_k, penalty_alpha=asked.penalty_alpha)
         return _with_drawing(params, full)
 
-    def eos_token_ids(self, asked: DecodingSettings) -> tuple[int, ...]:
-        """Those that end the output by the model's own habit, less those that it cannot generate."""
+    def eos_token_ids(self, asked: DecodingSettings, *, fills_in: bool = False) -> tuple[int, ...]:
+        """Those that end the output by the model's own habit, less those that it cannot generate.
+
+        One that `fills_in` a gap also ends with the tokens that end the middle.
+        """
         if asked.ignore_eos:
             return ()
-        return tuple(token for token in self._model.defaults.eos_token_ids if token < self._info.vocab_size)
+        of_gap = self._tokenizer.fill_in.ends if fills_in and self._tokenizer.fill_in is not None else ()
+        ends = dict.fromkeys([*self._model.defaults.eos_token_ids, *of_gap])
+        return tuple(token for token in ends if token < self._info.vocab_size)
 
     def _logit_bias(self, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
         for key in bias:
