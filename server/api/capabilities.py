@@ -170,7 +170,7 @@ def describe_fields(request: type[RequestModel], defaults: Mapping[str, object])
         name: _describe(
             resolve(field, definitions),
             name in required,
-            _default(request, name, defaults),
+            field["x-default"] if "x-default" in field else _default(request, name, defaults),
             [*relations[name].excludes, *(other for other, one in relations.items() if name in one.excludes)],
         )
         for name, field in schema["properties"].items()

@@ -11,6 +11,7 @@ from server.api.completions import routes as completions
 from server.api.dialect import Dialect
 from server.api.embeddings import routes as embeddings
 from server.api.files import routes as files
+from server.api.llama_cpp import routes as llama_cpp
 from server.api.messages import routes as messages
 from server.api.requests import routes as requests
 from server.api.rerank import routes as rerank
@@ -29,6 +30,7 @@ DIALECTS: Sequence[Dialect] = (
     responses.DIALECT,
     conversations.DIALECT,
     messages.DIALECT,
+    llama_cpp.DIALECT,
     embeddings.DIALECT,
     scores.DIALECT,
     rerank.DIALECT,

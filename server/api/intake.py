@@ -33,7 +33,7 @@ SMALL_BYTES = 4 << 10
 LARGE_BYTES = 192 << 10
 """Bodies from this size on go to worker processes."""
 COSTLY = re.compile(
-    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|tools|"
+    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|grammar|tools|"
     rb"functions|\\u00"
 )
 """What may take long, however short it is: breakers are looked for in the whole vocabulary, and grammars are compiled.

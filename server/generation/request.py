@@ -123,14 +123,16 @@ Prompt = TextPrompt | TokenPrompt | MixedPrompt | FillIn | Conversation
 class GenerationRequest:
     """Prompts, how to answer them, and what to report."""
 
-    model: str
-    """As the client named it."""
+    model: str | None
+    """As the client named it; None: the served one."""
     prompts: Sequence[Prompt]
     id: str | None = None
     """Of the answer. None: one is made."""
     id_prefix: str = "gen-"
     """Of an id that is made, as far as its API prescribes it."""
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
+    biased_texts: Sequence[tuple[str, float]] = ()
+    """Texts, with what is added to the logit of each token of one; besides `decoding.logit_bias`."""
     max_tokens: int | None = None
     """For each choice."""
     default_max_tokens: int | None = None

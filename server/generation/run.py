@@ -136,6 +136,10 @@ class Run:
             completion_tokens=sum(prompt.num_drawn for prompt in taken),
         )
 
+    def seconds_of(self, prompt: int, choice: int) -> tuple[float, float]:
+        """How long a choice took to its first token, from the request's arrival, and from there to its last token."""
+        return self._meter.seconds_of((prompt, choice))
+
     async def submit(self) -> None:
         """Give all prompts to the engine, or as many as the plan gives it at a time; the others follow as these end.
 

@@ -54,6 +54,13 @@ class RequestMeter:
         self._metrics.generated.observe(count, since)
         self._record.tokens_out = (self._record.tokens_out or 0) + count
 
+    def seconds_of(self, choice: ChoiceKey) -> tuple[float, float]:
+        """From the request's arrival to the first token of a choice, or until now; and from there to its last token."""
+        first = self._first.get(choice)
+        if first is None:
+            return time.perf_counter() - self._record.started, 0.0
+        return first - self._record.started, self._last[choice] - first
+
     def text(self, text: str) -> None:
         """They showed this text."""
         self._record.output = (self._record.output or "") + text

@@ -35,7 +35,7 @@ FAMILIES = {
                    {PRE, SUF, MID}),
     "codestral": (("[PREFIX]", "[SUFFIX]", "[MIDDLE]"), [SUF, *b"(x", PRE, *b"ab"], {PRE, SUF, MID}),
 }  # fmt: skip
-"""By name: the tokens of its tokenizer, the prompt for `ab` before the gap and `(x` after it, and what ends the middle."""
+"""By name: its tokens, the prompt for `ab` before a gap and `(x` behind it, and what ends the middle."""
 
 
 def write_coder(folder: Path, added: Sequence[str] = QWEN, *, is_special: bool = False) -> Path:

@@ -4,7 +4,8 @@ How a field is treated stands in its JSON schema under `x-support`, from which /
 (where nothing stands), "no_effect" (accepted, cannot change the output), "hint" (left out where it means nothing here,
 and reported with the reason `x-hint`), "refused" (only values that ask for nothing are accepted). `x-requires` and
 `x-excludes` name fields that it needs or that it cannot go together with, which is checked here; the latter stands on
-one of the two. `x-off` lists values, besides null, false and what is empty, that ask for nothing.
+one of the two. `x-off` lists values, besides null, false and what is empty, that ask for nothing. `x-default` is the
+default of an API that does not take the model's.
 """
 
 import difflib

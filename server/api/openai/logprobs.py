@@ -37,13 +37,13 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> 
         if token.logprobs is None:
             alternatives.append(None)
             continue
-        top = {tokenizer.token_text(token.id): _finite(token.logprobs.logprob)}
+        top = {tokenizer.token_text(token.id): finite(token.logprobs.logprob)}
         for token_id, logprob in token.logprobs.top:
-            top.setdefault(tokenizer.token_text(token_id), _finite(logprob))
+            top.setdefault(tokenizer.token_text(token_id), finite(logprob))
         alternatives.append(top)
     return {
         "tokens": [tokenizer.token_text(token.id) for token in tokens],
-        "token_logprobs": [None if token.logprobs is None else _finite(token.logprobs.logprob) for token in tokens],
+        "token_logprobs": [None if token.logprobs is None else finite(token.logprobs.logprob) for token in tokens],
         "top_logprobs": alternatives,
         "text_offset": [token.offset for token in tokens],
     }
@@ -60,7 +60,7 @@ def _prompt_token(tokenizer: Tokenizer, token: TokenLogprobs, count: int) -> dic
     entries: dict[str, Any] = {}
     for token_id, logprob, rank in [(token.token_id, token.logprob, token.rank), *ranked]:
         text = tokenizer.token_text(token_id)
-        entries.setdefault(str(token_id), {"logprob": _finite(logprob), "rank": rank, "decoded_token": text})
+        entries.setdefault(str(token_id), {"logprob": finite(logprob), "rank": rank, "decoded_token": text})
     return entries
 
 
@@ -71,7 +71,7 @@ def trimmed(token: TokenLogprobs, count: int) -> TokenLogprobs:
 
 def _top(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token)
-    return {"token": tokenizer.token_text(token), "logprob": _finite(logprob), "bytes": list(raw)}
+    return {"token": tokenizer.token_text(token), "logprob": finite(logprob), "bytes": list(raw)}
 
 
 def _reported(token: OutputToken) -> TokenLogprobs:
@@ -79,5 +79,6 @@ def _reported(token: OutputToken) -> TokenLogprobs:
     return token.logprobs
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """The number as JSON has it."""
     return logprob if isfinite(logprob) else NO_PROBABILITY

@@ -2,7 +2,7 @@
 
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from model_runner.contract import SamplingParams, Speculation
@@ -83,10 +83,10 @@ class Planner:
         Raises NotFoundError for another model, and InvalidRequestError for whatever does not fit the model, the engine
         or another field.
         """
-        self._model.check_name(request.model)
+        model = self._named(request)
         notices = list(request.notices)
         if request.pooling is None:
-            self._model.abilities.check_generates(request.model)
+            self._model.abilities.check_generates(model)
             self._limits.check_queue(request)
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
@@ -105,7 +105,7 @@ class Planner:
         self._limits.check_min_tokens(options.min_tokens, min(one.max_tokens for one in requests))
         return Plan(
             id=of_all.request_id,
-            model=request.model,
+            model=model,
             requests=tuple(requests),
             options=options,
             n=request.num_choices,
@@ -123,7 +123,7 @@ class Planner:
 
         Raises what `plan` does for such a prompt.
         """
-        self._model.check_name(request.model)
+        self._named(request)
         (prompt,) = request.prompts
         assert isinstance(prompt, TextPrompt | Conversation), "only of these is the number of tokens asked for"
         notices = list(request.notices)
@@ -131,6 +131,12 @@ class Planner:
         tokens = self.encode(text, request.path("prompt"), prompt, is_cut=True)
         room = Room(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
         return len(room.cut(tokens)), to_report(notices, strict=self._settings.strict)
+
+    def _named(self, request: GenerationRequest) -> str:
+        """The model's name in the answer. Raises NotFoundError for another model."""
+        name = self._model.name if request.model is None else request.model
+        self._model.check_name(name)
+        return name
 
     def _of_all_prompts(self, request: GenerationRequest, options: OutputOptions, form: Form) -> EngineRequest:
         """What is the same for each prompt: all but the prompt, what follows from its length, and its seed."""
@@ -252,14 +258,23 @@ class Planner:
         if request.pooling is not None:
             return SamplingParams(pooling=request.pooling)
         decoding = request.decoding
+        params = self._rules.params(decoding, fills_in=request.fills_in)
         return replace(
-            self._rules.params(decoding, fills_in=request.fills_in),
+            params,
+            logit_bias=(*params.logit_bias, *self._biases(request.biased_texts)),
             guidance=self.scoring.guidance(decoding.guidance),
             contrastive=self.scoring.contrastive(decoding.contrastive),
             dola=self.scoring.dola(decoding.dola),
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
         )
+
+    def _biases(self, texts: Sequence[tuple[str, float]]) -> Iterator[tuple[int, float]]:
+        """The biases of the tokens of these texts; those that the model does not have cannot be generated."""
+        for text, bias in texts:
+            for token in self._tokenizer.encode_literally(text):
+                if token < self._info.vocab_size:
+                    yield token, bias
 
     def _with_prompt(
         self,

@@ -1,0 +1,1 @@
+"""llama.cpp's own API: POST /completion, /infill and /apply-template, GET /props and /slots."""

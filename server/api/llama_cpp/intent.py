@@ -1,0 +1,226 @@
+"""What the bodies of POST /completion and POST /infill ask for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.api.llama_cpp.fields import ABSENT, LlamaFields
+from server.api.llama_cpp.schema import InfillRequest, LlamaCompletionRequest
+from server.generation.constraints.constraint import Constraint
+from server.generation.constraints.json_text import LooseJson
+from server.generation.constraints.lark import Gbnf
+from server.generation.notices import Notice
+from server.generation.planning.plan import Plan
+from server.generation.request import FillIn, GenerationRequest, Prompt
+from server.generation.settings import DecodingSettings
+from server.text.tokenizer import Tokenizer
+
+_RANDOM_SEEDS = (None, -1, 2**32 - 1)
+_STEPS: Mapping[str, tuple[str, object]] = {
+    "top_n_sigma": ("top_n_sigma", 0.0),
+    "top_k": ("top_k", 0),
+    "typ_p": ("typical_p", 1.0),
+    "typical_p": ("typical_p", 1.0),
+    "top_p": ("top_p", 1.0),
+    "min_p": ("min_p", 0.0),
+    "xtc": ("xtc_probability", 0.0),
+    "temperature": ("temperature", 1.0),
+}
+"""By llama.cpp's name, the native field of each step between the penalties and the draw, and what turns it off."""
+_SAME = (
+    *("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
+    *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+)
+"""Fields of the same name as the native ones."""
+_NOT_WITH_MIROSTAT = (*("samplers", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability"),)
+_ON_PATHS = {
+    "num_choices": "n_cmpl",
+    "reports_tokens": "return_tokens",
+    "logprobs": "n_probs",
+    "repetition_penalty": "repeat_penalty",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaOptions:
+    """What the answer has to know of the body."""
+
+    settings: Mapping[str, Any]
+    """`generation_settings`, but for the seed."""
+    prompts: Sequence[str] | None
+    """Their texts, if the answer shows them."""
+    is_cut_by_context: Sequence[bool]
+    """Of each prompt, whether the context has room for less output than was asked for."""
+    n_probs: int
+    return_tokens: bool
+    timings_per_token: bool
+    response_fields: Sequence[str]
+
+
+def completion_intent(body: LlamaCompletionRequest) -> GenerationRequest:
+    """The body's fields as a request."""
+    return _request(body, body.prompts, {"max_tokens": _max_tokens_path(body)})
+
+
+def infill_intent(body: InfillRequest) -> GenerationRequest:
+    """The body's fields as a request."""
+    before = [body.input_prefix, *([body.prompt] if body.prompt else [])]
+    prompt = FillIn(before, body.input_suffix, "input_prefix", "input_suffix", body.files)
+    return _request(body, [prompt], {"max_tokens": _max_tokens_path(body), "prompt": "input_prefix"})
+
+
+def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, str]) -> GenerationRequest:
+    constraint = _constraint(body)
+    form = "grammar" if body.grammar else "json_schema"
+    n_predict = _n_predict(body)
+    of_form = constraint.notices if isinstance(constraint, LooseJson) else ()
+    return GenerationRequest(
+        model=body.model,
+        prompts=tuple(prompts),
+        id_prefix="cmpl-",
+        decoding=decoding_of(body),
+        biased_texts=tuple((text, bias) for text, bias in body.biases if isinstance(text, str)),
+        max_tokens=None if n_predict == -1 else n_predict,
+        num_choices=body.n_cmpl or 1,
+        num_repeats=body.n_cmpl or 1,
+        seed=None if body.seed in _RANDOM_SEEDS else body.seed,
+        logprobs=body.n_probs or None,
+        echoes=_shows(body, "prompt"),
+        reports_tokens=bool(body.stream or body.return_tokens),
+        constraint=constraint,
+        stream=bool(body.stream),
+        paths={**_ON_PATHS, "echoes": "prompt", "constraint": form, **paths},
+        notices=(*body.left_out(), *_not_followed(body), *of_form),
+    )
+
+
+def decoding_of(body: LlamaFields) -> DecodingSettings:
+    """How tokens are chosen: what the body says, and llama.cpp's defaults in place of the model's."""
+    named = {"temperature": max(0.0, body.told("temperature")), "repetition_penalty": body.told("repeat_penalty")}
+    values: dict[str, Any] = {**{name: body.told(name) for name in _SAME}, **named}
+    order: str | Sequence[str] | None = "llama.cpp"
+    if body.mirostat:
+        values |= {name: off for name, off in _STEPS.values() if name != "temperature"}
+        order = None
+    elif body.samplers is not None:
+        order = _order(body.samplers, values)
+    without_penalties = body.samplers is not None and not body.mirostat and "penalties" not in body.samplers
+    if without_penalties or body.repeat_last_n == 0:
+        values |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return DecodingSettings(
+        **values,
+        sampler_order=order,
+        dry_sequence_breakers=None if body.dry_sequence_breakers is None else tuple(body.dry_sequence_breakers),
+        stop=tuple(body.stop or ()),
+        ignore_eos=body.ignore_eos,
+        logit_bias=_summed(body),
+        epsilon_cutoff=0.0,
+        eta_cutoff=0.0,
+        no_repeat_ngram_size=0,
+    )
+
+
+def _summed(body: LlamaFields) -> Mapping[str, float] | None:
+    """The biases of tokens that are given by their ids; those of one token add up."""
+    sums: dict[str, float] = {}
+    for token, bias in body.biases:
+        if isinstance(token, int):
+            sums[str(token)] = sums.get(str(token), 0.0) + bias
+    return sums or None
+
+
+def _order(samplers: Sequence[str], values: dict[str, Any]) -> Sequence[str] | None:
+    """The steps in their order; turns off those that are missing."""
+    steps = [_STEPS[name] for name in samplers if name in _STEPS]
+    named = [name for name, _ in steps]
+    values |= {name: off for name, off in _STEPS.values() if name not in named}
+    if "dry" not in samplers:
+        values["dry_multiplier"] = 0.0
+    return tuple("xtc" if name == "xtc_probability" else name for name in named) or None
+
+
+def _not_followed(body: LlamaFields) -> Sequence[Notice]:
+    """What is not done as llama.cpp does it."""
+    notices = []
+    decoding = decoding_of(body)
+    last_n = body.told("repeat_last_n")
+    counts_output = bool(decoding.presence_penalty or decoding.frequency_penalty)
+    if counts_output or (decoding.repetition_penalty != 1 and last_n != -1):
+        reason = "`repeat_penalty` counts the whole prompt and output, the other two penalties the output."
+        notices.append(Notice("repeat_last_n", reason))
+    for index, name in enumerate(body.samplers or ()):
+        if name in ABSENT:
+            notices.append(Notice(f"samplers[{index}]", f"This server has no sampler '{name}'."))
+    if body.mirostat:
+        left_out = [name for name in _NOT_WITH_MIROSTAT if name in body.model_fields_set and body.asks(name)]
+        notices += [Notice(name, "Mirostat takes its place.") for name in left_out]
+    return notices
+
+
+def _constraint(body: LlamaFields) -> Constraint | None:
+    if body.grammar:
+        return Gbnf(body.grammar, "grammar")
+    return None if body.json_schema is None else LooseJson.read(body.json_schema, "json_schema")
+
+
+def _n_predict(body: LlamaFields) -> int:
+    given = body.max_tokens if body.n_predict is None else body.n_predict
+    return -1 if given is None else given
+
+
+def _max_tokens_path(body: LlamaFields) -> str:
+    return "n_predict" if body.max_tokens is None else "max_tokens"
+
+
+def _shows(body: LlamaFields, name: str) -> bool:
+    return not body.response_fields or name in body.response_fields
+
+
+def llama_options(body: LlamaFields, plan: Plan, tokenizer: Tokenizer) -> LlamaOptions:
+    """What the answer has to know of the body."""
+    n_predict = _n_predict(body)
+    shown = [tokenizer.decode(one.prompt, skip_special_tokens=False) for one in plan.requests]
+    return LlamaOptions(
+        settings=generation_settings(body),
+        prompts=shown if _shows(body, "prompt") else None,
+        is_cut_by_context=[n_predict == -1 or one.max_tokens < n_predict for one in plan.requests],
+        n_probs=body.n_probs or 0,
+        return_tokens=bool(body.stream or body.return_tokens),
+        timings_per_token=bool(body.timings_per_token),
+        response_fields=body.response_fields or (),
+    )
+
+
+def generation_settings(body: LlamaFields) -> Mapping[str, Any]:
+    """All settings by llama.cpp's names, as they count; the seed is drawn if it is -1."""
+    decoding = decoding_of(body)
+    n_predict = _n_predict(body)
+    same = {name: getattr(decoding, name) for name in _SAME}
+    return {
+        "seed": -1 if body.seed is None else body.seed,
+        "temperature": decoding.temperature,
+        "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0,
+        **same,
+        "repeat_last_n": body.told("repeat_last_n"),
+        "repeat_penalty": decoding.repetition_penalty,
+        "dry_sequence_breakers": list(body.told("dry_sequence_breakers")),
+        "stop": list(decoding.stop or ()),
+        "max_tokens": n_predict,
+        "n_predict": n_predict,
+        "n_keep": 0,
+        "n_discard": 0,
+        "ignore_eos": bool(body.ignore_eos),
+        "stream": bool(body.stream),
+        "logit_bias": [
+            {"token": token, "bias": False if bias == float("-inf") else bias} for token, bias in body.biases
+        ],
+        "n_probs": body.told("n_probs"),
+        "min_keep": 0,
+        "grammar": body.grammar or "",
+        "samplers": [name for name in body.told("samplers") if name not in ABSENT],
+        "timings_per_token": bool(body.timings_per_token),
+        "post_sampling_probs": False,
+        "lora": [],
+    }
