@@ -60,7 +60,8 @@ is reported in `warnings` of the answer, with path and reason, of a stream in it
 header `x-samewise-ignored`: at most {max_notices} fields, of the same one in several messages the first. A server that
 runs with `--strict` refuses all of these instead.
 
-Where a request says nothing, the model's `generation_config.json` decides on {model_defaults} and on which tokens end
+Where a request says nothing, except on [llama.cpp's routes](llama_cpp.md#defaults), the model's
+`generation_config.json` decides on {model_defaults} and on which tokens end
 the output: its `do_sample: false` is temperature 0, `max_new_tokens` and `stop_strings` are `max_tokens` and `stop`. A
 warning at the start of the server names what else it sets that would change answers. All else, and what that file
 leaves open, has the default below.
@@ -90,7 +91,8 @@ choice, position and token alone. Logprobs are of the raw distribution unless th
 `beam_search` and `penalty_alpha` (contrastive search) choose tokens in other ways, and `best_of` chooses among answers.
 [Decoding strategies](decoding.md) has the formulas of all of them.
 
-Special tokens written out in a prompt or a message are read as such, as in other servers of this kind.
+Special tokens written out in a prompt or a message are read as such, as in other servers of this kind, except in the
+texts around [a gap that is filled in](llama_cpp.md#filling-in-the-middle).
 
 ## Speculation
 
@@ -115,6 +117,7 @@ then the default, or `auto`, and goes together with whatever speculation goes to
 
 {errors}
 Anthropic's API has a form of its own for them, and 529 for 429: see [its page](messages.md).
+[llama.cpp's API](llama_cpp.md) has its own form as well.
 
 Every answer carries `x-request-id`, and the same as `request-id`: the request's own, where that is up to 128 letters,
 digits, dots, hyphens and

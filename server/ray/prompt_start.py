@@ -13,7 +13,7 @@ START_BYTES = 1024
 soon in the cache of every replica, and what comes after it decides."""
 _BEFORE = ("system", "instructions", "tools")
 """What chat templates put before the conversation, as the APIs call it."""
-_CONVERSATION = ("messages", "input", "prompt")
+_CONVERSATION = ("messages", "input", "input_prefix", "prompt")
 _NUM_FIRST = 16
 """Messages of a long conversation that are looked at."""
 _First = msgspec.defstruct(

@@ -20,6 +20,7 @@ class RoutingFields(msgspec.Struct, gc=False, frozen=True):
     messages: Raw = _ABSENT
     input: Raw = _ABSENT
     prompt: Raw = _ABSENT
+    input_prefix: Raw = _ABSENT
     cache_salt: Raw = _ABSENT
     previous_response_id: Raw = _ABSENT
     conversation: Raw = _ABSENT

@@ -119,7 +119,10 @@ class LlamaFields(RequestModel):
     model: str | None = Field(None, description="The served model when left out.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     n_predict: int | None = _field(
-        "The most tokens to generate; -1: as many as the context has room for.", "n_predict", ge=-1, le=2**31 - 1
+        "The most tokens to generate; -1: as many as the model's own default or the context allows.",
+        "n_predict",
+        ge=-1,
+        le=2**31 - 1,
     )
     max_tokens: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="Another name of `n_predict`.",
@@ -149,8 +152,8 @@ class LlamaFields(RequestModel):
         "As `repetition_penalty` of /v1/completions.", "repeat_penalty", off=[1], ge=0.01, le=100
     )
     repeat_last_n: int | None = _field(
-        "0 turns the three penalties off. They count the whole text otherwise, as with -1, and other values are "
-        "reported where a penalty is used.",
+        "0 turns the three penalties off. Otherwise `repeat_penalty` counts the whole prompt and output, as with -1, "
+        "and the other two count the output; where that is not what is asked for, it is reported.",
         "repeat_last_n", ge=-1, le=2**31 - 1,
     )  # fmt: skip
     presence_penalty: float | None = _as_native("presence_penalty")

@@ -184,7 +184,9 @@ def llama_options(body: LlamaFields, plan: Plan, tokenizer: Tokenizer) -> LlamaO
     return LlamaOptions(
         settings=generation_settings(body),
         prompts=shown if _shows(body, "prompt") else None,
-        is_cut_by_context=[n_predict == -1 or one.max_tokens < n_predict for one in plan.requests],
+        is_cut_by_context=[
+            not plan.is_bounded if n_predict == -1 else one.max_tokens < n_predict for one in plan.requests
+        ],
         n_probs=body.n_probs or 0,
         return_tokens=bool(body.stream or body.return_tokens),
         timings_per_token=bool(body.timings_per_token),

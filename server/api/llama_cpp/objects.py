@@ -116,11 +116,11 @@ class LlamaProps(ResponseModel):
 
 
 class NextToken(ResponseModel):
-    """How far a completion is."""
+    """How far a completion's request is, with all of its completions."""
 
     has_next_token: bool = Field(description="Whether more may come.")
     n_remain: int = Field(description="Tokens that may still come; -1 where nothing runs.")
-    n_decoded: int = Field(description="Tokens of its request that have come.")
+    n_decoded: int = Field(description="Tokens that have come.")
 
 
 class LlamaSlot(ResponseModel):

@@ -55,4 +55,5 @@ def _running(followed: Sequence[Followed]) -> Iterator[RequestTimeline]:
 
 def _next_token(timeline: RequestTimeline) -> NextToken:
     decoded = timeline.output_tokens
-    return NextToken(has_next_token=True, n_remain=max(0, timeline.max_tokens - decoded), n_decoded=decoded)
+    of_all = timeline.max_tokens * timeline.num_choices
+    return NextToken(has_next_token=True, n_remain=max(0, of_all - decoded), n_decoded=decoded)

@@ -99,7 +99,7 @@ async def test_slots_show_the_completions_of_the_own_key(make_with_keys: Callabl
             assert [LlamaSlot.model_validate(slot).id for slot in slots.json()] == list(range(8))
             assert "secret" not in slots.text
         busy = [slot for slot in mine.json() if slot["is_processing"]]
-        assert [(slot["request_id"], slot["next_token"]["n_remain"]) for slot in busy] == [("mine", 7)] * 2
+        assert [(slot["request_id"], slot["next_token"]["n_remain"]) for slot in busy] == [("mine", 14)] * 2
         assert not any(slot["is_processing"] for slot in other.json())
         assert "mine" not in json.dumps(other.json())
         after = await client.get("/slots", headers=ann)

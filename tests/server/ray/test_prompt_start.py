@@ -34,7 +34,7 @@ def test_a_long_prefix_decides_alone() -> None:
     assert session_of(chat(user(LONG + "a"))) == session_of(chat(user(LONG + "b")))
 
 
-@pytest.mark.parametrize("field", ["prompt", "input"])
+@pytest.mark.parametrize("field", ["prompt", "input", "input_prefix"])
 def test_texts_and_conversations_count_alike(field: str) -> None:
     assert session_of({field: LONG + "a"}) == session_of({field: LONG + "b"}) != session_of({field: "b" + LONG})
     assert session_of({field: [LONG + "a", "x"]}) == session_of({field: [LONG + "b", "y"]})
