@@ -16,7 +16,7 @@ from server.api.llama_cpp.objects import LlamaChunk, LlamaCompletion
 from server.errors import RequestTimeoutError
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import COMPLETIONS, client_of, requested, says
-from tests.server.tiny_model import BOS
+from tests.server.tiny_model import BOS, write_folder
 
 PATH = "/completion"
 NATIVE = {
@@ -122,8 +122,6 @@ async def test_a_token_that_is_ruled_out(client: httpx.AsyncClient, engine: Fake
 async def test_the_defaults_of_the_model_do_not_count(
     make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Any
 ):
-    from tests.server.tiny_model import write_folder  # noqa: PLC0415
-
     own = {"temperature": 0.1, "top_k": 3, "repetition_penalty": 1.5, "epsilon_cutoff": 0.1, "stop_strings": ["x"]}
     async with client_of(make_app(write_folder(tmp_path / "m", generation=own))) as client:
         asked = await requested(client, engine, PATH, body())
@@ -348,11 +346,11 @@ async def test_errors_have_its_form(client: httpx.AsyncClient, engine: FakeEngin
 
 async def test_a_large_answer_is_bounded(client: httpx.AsyncClient, engine: FakeEngine):
     engine.info_ = replace(engine.info_, max_model_len=1 << 20, num_blocks=1 << 20)
-    response = await client.post(PATH, json=body(prompt="x" * 900_000, n_cmpl=100))
+    response = await client.post(PATH, json=body(prompt="x" * 560_000, n_cmpl=128))
     assert response.json()["error"]["error_code"] == "invalid_parameter_combination"
-    fine = body(prompt="x" * 900_000, n_cmpl=100, response_fields=["stop"])
+    fine = body(prompt="x" * 560_000, n_cmpl=128, response_fields=["stop"])
     engine.script = scripted([301])
-    assert (await client.post(PATH, json=fine)).json() == [{"stop": True}] * 100
+    assert (await client.post(PATH, json=fine)).json() == [{"stop": True}] * 128
 
 
 async def test_its_defaults_are_described(client: httpx.AsyncClient):

@@ -17,13 +17,14 @@ OF_WHAT_IS_STORED = {
     *("/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"),
     "/v1/conversations/{conversation_id}/items/{item_id}",
     *("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items"),
-    *("/v1/requests", "/v1/requests/{request_id}", "/v1/usage", "/v1/steps", "/load"),
+    *("/v1/requests", "/v1/requests/{request_id}", "/v1/usage", "/v1/steps", "/load", "/slots"),
 }
 OF_NOTHING_STORED = {
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
     *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/invocations"),
     *("/v1/models", "/v1/models/{model:path}", "/v1/capabilities", "/tokenize", "/detokenize", "/tokenizer_info"),
+    *("/completion", "/infill", "/apply-template", "/props"),
     *("/health", "/ready", "/ping", "/metrics", "/version"),
 }
 RESPONSES = "/v1/responses"
