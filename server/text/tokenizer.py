@@ -6,6 +6,7 @@ chat_template.py turns messages into the text of a prompt; detokenizer.py turns 
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,10 @@ class Tokenizer:
     def beginning_ids(self) -> list[int]:
         """The special tokens that begin every text."""
         encoded = self._model.encode("a", add_special_tokens=True)
-        return encoded.ids[: encoded.special_tokens_mask.index(0)]
+        return [
+            token
+            for token, _ in takewhile(lambda pair: pair[1], zip(encoded.ids, encoded.special_tokens_mask, strict=True))
+        ]
 
     @cached_property
     def _prepends_space(self) -> bool:

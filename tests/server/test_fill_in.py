@@ -174,6 +174,11 @@ async def test_a_tokenizer_that_begins_texts_begins_the_prompt(
         assert list(asked.prompt) == [BOS, *FAMILIES["qwen"][1]]
 
 
+def test_a_tokenizer_without_special_beginnings():
+    assert Tokenizer(sentencepiece_tokenizer(), {}, None).beginning_ids == []
+    assert Tokenizer(byte_level_tokenizer(), {}, None).beginning_ids == []
+
+
 def test_no_space_is_put_before_what_continues_a_text():
     """As Meta's reference does for Code Llama: the suffix is no new text."""
     model = sentencepiece_tokenizer()

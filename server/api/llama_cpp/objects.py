@@ -28,12 +28,12 @@ class LlamaTimings(ResponseModel):
     cache_n: int = Field(description="Tokens of the prompt that were found in the prefix cache.")
     prompt_n: int = Field(description="Tokens of the prompt that were computed.")
     prompt_ms: float = Field(description="From the request's arrival to the first token.")
-    prompt_per_token_ms: float
-    prompt_per_second: float
+    prompt_per_token_ms: float = Field(description="`prompt_ms` for each of them.")
+    prompt_per_second: float = Field(description="Tokens of the prompt in a second.")
     predicted_n: int = Field(description="Tokens of the output.")
     predicted_ms: float = Field(description="From the first token to the last.")
-    predicted_per_token_ms: float
-    predicted_per_second: float
+    predicted_per_token_ms: float = Field(description="`predicted_ms` for each of them.")
+    predicted_per_second: float = Field(description="Tokens of the output in a second; 0 where there is one alone.")
 
 
 class LlamaChunk(ResponseModel):
