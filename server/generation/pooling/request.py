@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from server.generation.notices import Notice
-from server.generation.request import Prompt, TextPrompt, TokenPrompt
+from server.generation.request import Conversation, TextPrompt, TokenPrompt
 
 _BYTES_EACH = 512
 """What a prompt costs beside its own text, as bytes of text that take as long."""
@@ -14,7 +14,7 @@ _BYTES_EACH = 512
 class Embed:
     """A vector of each of these."""
 
-    inputs: Sequence[Prompt]
+    inputs: Sequence[TextPrompt | TokenPrompt | Conversation]
     dimensions: int | None = None
     """Its length, where that is not the model's."""
     prompt_name: str | None = None
@@ -30,7 +30,7 @@ class Embed:
         return sum(_BYTES_EACH + _size(one) for one in self.inputs)
 
 
-def _size(prompt: Prompt) -> int:
+def _size(prompt: TextPrompt | TokenPrompt | Conversation) -> int:
     """The characters or tokens of a prompt, without what a chat template adds."""
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)

@@ -35,7 +35,7 @@ async def test_the_prompt_is_that_of_a_chat(client: httpx.AsyncClient, engine: F
     engine.info_ = FakeEngine.roomy().info_
     await client.post(CHAT, json=chat(**messages))
     detokenized = await client.post("/detokenize", json={"tokens": list(engine.requests[-1].prompt)})
-    assert response.json() == detokenized.json()
+    assert response.json()["prompt"] == detokenized.json()["prompt"]
 
 
 async def test_what_a_template_does_not_show_is_reported(client: httpx.AsyncClient, strict_client: httpx.AsyncClient):
