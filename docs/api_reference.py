@@ -13,6 +13,7 @@ from model_runner.contract import SAMPLER_ORDER
 from server.api.capabilities import bodies_of, describe_fields
 from server.api.chat.schema import ChatCompletionRequest
 from server.api.dialects import DIALECTS
+from server.api.fields.foreign import ForeignFields
 from server.api.fields.rules import RequestModel
 from server.api.messages.models import ModelInfo, ModelPage
 from server.api.openai.errors import ErrorBody, error_type
@@ -52,8 +53,9 @@ only a [file](batches.md#files) comes as a form.
 A field is **honoured** exactly, or has **no effect** on the output and is only validated, or is **refused** with an
 error that names it. A **hint** (effort, caching, storage, presentation) is honoured where it means something here, and
 else left out and reported. A field that is not listed is refused as unknown; inside messages, which clients echo as
-they got them from whatever server, it is left out and reported. `null` counts as absent wherever a field may be left
-out.
+they got them from whatever server, it is left out and reported. A server that runs with `--lenient` does the same with
+unknown fields everywhere, where the answer can report them. `null` counts as absent in every object, also for a field
+that is unknown or required.
 
 What was left out of a request, or changed (as `max_tokens` beyond the context, which becomes what there is room for),
 is reported in `warnings` of the answer, with path and reason, of a stream in its first chunk, and by its paths in the
@@ -78,6 +80,18 @@ Every answer has an `x-request-id`. By it, or by the answer's own id, `GET /v1/r
 
 Where API keys are configured, a request needs the header `Authorization: Bearer KEY` or `x-api-key: KEY`, except for
 {open}; with `--open-metrics` for `/metrics` and `/load`, too.
+
+## Fields of other servers
+
+Requests for vLLM, SGLang, llama.cpp, Ollama or OpenRouter need not be rewritten. Most of their fields are fields of
+this server. Others mean the same as one of them (such as `regex`, `json_schema`, `grammar`, `think`, `reasoning`,
+`include_reasoning`, `request_id`), and the tables below say so. Errors and warnings have the name that the client used.
+
+Hints are {foreign_hints}. They are left out and reported.
+
+{foreign_refused} ask for another answer, and are refused unless they are empty, false or `null`.
+
+A request without a `model` gets the served one, which is reported.
 
 ## From logits to tokens
 
@@ -138,6 +152,11 @@ def render_api() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
+def _foreign(support: str) -> list[str]:
+    """Fields of other servers that are treated in this way."""
+    return [name for name, field in describe_fields(ForeignFields, {}).items() if field.support == support]
+
+
 def _introduction() -> str:
     of_model = [name for name, facts in facts_of(DecodingSettings).items() if facts.of_model is not None]
     return INTRODUCTION.format(
@@ -146,6 +165,8 @@ def _introduction() -> str:
         max_notices=MAX_NOTICES,
         max_answer=MAX_ANSWER_MIB,
         model_defaults=_code([*of_model, "max_tokens"]),
+        foreign_hints=_code(_foreign("hint")),
+        foreign_refused=_code(_foreign("refused")),
         open=_code(sorted(OPEN_PATHS)),
         order=_code(SAMPLER_ORDER, last=", "),
         not_speculated=_code(describe_fields(ChatCompletionRequest, {})["speculation"].excludes),

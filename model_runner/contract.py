@@ -182,6 +182,8 @@ class SamplingParams:
     """Index of this choice among the request's n."""
     logprobs: int | None = None
     """Report the chosen token's logprob and this many alternatives; None reports nothing."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Report these tokens in place of alternatives. Not for beam search."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
     beam_candidates: int = 0
@@ -316,7 +318,8 @@ class TokenLogprobs:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...]
-    """The most probable (token id, logprob), best first, lower id first among equals; as many as were asked for."""
+    """The most probable (token id, logprob), best first, lower id first among equals; as many as were asked for. Or
+    those of `logprob_token_ids`, in their order."""
 
 
 @dataclass(frozen=True, slots=True)

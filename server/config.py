@@ -240,6 +240,7 @@ class Settings(BaseSettings):
     max_file_mib: float = Field(200.0, gt=0, description="Largest file that may be uploaded.")
     max_files_mib: float = Field(4096.0, gt=0, description="All files together; beyond that, none is taken any more.")
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")
+    lenient: bool = Field(False, description="Leave unknown fields out of a request and report them; else refused.")
     cors_origins: Origins = Field(
         (),
         description="Origin of web pages that may use the server from a browser, * for all, localhost for those of "
@@ -295,6 +296,12 @@ class Settings(BaseSettings):
         for name in ("learn_threads", "learn_memory"):
             if getattr(self, name) is not None and not self.learn:
                 raise PydanticCustomError("no_learn", "{name} needs the setting learn", {"name": name})
+        return self
+
+    @model_validator(mode="after")
+    def _be_strict_or_lenient(self) -> "Settings":
+        if self.strict and self.lenient:
+            raise PydanticCustomError("strict_and_lenient", "strict and lenient are contraries: set one of them")
         return self
 
     @model_validator(mode="after")

@@ -47,6 +47,11 @@ def describe(logprobs: Tensor, tokens: Sequence[int], num_top: Sequence[int]) ->
     ]
 
 
+def values_of(logprobs: Tensor, tokens: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """These tokens with what a row of log-probabilities [vocab] says of them."""
+    return _pairs(tokens, logprobs[torch.tensor(tokens, device=logprobs.device)].tolist())
+
+
 def candidates_of(
     scores: Tensor, logits: Tensor, counts: Sequence[int], num_top: Sequence[int | None]
 ) -> list[tuple[Candidate, ...]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from model_runner.config import LogprobsMode
 from model_runner.contract import Candidate, Failure, TokenLogprobs
 from model_runner.row_sums import row_log_softmax
 from model_runner.sampling.draw import Draw, take
-from model_runner.sampling.logprobs import candidates_of, describe
+from model_runner.sampling.logprobs import candidates_of, describe, values_of
 from model_runner.sampling.picks import NO_TOKEN
 from model_runner.sampling.processors import CONSTRAINTS, keep_plausible, process
 from model_runner.sampling.rows import SamplingRows
@@ -93,7 +93,11 @@ class Sampler:
             return {}
         logprobs = row_log_softmax(take(scores, tuple(asked)))
         reports = describe(logprobs, [tokens[row] for row in asked], list(asked.values()))
-        return dict(zip(asked, reports, strict=True))
+        return {
+            row: replace(report, top=values_of(of_row, listed)) if listed else report
+            for row, report, of_row in zip(asked, reports, logprobs, strict=True)
+            for listed in (rows.sampling[row].logprob_token_ids,)
+        }
 
 
 def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:

@@ -19,7 +19,6 @@ from server.generation.request import GenerationRequest
 from server.generation.result import WholeChoice
 from server.generation.run import Run
 from server.http.event_stream import Frames
-from server.http.json_body import validated
 from server.text.tokenizer import Tokenizer
 
 
@@ -71,7 +70,7 @@ class Taken:
 
 def take_in(context: IntakeContext, body: bytes, api: GenerationApi) -> Taken:
     """The plan for the body of a request. Raises ApiError."""
-    asked = validated(api.schema, body)
+    asked = context.validated(api.schema, body)
     with refused_constraints():
         plan = context.planner().plan(api.intent(asked))
     return Taken(plan, api.options(asked, plan, context.tokenizer))

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from model_runner.info import RunnerInfo
 from server.api.body_workers import BodyWorkers, Errand, Limits
+from server.api.fields.rules import LENIENT
 from server.config import Settings
 from server.generation.planning.planner import Planner
 from server.generation.pooling.rules import PoolingRules
@@ -33,8 +34,8 @@ SMALL_BYTES = 4 << 10
 LARGE_BYTES = 192 << 10
 """Bodies from this size on go to worker processes."""
 COSTLY = re.compile(
-    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|grammar|tools|"
-    rb"functions|\\u00"
+    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|grammar|"
+    rb"tools|functions|\"(?:regex|ebnf)\"|\\u00"
 )
 """What may take long, however short it is: breakers are looked for in the whole vocabulary, and grammars are compiled.
 A name may have escapes."""
@@ -70,6 +71,13 @@ class IntakeContext:
         """Raises HeavyError if there is as much to do here as for so many bytes, and that is too much."""
         if self.most_bytes is not None and num_bytes > self.most_bytes:
             raise HeavyError(num_bytes)
+
+    def validated(self, schema: type[_Body], body: bytes) -> _Body:
+        """The body as the schema has it, for an answer that reports what was left out of it.
+
+        Raises InvalidRequestError; for unknown names only where the server is not lenient.
+        """
+        return validated(schema, body, LENIENT if self.settings.lenient else None)
 
     def planner(self) -> Planner:
         """For the plans of requests."""

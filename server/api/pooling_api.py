@@ -10,7 +10,6 @@ from server.api.intake import IntakeContext
 from server.generation.pooling.request import PoolingRequest
 from server.generation.run import Run
 from server.generation.served_model import ServedModel
-from server.http.json_body import validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class PoolingApi:
 
 def take_in_pooling(context: IntakeContext, body: bytes, api: PoolingApi) -> Taken:
     """The plan for the body of a request. Raises ApiError and HeavyError."""
-    asked = validated(api.schema, body)
+    asked = context.validated(api.schema, body)
     request = api.intent(asked)
     context.weigh(request.asks.num_bytes)
     return Taken(context.pooling().plan(request), api.options(asked))

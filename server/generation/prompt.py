@@ -8,13 +8,15 @@ from server.errors import InvalidRequestError, shorten
 from server.generation.generic_tools import spelled_out, with_description
 from server.generation.merged_messages import one_system_message, one_turn_each
 from server.generation.notices import Notice
-from server.generation.request import ContextFile, Conversation, FillIn, Prompt, TextPrompt
+from server.generation.request import ContextFile, Conversation, FillIn, TextPrompt
 from server.generation.template_variables import template_variables
 from server.text.chat_template import ChatTemplate, ChatTemplateError
 from server.text.fill_in import FillInTokens
 from server.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
+ROLES = ("developer", "system", "user", "assistant", "tool")
+"""Those of which every template has some, and that are written in other ways where one has them not."""
 MAY_SHOW = ("name", "reasoning_content")
 """Parts that clients send along: those that the template does not show are left out and reported."""
 _PROJECT, _FILE, _OPEN_FILE = "myproject", "tmp", "filename"
@@ -34,12 +36,12 @@ def read_prompt(
     return (prompt.text, []) if isinstance(prompt, TextPrompt) else render(tokenizer.chat_template, prompt, path)
 
 
-def encode(tokenizer: Tokenizer, text: str, prompt: Prompt | None = None) -> list[int]:
-    """The tokens of the text of a prompt; those that begin and end every text are added only to one without template.
+def encode(tokenizer: Tokenizer, text: str, prompt: TextPrompt | Conversation | None = None) -> list[int]:
+    """The tokens of the text of a prompt, between those that begin and end every text where the prompt wants them.
 
     Any other text is nothing but its own tokens.
     """
-    return tokenizer.encode(text, add_special_tokens=isinstance(prompt, TextPrompt))
+    return tokenizer.encode(text, add_special_tokens=prompt is not None and prompt.adds_special)
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> list[int]:
@@ -105,10 +107,9 @@ def render(
         with_tools = _with_tools(template, conversation, variables)
         taken, text = _shown(template, with_tools, variables, notices)
         notices += _not_shown(template, conversation.messages, taken.messages, variables)
+        notices += _unnamed_roles(template, conversation.messages, taken.messages, variables, path)
     except ChatTemplateError as error:
-        reason = shorten(str(error), 200)
-        message = f"The model's chat template does not accept these messages: {reason}"
-        raise InvalidRequestError(message, param=path, code="invalid_value") from error
+        raise _unacceptable(conversation.messages, shorten(str(error), 200), path) from error
     return text, notices
 
 
@@ -212,3 +213,40 @@ def _not_shown(
     for (key, role), index in first.items():
         if template.ignores(key, role, taken, variables=variables):
             yield Notice(f"messages[{index}].{key}", "The model's chat template does not show it.")
+
+
+def _other_roles(messages: Messages) -> Mapping[str, int]:
+    """The roles that not every API knows, with the first message of each."""
+    first: dict[str, int] = {}
+    for index, message in enumerate(messages):
+        if message["role"] not in ROLES:
+            first.setdefault(message["role"], index)
+    return first
+
+
+def _unnamed_roles(
+    template: ChatTemplate, messages: Messages, taken: Messages, variables: Mapping[str, Any], path: str
+) -> Iterator[Notice]:
+    """Roles that the template writes as they are, and that its author may never have thought of.
+
+    Raises InvalidRequestError for roles of which it shows nothing.
+    """
+    for role, index in _other_roles(messages).items():
+        if not template.shows_role(role, taken, variables=variables):
+            raise _unknown_role(role, f"{path}[{index}].role", "does not show messages of this role")
+        if not template.names_role(role):
+            yield Notice(f"{path}[{index}].role", "The model's chat template writes it, but does not know this role.")
+
+
+def _unacceptable(messages: Messages, reason: str, path: str) -> InvalidRequestError:
+    """The error for messages that the template refuses; it names a role that not every template knows."""
+    why = f"does not accept these messages: {reason}"
+    for role, index in _other_roles(messages).items():
+        return _unknown_role(role, f"{path}[{index}].role", why)
+    return InvalidRequestError(f"The model's chat template {why}", param=path, code="invalid_value")
+
+
+def _unknown_role(role: str, path: str, why: str) -> InvalidRequestError:
+    known = ", ".join(f"'{name}'" for name in ROLES)
+    message = f"Invalid value: '{shorten(role)}'. The model's chat template {why}. Supported values are: {known}."
+    return InvalidRequestError(message, param=path, code="invalid_value")

@@ -18,10 +18,12 @@ class TextPrompt:
     text: str
     path: str | None = None
     """None: it is the request's only prompt."""
+    adds_special: bool = True
+    """Whether its tokens are put between those that begin and end every text."""
 
     def opposed(self, negative: str) -> "TextPrompt":
         """The prompt that guidance goes away from."""
-        return TextPrompt(negative)
+        return TextPrompt(negative, adds_special=self.adds_special)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] = ()
     """Of which the model is told, as templates take them."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Of the template. One that it does not have is refused."""
+    """Of the template. One that it does not have is reported."""
     thinks: bool | None = None
     """Whether the model is to think before it answers, where the template has a switch for that; else it is reported
     as `thinking`."""
@@ -104,6 +106,8 @@ class Conversation:
     """Whether the last message is continued instead of answered."""
     drops_oldest: bool = False
     """Whether the oldest messages are left out, and that is reported, where all of them do not fit."""
+    adds_special: bool = False
+    """Whether the template's text is put between the tokens that begin and end every text."""
 
     def opposed(self, negative: str) -> "Conversation":
         """The same with another system message, in place of the first one if there are several."""
@@ -124,10 +128,14 @@ class GenerationRequest:
     """Prompts, how to answer them, and what to report."""
 
     model: str | None
-    """As the client named it; None: the served one."""
+    """As the client named it; None: it did not."""
+    may_omit_model: bool = False
+    """Whether clients of this API usually name no model, so that none is reported as missing."""
     prompts: Sequence[Prompt]
     id: str | None = None
     """Of the answer. None: one is made."""
+    own_id: str | None = None
+    """The client's own, of which the answer's is made. It need not differ from others."""
     id_prefix: str = "gen-"
     """Of an id that is made, as far as its API prescribes it."""
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
@@ -142,6 +150,8 @@ class GenerationRequest:
     seed: int | None = None
     logprobs: int | None = None
     """Alternatives to report for each output token."""
+    logprob_token_ids: Sequence[int] = ()
+    """Tokens to report for each output token, in place of alternatives."""
     prompt_logprobs: int | None = None
     """Alternatives to report for each prompt token."""
     echoes: bool = False
@@ -154,12 +164,16 @@ class GenerationRequest:
     """Numbers that are asked for in place of answers; `max_tokens` is 0 then."""
     truncate_prompt: int | None = None
     """How many tokens at the end of each prompt are used; -1: as many as fit."""
+    keeps_beginning: bool = False
+    """Whether those are used that are at its beginning instead."""
     constraint: Constraint | None = None
     """What the answer's text is held to; not its reasoning, and not its calls."""
     tools: ToolUse | None = None
     """What the answer may call."""
     thinking_budget: int | None = None
     """Tokens of reasoning after which its end is forced."""
+    separates_reasoning: bool = True
+    """Whether the answer tells the reasoning apart from the text."""
     prediction: str | None = None
     """What the answer will probably be."""
     priority: int = 0

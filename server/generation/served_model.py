@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server.errors import unknown_model
+from server.errors import InvalidRequestError, unknown_model
 from server.generation.generation_config import GenerationDefaults, load_defaults
+from server.generation.notices import Notice
 from server.generation.planning.reading import ModelFormats
 from server.generation.pooling.abilities import Abilities
 from server.generation.pooling.model_files import read_abilities
@@ -50,6 +51,20 @@ class ServedModel:
     def names(self) -> tuple[str, ...]:
         """All of them."""
         return (self.name, *self.aliases)
+
+    def named(self, name: str | None, notices: list[Notice], *, needs_name: bool) -> str:
+        """The name by which a request calls the model: its first one, and a notice of that, where it has none.
+
+        Raises NotFoundError for any other model, and InvalidRequestError for no name where one is needed.
+        """
+        if name is not None:
+            self.check_name(name)
+            return name
+        if needs_name:
+            message = "Missing required parameter: 'model'."
+            raise InvalidRequestError(message, param="model", code="missing_required_parameter")
+        notices.append(Notice("model", f"Missing; '{self.name}' is the only one."))
+        return self.name
 
     def check_name(self, name: str) -> None:
         """Raises NotFoundError for any other model."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server.errors import InvalidRequestError, shorten
+from server.errors import shorten
 from server.generation.notices import Notice
 from server.generation.request import Conversation
 from server.text.chat_template import ChatTemplate
@@ -17,34 +17,28 @@ _NO_SWITCH = "The model's chat template has no switch for it."
 
 
 def template_variables(template: ChatTemplate, conversation: Conversation) -> tuple[Mapping[str, Any], list[Notice]]:
-    """The variables to render with, and the wishes that are not followed.
+    """The variables to render with, and what is not followed: wishes, and variables that the template does not have.
 
-    Where they contradict each other, the request's own variables count most, then `thinks`, then `effort`. Raises
-    InvalidRequestError for a variable that the template does not have.
+    Where they contradict each other, the request's own variables count most, then `thinks`, then `effort`.
     """
-    _check(template, conversation.variables)
-    wishes = _Wishes(template, conversation)
-    notices = [*wishes.of_thinking(), *wishes.of_effort()]
-    return {**wishes.followed, **conversation.variables}, notices
-
-
-def _check(template: ChatTemplate, variables: Mapping[str, Any]) -> None:
-    for name in variables:
-        if name not in template.variables:
-            path = f"chat_template_kwargs.{shorten(name)}"
-            message = f"Unknown parameter: '{path}'. The model's chat template has no such variable."
-            raise InvalidRequestError(message, param=path, code="unknown_parameter")
+    own = {name: value for name, value in conversation.variables.items() if value is not None}
+    unknown = [name for name in own if name not in template.variables]
+    wishes = _Wishes(template, conversation, {name: own[name] for name in own if name not in unknown})
+    notices = [Notice(f"chat_template_kwargs.{shorten(name)}", _NO_VARIABLE) for name in unknown]
+    notices += [*wishes.of_thinking(), *wishes.of_effort()]
+    return {**wishes.followed, **wishes.own}, notices
 
 
 class _Wishes:
     """What one conversation wishes of the reasoning, and the variables that follow from it."""
 
-    def __init__(self, template: ChatTemplate, conversation: Conversation) -> None:
+    def __init__(self, template: ChatTemplate, conversation: Conversation, own: Mapping[str, Any]) -> None:
+        """`own` are the request's own variables that the template has."""
         self._known = template.variables
-        self._own = conversation.variables
+        self.own = own
         self._thinks = conversation.thinks
         self._effort = conversation.effort
-        self._switch = next((name for name in _SWITCHES if name in self._own), None) or next(
+        self._switch = next((name for name in _SWITCHES if name in self.own), None) or next(
             (name for name in _SWITCHES if name in self._known), None
         )
         self.followed: dict[str, Any] = {}
@@ -55,7 +49,7 @@ class _Wishes:
             return
         if self._switch is None:
             yield Notice("thinking", _NO_SWITCH)
-        elif self._own.get(self._switch, self._thinks) != self._thinks:
+        elif self.own.get(self._switch, self._thinks) != self._thinks:
             yield Notice("thinking", _otherwise(f"chat_template_kwargs.{self._switch}"))
         else:
             self.followed[self._switch] = self._thinks
@@ -65,11 +59,11 @@ class _Wishes:
         if self._effort is None:
             return
         thinks = self._effort != _NO_EFFORT
-        decided = self._own.get(self._switch, self.followed.get(self._switch)) if self._switch is not None else None
-        if self._own.get(_EFFORT, self._effort) != self._effort:
+        decided = self.own.get(self._switch, self.followed.get(self._switch)) if self._switch is not None else None
+        if self.own.get(_EFFORT, self._effort) != self._effort:
             yield Notice(_EFFORT, _otherwise(f"chat_template_kwargs.{_EFFORT}"))
         elif decided is not None and bool(decided) != thinks:
-            by_own = self._switch in self._own
+            by_own = self._switch in self.own
             yield Notice(_EFFORT, _otherwise(f"chat_template_kwargs.{self._switch}" if by_own else "thinking"))
         elif _EFFORT not in self._known and (thinks or self._switch is None):
             yield Notice(_EFFORT, _NO_VARIABLE)

@@ -41,9 +41,9 @@ class ChatTemplate:
         """What a request may set."""
         self.knows_tools = "tools" in variables
         """Whether it tells the model of tools."""
-        self.knows_pairs = all(re.search(rf"""['"]{role}['"]""", source) for role in ("query", "document"))
-        """Whether it is for a query and a document, as messages of these roles."""
         self.source = source
+        self.knows_pairs = self.names_role("query") and self.names_role("document")
+        """Whether it is for a query and a document, as messages of these roles."""
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source
 
@@ -94,11 +94,30 @@ class ChatTemplate:
             {name: value for name, value in message.items() if name != key or message["role"] != role}
             for message in messages
         ]
+        return self._shows_alike(without, messages, variables)
+
+    def shows_role(self, role: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
+        """Whether the prompt has the content of the role's messages, and would be another one if the role were."""
+        renamed, longer = [], []
+        for message in messages:
+            is_it = message["role"] == role
+            renamed.append({**message, "role": _CUT_HERE} if is_it else message)
+            longer.append({**message, "content": message["content"] + _CUT_HERE} if is_it else message)
+        return not any(self._shows_alike(other, messages, variables) for other in (renamed, longer))
+
+    def names_role(self, role: str) -> bool:
+        """Whether it mentions the role, so that its author had it in mind."""
+        return bool(re.search(rf"""['"]{re.escape(role)}['"]""", self.source))
+
+    def _shows_alike(self, some: Sequence[Message], others: Sequence[Message], variables: Mapping[str, Any]) -> bool:
+        """Whether the prompts of both are the same; no, where one is refused."""
         try:
-            bare = self.render(without, add_generation_prompt=False, variables=variables)
-            return bare == self.render(messages, add_generation_prompt=False, variables=variables)
+            first, second = (
+                self.render(messages, add_generation_prompt=False, variables=variables) for messages in (some, others)
+            )
         except ChatTemplateError:
             return False
+        return first == second
 
     def _known_role(self, message: Message) -> Message:
         if message["role"] == "developer" and not self._knows_developer:

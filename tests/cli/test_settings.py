@@ -98,6 +98,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_file_mib": ("1.5", 1.5),
     "max_files_mib": ("2.5", 2.5),
     "strict": ("true", True),
+    "lenient": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "isolate_keys": ("true", True),
     "cors_origins": ("https://a.example", ("https://a.example",)),
@@ -136,7 +137,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
     if name == "isolate_keys":
         monkeypatch.setenv("SAMEWISE_API_KEYS_FILE", "keys.txt")
     flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
-    flags |= {"isolate_keys": ["--isolate-keys"], "open_metrics": ["--open-metrics"]}
+    flags |= {"lenient": ["--lenient"], "isolate_keys": ["--isolate-keys"], "open_metrics": ["--open-metrics"]}
     flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs", "page")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")
@@ -163,6 +164,7 @@ def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.
         (["--speculation", "n-gram"], "--speculation: input should be 'auto', 'draft_model', 'early_exit', "),
         (["--speculation", "draft_model"], "speculation by draft_model needs the setting draft_model\n"),
         (["--learn-threads", "2"], "learn_threads needs the setting learn\n"),
+        (["--strict", "--lenient"], "strict and lenient are contraries: set one of them\n"),
         (["--redis-url", "redis://host"], "redis_url needs the setting api_keys_file\n"),
         (["--isolate-keys", "--api-key", "x"], "isolate_keys needs the setting api_keys_file\n"),
         (["--kv-events-replay", "tcp://*:5558"], "kv_events_replay needs the setting kv_events\n"),

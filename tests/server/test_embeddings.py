@@ -120,7 +120,7 @@ async def test_a_model_is_used_as_its_configuration_says(trained: httpx.AsyncCli
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "integer_below_min_value"),
         ({"priority": 1}, "priority", "unsupported_value"),
         ({"temperature": 1}, "temperature", "unknown_parameter"),
-        ({"model": None}, "model", "invalid_type"),
+        ({"model": 3}, "model", "invalid_type"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(

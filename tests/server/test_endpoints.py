@@ -247,7 +247,7 @@ async def test_refused_fields_say_so(client: httpx.AsyncClient):
     """The capabilities are true: what is called refused is refused, what has no effect is not."""
     fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
     refused = [name for name, field in fields.items() if field["support"] == "refused"]
-    assert len(refused) == 8
+    assert len(refused) == 17
     of_the_models: dict[str, Any] = {"contrastive": {}, "dola": {"layers": "low"}}
     for name in refused:
         error = (await client.post(CHAT, json=chat(**{name: of_the_models.get(name, {"x": 1})}))).json()["error"]

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from server.api.fields.foreign import ForeignFields
+from server.api.fields.rules import relations_of
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused, requested
@@ -207,7 +209,8 @@ async def test_capabilities_list_hints(client: httpx.AsyncClient):
     fields = endpoints[CHAT]
     listed = {name for name, field in fields.items() if field["support"] == "hint"}
     top_level = {path for _, _, path in HINTS if path in fields and not path.startswith("max_")}
-    assert listed == top_level
+    foreign = {name for name, relations in relations_of(ForeignFields).items() if relations.hint}
+    assert listed == top_level | foreign | {"stream_reasoning"}
     (options,) = [
         shape for shape in endpoints[COMPLETIONS]["stream_options"]["values"]["anyOf"] if "properties" in shape
     ]

@@ -120,7 +120,7 @@ STRICT_SCHEMA = f"{FORMAT}.json_schema.schema"
         ({FORMAT: {}}, f"{FORMAT}.type", "missing_required_parameter"),
         ({FORMAT: {"type": 3}}, f"{FORMAT}.type", "invalid_type"),
         ({FORMAT: "json"}, FORMAT, "invalid_type"),
-        ({FORMAT: {"type": "json_object", "schema": SCHEMA}}, f"{FORMAT}.schema", "unknown_parameter"),
+        ({FORMAT: {"type": "text", "schema": SCHEMA}}, f"{FORMAT}.schema", "unknown_parameter"),
         ({FORMAT: {"type": "json_schema"}}, f"{FORMAT}.json_schema", "missing_required_parameter"),
         (
             {FORMAT: {"type": "json_schema", "json_schema": {"schema": {}}}},

@@ -44,6 +44,8 @@ class ChatAnswer(OpenAIAnswer):
     def frame(self, event: Event) -> bytes:
         """See Answer."""
         role = b"" if event.choice in self._begun else self._role(event.choice)  # the first chunk, so written first
+        if isinstance(event, ReasoningDelta) and self._options.hides_reasoning and not event.tokens:
+            return role
         return role + (self._end(event) if isinstance(event, ChoiceEnd) else self._delta(event))
 
     def _choice(self, index: int, choice: WholeChoice) -> dict[str, Any]:
@@ -59,19 +61,20 @@ class ChatAnswer(OpenAIAnswer):
 
     def _role(self, choice: int) -> bytes:
         self._begun.add(choice)
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": self._options.echoed}
         return self.chunk(
             {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}, self._prompt_ids()
         )
 
     def _message(self, choice: WholeChoice) -> dict[str, Any]:
+        text = self._options.echoed + choice.text
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": None if choice.calls and not choice.text else choice.text,
+            "content": None if choice.calls and not text else text,
             "refusal": None,
             "annotations": [],
         }
-        if choice.reasoning:
+        if choice.reasoning and not self._options.hides_reasoning:
             message |= {"reasoning_content": choice.reasoning, "reasoning": choice.reasoning}
         if not choice.calls:
             return message
@@ -95,6 +98,8 @@ class ChatAnswer(OpenAIAnswer):
         match event:
             case TextDelta():
                 return {"content": event.text}
+            case ReasoningDelta() if self._options.hides_reasoning:
+                return {}
             case ReasoningDelta():
                 return {"reasoning_content": event.text, "reasoning": event.text}
             case ToolCallBegin() if self._options.calls_functions:
@@ -125,7 +130,8 @@ class ChatAnswer(OpenAIAnswer):
         return "function_call" if reason == "tool_calls" and self._options.calls_functions else reason
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
-        return chat_logprobs(self.tokenizer, tokens) if self._options.logprobs else None
+        options = self._options
+        return chat_logprobs(self.tokenizer, tokens, as_ids=options.tokens_as_ids) if options.logprobs else None
 
     def _tokens_of(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
         options = self._options

@@ -21,20 +21,26 @@ class ChatOptions:
     calls_functions: bool
     """Whether calls are told in the older form."""
     continuous_usage: bool
+    hides_reasoning: bool
+    echoed: str
+    """What the content of each choice begins with."""
+    tokens_as_ids: bool
 
 
 def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
     """The body's fields as a request."""
     max_tokens = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
-    tools = body.tool_use
+    tools, wishes = body.tool_use, body.wishes
+    wished = {name: value for name, (_, value) in wishes.items()}
     conversation = Conversation(
         messages=tuple(message.for_template() for message in body.messages),
         tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
         variables=body.chat_template_kwargs or {},
-        thinks=None if body.thinking is None else body.thinking.type == "enabled",
-        effort=body.reasoning_effort,
+        thinks=wished.get("thinking"),
+        effort=wished.get("reasoning_effort"),
         open_turn=body.opens_turn,
         continue_last=bool(body.continue_final_message),
+        adds_special=bool(body.add_special_tokens),
     )
     return GenerationRequest(
         **shared_fields(
@@ -45,16 +51,21 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
                 "logprobs": "top_logprobs" if body.top_logprobs else "logprobs",
                 "thinking_budget": "thinking_token_budget",
                 "continue_last": "continue_final_message",
+                "separates_reasoning": body.unseparated_by or "",
+                "echoes": "echo",
+                **{name: path for name, (path, _) in wishes.items()},
             },
             body.constraint,
         ),
         id_prefix="chatcmpl-",
         prompts=(conversation,),
         tools=tools,
-        thinking_budget=body.thinking_token_budget,
+        thinking_budget=wished.get("thinking_budget"),
+        separates_reasoning=body.unseparated_by is None,
+        echoes=bool(body.echoed),
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
         num_choices=body.num_answers,
-        num_repeats=body.num_answers if body.stream else 1,
+        num_repeats=body.num_answers if body.stream or body.echoed else 1,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prediction=None if body.prediction is None else body.prediction.text,
     )
@@ -70,4 +81,7 @@ def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) 
         include_usage=body.include_usage,
         calls_functions=bool(body.functions),
         continuous_usage=body.continuous_usage,
+        hides_reasoning=body.is_hidden,
+        echoed=body.echoed,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )

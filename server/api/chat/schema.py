@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from server.api.fields.account import AccountFields
-from server.api.fields.generation import ConversationFields, ReasoningEffort
 from server.api.fields.messages import Content, Message, text_of
 from server.api.fields.openai import SamplingFields
+from server.api.fields.reasoning import ReasoningFields
 from server.api.fields.rules import (
     SUPPORTED_ONLY,
     SUPPORTED_VALUES_ONLY,
@@ -19,12 +19,6 @@ from server.api.fields.rules import (
     related,
 )
 from server.api.fields.tools import ToolFields
-
-
-class ThinkingSwitch(RequestModel):
-    """Whether to think, as DeepSeek's and GLM's APIs have it."""
-
-    type: Literal["enabled", "disabled"]
 
 
 class Prediction(RequestModel):
@@ -39,7 +33,7 @@ class Prediction(RequestModel):
         return text_of(self.content)
 
 
-class ChatCompletionRequest(ToolFields, AccountFields, ConversationFields, SamplingFields):
+class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, SamplingFields):
     """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, oldest first.")
@@ -60,6 +54,9 @@ class ChatCompletionRequest(ToolFields, AccountFields, ConversationFields, Sampl
         None, description="Continue the last message instead of answering it.",
         json_schema_extra=related(excludes=["add_generation_prompt"]),
     )  # fmt: skip
+    echo: bool | None = Field(
+        None, description="Begin the content with the last message's, if that is the assistant's or is continued."
+    )
 
     prediction: Prediction | None = Field(
         None,
@@ -72,12 +69,6 @@ class ChatCompletionRequest(ToolFields, AccountFields, ConversationFields, Sampl
         no_effect("Text is the only one.")
     )
 
-    reasoning_effort: ReasoningEffort | None = hint(
-        "How much to think first. Given to a chat template that has a variable of this name.", ""
-    )
-    thinking: ThinkingSwitch | None = hint(
-        "Whether to think first, where the chat template has a switch for it; else reported.", ""
-    )
     verbosity: Literal["low", "medium", "high"] | None = hint(
         "How long an answer should be.", "The length is not controlled."
     )
@@ -89,6 +80,14 @@ class ChatCompletionRequest(ToolFields, AccountFields, ConversationFields, Sampl
     best_of: Annotated[Literal[1] | None, SUPPORTED_ONLY] = refused("Choosing the best of several outputs.")
     chat_template: Refused = refused("Templates of the request's own.")
     documents: Refused = refused("Documents for the template.")
+
+    @property
+    def echoed(self) -> str:
+        """The text that the content begins with."""
+        last = self.messages[-1]
+        if not self.echo or (self.opens_turn and last.role != "assistant"):
+            return ""
+        return str(last.for_template()["content"])
 
     @property
     def opens_turn(self) -> bool:

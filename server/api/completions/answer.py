@@ -94,7 +94,9 @@ class CompletionAnswer(OpenAIAnswer):
         wants_logprobs = self._options.logprobs is not None
         return {
             "text": text,
-            "logprobs": completion_logprobs(self.tokenizer, tokens) if wants_logprobs else None,
+            "logprobs": completion_logprobs(self.tokenizer, tokens, as_ids=self._options.tokens_as_ids)
+            if wants_logprobs
+            else None,
             "finish_reason": None,
             "stop_reason": None,
             "seed": self.run.plan.seed_of(prompt.index),

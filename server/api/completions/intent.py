@@ -1,10 +1,11 @@
 """What the body of a completion asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.api.fields.openai import shared_fields
+from server.generation.notices import Notice
 from server.generation.planning.plan import Plan
 from server.generation.request import FillIn, GenerationRequest, TextPrompt, TokenPrompt
 from server.text.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class CompletionOptions:
     continuous_usage: bool
     echoes: Sequence[str] | None
     """With `echo`, the text of each prompt."""
+    tokens_as_ids: bool
 
 
 def completion_intent(body: CompletionRequest) -> GenerationRequest:
@@ -32,8 +34,9 @@ def completion_intent(body: CompletionRequest) -> GenerationRequest:
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
     paths = {"echoes": "echo", "prompt_logprobs": "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"}
     shared = shared_fields(body, {**paths, "num_choices": "best_of"} if ranks else paths, body.constraint)
+    notices = (*shared["notices"], *_not_added(body))
     return GenerationRequest(
-        **{**shared, "prompt_logprobs": max(of_prompt, default=None)},
+        **{**shared, "prompt_logprobs": max(of_prompt, default=None), "notices": notices},
         id_prefix="cmpl-",
         prompts=tuple(_prompt(body, index, prompt) for index, prompt in enumerate(body.prompts)),
         max_tokens=body.max_tokens,
@@ -43,6 +46,11 @@ def completion_intent(body: CompletionRequest) -> GenerationRequest:
         num_repeats=body.num_answers,
         logprobs=0 if ranks and body.logprobs is None else body.logprobs,
     )
+
+
+def _not_added(body: CompletionRequest) -> Iterator[Notice]:
+    if body.add_special_tokens and not all(isinstance(prompt, str) for prompt in body.prompts):
+        yield Notice("add_special_tokens", "A prompt of tokens is taken as it is.")
 
 
 def completion_options(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> CompletionOptions:
@@ -56,6 +64,7 @@ def completion_options(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
         echoes=_echoes(body, plan, tokenizer) if body.echo else None,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
 
 
@@ -74,4 +83,6 @@ def _prompt(body: CompletionRequest, index: int, prompt: str | list[int]) -> Tex
     path = "prompt" if body.prompt is prompt else f"prompt[{index}]"
     if body.suffix:
         return FillIn((prompt,) if isinstance(prompt, str) else prompt, body.suffix, path, "suffix")
-    return TextPrompt(prompt, path) if isinstance(prompt, str) else TokenPrompt(tuple(prompt), path)
+    if isinstance(prompt, str):
+        return TextPrompt(prompt, path, adds_special=body.add_special_tokens is not False)
+    return TokenPrompt(tuple(prompt), path)

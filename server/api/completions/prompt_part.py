@@ -32,7 +32,7 @@ class PromptPart:
 
     def logprobs(self, own: Sequence[OutputToken]) -> dict[str, Any]:
         """A CompletionLogprobs of the echo and of a choice's own tokens, whose offsets count the echo."""
-        lists = completion_logprobs(self._tokenizer, own)
+        lists = completion_logprobs(self._tokenizer, own, as_ids=self._options.tokens_as_ids)
         return {name: _joined(self._encoded_logprobs[name], values) for name, values in lists.items()}
 
     @property
@@ -66,7 +66,7 @@ class PromptPart:
 
     @cached_property
     def _encoded_logprobs(self) -> dict[str, bytes]:
-        lists = completion_logprobs(self._tokenizer, self.tokens)
+        lists = completion_logprobs(self._tokenizer, self.tokens, as_ids=self._options.tokens_as_ids)
         return {name: msgspec.json.encode(values) for name, values in lists.items()}
 
 

@@ -13,7 +13,6 @@ def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
     inputs = texts if conversation is None else (conversation,)
     return PoolingRequest(
         **pooling_fields(body),
-        model=body.model,
         asks=Embed(inputs, body.dimensions, body.prompt_name, body.truncate_prompt_tokens, body.use_activation),
         id_prefix="embd-",
         paths={"prompt": "input" if conversation is None else "messages"},

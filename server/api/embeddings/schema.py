@@ -35,7 +35,6 @@ Input = Annotated[
 class EmbeddingRequest(ConversationFields, PoolingFields):
     """OpenAI's fields, and extensions under the names of vLLM and sentence-transformers."""
 
-    model: str = Field(description="Name of the served model.")
     input: Input | None = Field(
         None, description="One text or several, each as text or as token ids; either this or `messages` is required.",
         json_schema_extra=related(excludes=["messages"]),

@@ -1,24 +1,27 @@
 """The fields of every API that generates: which model, how its tokens are chosen, in what form."""
 
+import uuid
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from server.api.fields.decoding import DecodingFields
-from server.api.fields.rules import Refused, RequestModel, hint, problem, refused
+from server.api.fields.foreign import ForeignFields, own_id
+from server.api.fields.rules import Refused, RequestModel, hint, problem, refused, related, same_as
 from server.api.fields.structured import StructuredFields
 from server.api.fields.wire import settings_of
 from server.generation.constraints.constraint import Constraint
 from server.generation.constraints.json_text import LooseJson
 from server.generation.settings import MAX_CANDIDATES, BeamSearchSettings, DecodingSettings
 
+MODEL = "Name of the served model. Left out, it is the served one, and that is reported."
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class GenerationFields(StructuredFields, DecodingFields):
+class GenerationFields(StructuredFields, DecodingFields, ForeignFields):
     """These, with the extensions under vLLM's names."""
 
-    model: str = Field(description="Name of the served model.")
+    model: str | None = Field(None, description=MODEL)
     seed: int | None = Field(
         None, ge=-(2**63), le=2**63 - 1, description="Drawn if not given, and returned either way as `seed`."
     )
@@ -26,12 +29,22 @@ class GenerationFields(StructuredFields, DecodingFields):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="Keep only so many tokens at the end of the prompt; -1: what fits."
     )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where tokens are cut off; `right` keeps those at the beginning of the prompt.",
+        json_schema_extra=related(requires=["truncate_prompt_tokens"], off=["left"]),
+    )  # fmt: skip
     priority: int | None = Field(
         None, ge=-(2**31), le=2**31 - 1, description="Lower runs first. Needs the server's policy to be `priority`."
     )
     cache_salt: str | None = Field(
         None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
     )
+    cache_prompt: bool | None = Field(
+        None, description="llama.cpp's: whether a cached prefix may be used; `false` is a `cache_salt` that no other "
+        "request has.",
+        json_schema_extra=related(excludes=["cache_salt"], on=True),
+    )  # fmt: skip
+    no_stop_trim: bool | None = same_as("include_stop_str_in_output", "SGLang's name.")
     learn: bool | None = hint(
         "Whether heads for speculation may be trained on this request, where the server learns (`--learn`); by default "
         "they may, but never on one with a `cache_salt`. `true` is reported where nothing is learnt.",
@@ -67,6 +80,8 @@ class ConversationFields(RequestModel):
 class OneAnswerFields(GenerationFields):
     """Those of an API whose answers have one choice."""
 
+    request_id: str | None = own_id()
+
     @model_validator(mode="after")
     def _check_beams(self) -> Self:
         beams = self.beams
@@ -84,8 +99,9 @@ def generation_fields(body: GenerationFields, paths: dict[str, str], constraint:
         "decoding": settings_of(DecodingSettings, body, stop=body.stop_strings, beam_search=body.beams),
         "seed": body.seed,
         "truncate_prompt": body.truncate_prompt_tokens,
+        "keeps_beginning": body.truncation_side == "right",
         "priority": body.priority or 0,
-        "cache_salt": body.cache_salt or "",
+        "cache_salt": uuid.uuid4().hex if body.cache_prompt is False else body.cache_salt or "",
         "learn": body.learn,
         "stream": bool(body.stream),
         "constraint": constraint,

@@ -100,9 +100,11 @@ class ToolCall(EchoedModel):
 class Message(EchoedModel):
     """One message of the conversation. What is unknown in it is left out and reported."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool", "function"] = Field(
-        description="`developer` counts as `system` unless the chat template knows it, `function` as `tool`."
-    )
+    role: str = Field(
+        min_length=1, max_length=64,
+        description="`developer`, `system`, `user`, `assistant`, `tool`, `function`, or another one that the model's "
+        "chat template shows. `developer` counts as `system` unless the template knows it, `function` as `tool`.",
+    )  # fmt: skip
     content: Content | None = Field(
         None, description="Required, unless the assistant's message has tool_calls or a refusal."
     )

@@ -5,14 +5,16 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from server.api.fields.account import EndUser
-from server.api.fields.decoding import EarlyStopping
+from server.api.fields.decoding import EarlyStopping, TokenId
 from server.api.fields.generation import GenerationFields, generation_fields
-from server.api.fields.rules import RequestModel, hint, no_effect, problem, related
+from server.api.fields.rules import RequestModel, hint, no_effect, problem, related, same_as
 from server.generation.constraints.constraint import Constraint
 from server.generation.settings import MAX_BEAMS, NOT_WITH_BEAMS, BeamSearchSettings
 
 MAX_PROMPT_LOGPROBS = 20
+MAX_LISTED_TOKENS = 128
 
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
 
 
@@ -68,6 +70,26 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
         json_schema_extra=related(excludes=["use_beam_search", "beam_search"]),
     )
 
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Write the tokens of `logprobs` as `token_id:ID` in place of their text."
+    )
+    logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_LISTED_TOKENS, fail_fast=True)] | None = Field(
+        None, description="Report the logprobs of these tokens, in place of the most probable ones.",
+        json_schema_extra=related(
+            requires=["logprobs"], excludes=["top_logprobs", "use_beam_search", "beam_search"]
+        ),
+    )  # fmt: skip
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Put the prompt between the tokens that begin and end every text; by default a text, and not what "
+        "a chat template writes.",
+    )
+    spaces_between_special_tokens: bool | None = no_effect(
+        "Special tokens are written as the tokenizer's decoder writes them, which puts no spaces between them."
+    )
+    request_id: RequestId | None = Field(None, description="Your own id of the request: the answer's id ends with it.")
+    rid: RequestId | None = same_as("request_id", "SGLang's name.")
+
     @model_validator(mode="after")
     def _check_beams(self) -> Self:
         if self.use_beam_search and (self.n or 1) > MAX_BEAMS:
@@ -110,6 +132,8 @@ def shared_fields(body: SamplingFields, paths: dict[str, str], constraint: Const
     several = "beam_search.num_return" if body.beam_search else "n"
     return {
         **generation_fields(body, {"num_choices": several, "reports_tokens": reports, **paths}, constraint),
+        "own_id": body.said("request_id")[1],
         "prompt_logprobs": body.prompt_logprobs,
+        "logprob_token_ids": tuple(body.logprob_token_ids or ()),
         "reports_tokens": bool(body.return_token_ids or body.return_token_sources),
     }

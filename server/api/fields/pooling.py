@@ -5,12 +5,16 @@ from typing import Any
 from pydantic import Field
 
 from server.api.fields.account import EndUser
-from server.api.fields.rules import RequestModel, hint, no_effect
+from server.api.fields.foreign import ForeignHints, own_id
+from server.api.fields.generation import MODEL
+from server.api.fields.rules import hint, no_effect
 
 
-class PoolingFields(RequestModel):
-    """Who asks, and when it is computed."""
+class PoolingFields(ForeignHints):
+    """Which model, who asks, and when it is computed."""
 
+    model: str | None = Field(None, description=MODEL)
+    request_id: str | None = own_id()
     user: EndUser | None = no_effect("Your own id of the end user.")
     priority: int | None = Field(
         None, ge=-(2**31), le=2**31 - 1, description="Lower runs first. Needs the server's policy to be `priority`."
@@ -26,7 +30,6 @@ class PoolingFields(RequestModel):
 class ScoringFields(PoolingFields):
     """How pairs of texts are scored."""
 
-    model: str | None = Field(None, description="The served model when left out.")
     instruction: str | None = Field(
         None, min_length=1, description="What is asked of a document, for models that are told; by default their own."
     )
@@ -39,6 +42,7 @@ class ScoringFields(PoolingFields):
 def pooling_fields(body: PoolingFields) -> dict[str, Any]:
     """What of a PoolingRequest these say."""
     return {
+        "model": body.model,
         "priority": body.priority or 0,
         "cache_salt": body.cache_salt or "",
         "notices": tuple(body.left_out()),

@@ -1,11 +1,14 @@
 """The base of all request models: nothing unknown, nothing coerced, and what is not supported refused by name.
 
+A server that is lenient (`--lenient`) reports unknown names instead, where an answer can report them.
+
 How a field is treated stands in its JSON schema under `x-support`, from which /v1/capabilities is made: "honoured"
 (where nothing stands), "no_effect" (accepted, cannot change the output), "hint" (left out where it means nothing here,
 and reported with the reason `x-hint`), "refused" (only values that ask for nothing are accepted). `x-requires` and
 `x-excludes` name fields that it needs or that it cannot go together with, which is checked here; the latter stands on
-one of the two. `x-off` lists values, besides null, false and what is empty, that ask for nothing. `x-default` is the
-default of an API that does not take the model's.
+one of the two. `x-off` lists values, besides null, false and what is empty, that ask for nothing; a field with `x-on`
+asks for something if it is false. `x-same-as` names the field that this one is another server's name of. `x-default` is
+the default of an API that does not take the model's.
 """
 
 import difflib
@@ -13,9 +16,18 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
@@ -24,6 +36,8 @@ from server.generation.field_table import asks_for_anything
 from server.generation.notices import Notice
 
 _Value = TypeVar("_Value")
+LENIENT = {"lenient": True}
+"""Context of a validation in which unknown names are no errors: `left_out` reports them."""
 
 
 def problem(code: str, message: str, field: str = "") -> PydanticCustomError:
@@ -38,16 +52,29 @@ def problem(code: str, message: str, field: str = "") -> PydanticCustomError:
 class RequestModel(BaseModel):
     """Unknown fields are refused with a hint, null counts as absent, and types are taken as they are."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        json_schema_extra={"additionalProperties": False},
+    )
+    takes_unknown: ClassVar[bool] = False
+    """Whether unknown names are always reported and never refused."""
 
     @model_validator(mode="before")
     @classmethod
-    def _know_every_field(cls, value: object) -> object:
-        if isinstance(value, dict) and cls.model_config["extra"] == "forbid":
+    def _know_every_field(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, dict):
+            return value
+        if None in value.values():
+            value = {key: its_value for key, its_value in value.items() if its_value is not None}
+        if not cls.takes_unknown and info.context is not LENIENT:
             known = names_of(cls)
             unknown = next((key for key in value if key not in known), None)
             if unknown is not None:
-                raise _unknown_parameter(unknown, list(known))
+                message = "Unknown parameter: '{path}'." + _did_you_mean(unknown, known)
+                raise problem("unknown_parameter", message, shorten(unknown))
         return value
 
     @model_validator(mode="after")
@@ -62,13 +89,29 @@ class RequestModel(BaseModel):
         for name in asking:
             for other in relations[name].excludes:
                 if other in asking:
-                    message = f"Setting '{name}' and '{other}' at the same time is not supported."
-                    raise problem("invalid_parameter_combination", message, name)
+                    raise not_together(name, other)
+        return self
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for name, relations in relations_of(type(self)).items():
+            if relations.same_as and name in self.model_fields_set:
+                said_by, value = self.said(relations.same_as)
+                if said_by != name and value != getattr(self, name):
+                    raise not_together(name, said_by)
         return self
 
     def asks(self, name: str) -> bool:
         """Whether a field has a value that asks for anything."""
-        return asks_for_anything(getattr(self, name), relations_of(type(self))[name].off)
+        value, relations = getattr(self, name), relations_of(type(self))[name]
+        return value is False if relations.is_on else asks_for_anything(value, relations.off)
+
+    def said(self, name: str) -> tuple[str, Any]:
+        """The name by which the client sets a field, its own or another server's, and the value."""
+        relations = relations_of(type(self))
+        names = (name, *(other for other, its in relations.items() if its.same_as == name))
+        by_name = ((one, getattr(self, one)) for one in names if one in relations)  # not what is unknown
+        return next(((one, value) for one, value in by_name if value is not None), (name, None))
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
         """What of the model is a hint that is not followed, at any depth. `path` is where the model stands."""
@@ -80,15 +123,16 @@ class RequestModel(BaseModel):
                 yield Notice(at, relations.hint)
             else:
                 yield from _left_out_of(getattr(self, name), at)
-        for name, value in (self.model_extra or {}).items():
-            if value is not None:
-                yield Notice(shorten(_join(path, name), 200), "Unknown; left out.")
+        for name in self.model_extra or {}:
+            near = "" if self.takes_unknown else _did_you_mean(name, names_of(type(self)))
+            yield Notice(shorten(_join(path, name), 200), f"Unknown; left out.{near}")
 
 
 class EchoedModel(RequestModel):
     """What clients send back as they got it, from this server or another: what is unknown in it is left out."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+    takes_unknown = True
 
 
 def _join(path: str, name: str) -> str:
@@ -113,6 +157,10 @@ class Relations:
     off: Sequence[object]
     hint: str
     """Why it is left out, where it is a hint."""
+    is_on: bool
+    """Whether the field is on by default, so that false asks for something."""
+    same_as: str
+    """The field that this one is another name of; empty: none."""
 
 
 @cache
@@ -131,16 +179,21 @@ def relations_of(model: type[RequestModel]) -> Mapping[str, Relations]:
         requires, excludes = (
             [other for other in said.get(key, ()) if other in fields] for key in ("x-requires", "x-excludes")
         )
-        return Relations(requires, excludes, said.get("x-off", ()), said.get("x-hint", ""))
+        off, reason = said.get("x-off", ()), said.get("x-hint", "")
+        return Relations(requires, excludes, off, reason, said.get("x-on", False), said.get("x-same-as", ""))
 
     return {name: read(field.json_schema_extra) for name, field in fields.items()}
 
 
-def _unknown_parameter(name: str, known: list[str]) -> PydanticCustomError:
-    name = shorten(name)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
-    return problem("unknown_parameter", "Unknown parameter: '{path}'." + hint, name)
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(shorten(name), known, n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def not_together(name: str, other: str, field: str | None = None) -> PydanticCustomError:
+    """The error for two fields of which a request may have one; `field` is the culprit if that is not `name`."""
+    message = f"Setting '{name}' and '{other}' at the same time is not supported."
+    return problem("invalid_parameter_combination", message, name if field is None else field)
 
 
 def _only(code: str) -> WrapValidator:
@@ -164,13 +217,22 @@ Refused = Annotated[None, SUPPORTED_ONLY]
 """A field of the API that this server does not support in any way."""
 
 
-def related(*, requires: Sequence[str] = (), excludes: Sequence[str] = (), off: Sequence[object] = ()) -> Any:
+def related(
+    *, requires: Sequence[str] = (), excludes: Sequence[str] = (), off: Sequence[object] = (), on: bool = False
+) -> Any:
     """The `json_schema_extra` of a field: fields that it needs or that exclude it, and values that ask for nothing.
 
-    Fields that a request model does not have may be named.
+    Fields that a request model does not have may be named. A field that is `on` by default asks for something if it is
+    false.
     """
     named = {"x-requires": requires, "x-excludes": excludes, "x-off": off}
-    return {name: list(values) for name, values in named.items() if values}
+    return {**{name: list(values) for name, values in named.items() if values}, **({"x-on": True} if on else {})}
+
+
+def same_as(name: str, description: str = "", **limits: Any) -> Any:
+    """The default of a field that is another server's name for the field of this name."""
+    described = f"{description} The same as `{name}`.".strip()
+    return Field(None, description=described, json_schema_extra={"x-same-as": name}, **limits)
 
 
 def refused(description: str) -> Any:
@@ -183,9 +245,9 @@ def no_effect(description: str, **limits: Any) -> Any:
     return Field(None, description=description, json_schema_extra={"x-support": "no_effect"}, **limits)
 
 
-def hint(description: str, reason: str, *, off: Sequence[object] = ()) -> Any:
+def hint(description: str, reason: str, *, off: Sequence[object] = (), on: bool = False) -> Any:
     """The default of a field that is left out, and reported with this reason if it asks for anything."""
-    extra = {"x-support": "hint", "x-hint": reason, **related(off=off)}
+    extra = {"x-support": "hint", "x-hint": reason, **related(off=off, on=on)}
     return Field(None, description=description, json_schema_extra=extra)
 
 
@@ -218,6 +280,8 @@ Opaque = Annotated[dict[str, Any], _at_most_bytes(_MAX_OPAQUE)]
 """An object in which nothing is looked at."""
 OpaqueList = Annotated[list[dict[str, Any]], _at_most_bytes(_MAX_OPAQUE)]
 """A list of such objects."""
+Anything = Annotated[Any, _at_most_bytes(_MAX_OPAQUE)]
+"""A value in which nothing is looked at."""
 
 
 def shape(value: object) -> str | None:

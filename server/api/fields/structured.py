@@ -1,10 +1,10 @@
 """Fields that hold an answer to a form, and what they ask for."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related, tag_by_type
 from server.generation.constraints.constraint import Constraint
@@ -24,7 +24,10 @@ from server.generation.constraints.texts import Choice, Regex
 
 MAX_TEXT = 1 << 20
 """Characters of an expression or a grammar; what it may cost is bounded elsewhere."""
-FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+FORMS = (
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "regex", "grammar", "ebnf"),
+)
 """Fields of which a request can have one."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -48,6 +51,14 @@ class JsonObjectFormat(RequestModel):
     """Any JSON object."""
 
     type: Literal["json_object"]
+
+
+class JsonObjectBySchema(JsonObjectFormat):
+    """Any JSON object, or one by a schema, as llama.cpp and others have it."""
+
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="A JSON schema; what of it cannot be enforced is reported."
+    )
 
 
 class NamedSchema(RequestModel):
@@ -82,7 +93,7 @@ class StructuralTagFormat(RequestModel):
 
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
-    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[JsonObjectBySchema, Tag("<json_object>")]
     | Annotated[JsonSchemaFormat, Tag("<json_schema>")]
     | Annotated[StructuralTagFormat, Tag("<structural_tag>")],
     Discriminator(tag_by_type("text")),
@@ -119,34 +130,33 @@ class StructuredOutputs(RequestModel):
         return self
 
 
-class StructuredFields(RequestModel):
-    """What holds an answer to a form, by OpenAI's name and those of vLLM, old ones included."""
+def _form(name: str, description: str, **limits: Any) -> Any:
+    """The default of one of FORMS."""
+    excludes = ["ignore_eos", *FORMS[FORMS.index(name) + 1 :]]
+    return Field(None, description=description, json_schema_extra=related(excludes=excludes), **limits)
 
-    response_format: ResponseFormat | None = Field(
-        None, description="Hold the answer to a form; any text by default.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[1:]]),
-        examples=[{"type": "json_object"}],
-    )  # fmt: skip
-    structured_outputs: StructuredOutputs | None = Field(
-        None, description="Hold the answer to a form.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[2:]]),
-    )  # fmt: skip
-    guided_json: SchemaOrText | None = Field(
-        None, description="Older name of structured_outputs.json.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[3:]]),
-    )  # fmt: skip
-    guided_regex: str | None = Field(
-        None, max_length=MAX_TEXT, description="Older name of structured_outputs.regex.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[4:]]),
-    )  # fmt: skip
-    guided_choice: list[str] | None = Field(
-        None, description="Older name of structured_outputs.choice.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS[5:]]),
-    )  # fmt: skip
-    guided_grammar: str | None = Field(
-        None, max_length=MAX_TEXT, description="Older name of structured_outputs.grammar.",
-        json_schema_extra=related(excludes=["ignore_eos"]),
-    )  # fmt: skip
+
+class StructuredFields(RequestModel):
+    """What holds an answer to a form, by OpenAI's name and those of vLLM, SGLang and llama.cpp, old ones included."""
+
+    response_format: ResponseFormat | None = _form(
+        "response_format", "Hold the answer to a form; any text by default.", examples=[{"type": "json_object"}]
+    )
+    structured_outputs: StructuredOutputs | None = _form("structured_outputs", "Hold the answer to a form.")
+    guided_json: SchemaOrText | None = _form("guided_json", "Older name of structured_outputs.json.")
+    guided_regex: str | None = _form("guided_regex", "Older name of structured_outputs.regex.", max_length=MAX_TEXT)
+    guided_choice: list[str] | None = _form("guided_choice", "Older name of structured_outputs.choice.")
+    guided_grammar: str | None = _form(
+        "guided_grammar", "Older name of structured_outputs.grammar.", max_length=MAX_TEXT
+    )
+    json_schema: SchemaOrText | None = _form(
+        "json_schema", "Name of structured_outputs.json in llama.cpp, and in SGLang as text."
+    )
+    regex: str | None = _form("regex", "SGLang's name of structured_outputs.regex.", max_length=MAX_TEXT)
+    grammar: Annotated[str | None, AfterValidator(lambda text: text or None)] = _form(
+        "grammar", "llama.cpp's name of structured_outputs.grammar; an empty one asks for nothing.", max_length=MAX_TEXT
+    )
+    ebnf: str | None = _form("ebnf", "SGLang's name of structured_outputs.grammar, in GBNF.", max_length=MAX_TEXT)
 
     @property
     def constrained_by(self) -> str | None:
@@ -156,31 +166,22 @@ class StructuredFields(RequestModel):
     @property
     def constraint(self) -> Constraint | None:
         """What they ask for. Raises ConstraintError."""
-        if not isinstance(self.response_format, TextFormat | None):
-            return _of_format(self.response_format)
-        if self.structured_outputs is not None:
-            return _of_structured(self.structured_outputs, "structured_outputs")
-        if self.guided_json is not None:
-            return JsonSchema(_read_json(self.guided_json, "guided_json"), "guided_json")
-        if self.guided_regex is not None:
-            return Regex(self.guided_regex, "guided_regex")
-        if self.guided_choice is not None:
-            return Choice(self.guided_choice, "guided_choice")
-        return None if self.guided_grammar is None else _grammar(self.guided_grammar, "guided_grammar")
+        name = self.constrained_by
+        return None if name is None else _CONSTRAINTS[name](getattr(self, name), name)
 
     def asks(self, name: str) -> bool:
         """See RequestModel."""
         return super().asks(name) and not (name == "response_format" and isinstance(self.response_format, TextFormat))
 
 
-def _of_format(asked: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat) -> Constraint:
+def _of_format(asked: JsonObjectBySchema | JsonSchemaFormat | StructuralTagFormat, path: str) -> Constraint:
     match asked:
-        case JsonObjectFormat():
-            return JsonObject()
+        case JsonObjectBySchema(schema_=schema):
+            return LooseJson.read(schema, f"{path}.schema") if schema else JsonObject()
         case JsonSchemaFormat(json_schema=named):
-            return constraint_of_schema(named, "response_format.json_schema.schema")
+            return constraint_of_schema(named, f"{path}.json_schema.schema")
         case StructuralTagFormat():
-            return StructuralTag(asked.model_dump(exclude_none=True), "response_format")
+            return StructuralTag(asked.model_dump(exclude_none=True), path)
 
 
 def constraint_of_schema(named: NamedSchema, path: str) -> Constraint:
@@ -219,6 +220,10 @@ def _grammar(text: str, path: str) -> Constraint:
     return Gbnf(text, path) if "::=" in text else Lark(text, path)
 
 
+def _schema(value: Mapping[str, Any] | str, path: str) -> Constraint:
+    return JsonSchema(_read_json(value, path), path)
+
+
 def _read_json(value: Mapping[str, Any] | str, path: str) -> Any:
     if not isinstance(value, str):
         return value
@@ -230,3 +235,18 @@ def _read_json(value: Mapping[str, Any] | str, path: str) -> Any:
 
 def _field_of(name: str) -> str:
     return "json_" if name == "json" else name
+
+
+_CONSTRAINTS: Mapping[str, Callable[[Any, str], Constraint]] = {
+    "response_format": _of_format,
+    "structured_outputs": _of_structured,
+    "guided_json": _schema,
+    "guided_regex": Regex,
+    "guided_choice": Choice,
+    "guided_grammar": _grammar,
+    "json_schema": _schema,
+    "regex": Regex,
+    "grammar": _grammar,
+    "ebnf": Gbnf,
+}
+"""By the field that asks for it: what it means, given its value and its name. May raise ConstraintError."""

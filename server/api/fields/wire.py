@@ -42,7 +42,7 @@ def wire_model(
 def settings_of(settings: type[_Settings], body: RequestModel, **computed: object) -> _Settings:
     """The settings that a body has; those that its API lacks say nothing. `computed` have another form in this API."""
     names = [name for name in facts_of(settings) if name not in computed]
-    return settings(**{name: _plain(getattr(body, name, None)) for name in names}, **computed)
+    return settings(**{name: _plain(body.said(name)[1]) for name in names}, **computed)
 
 
 def _field(facts: FieldFacts) -> Any:

@@ -77,6 +77,7 @@ def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, s
     of_form = constraint.notices if isinstance(constraint, LooseJson) else ()
     return GenerationRequest(
         model=body.model,
+        may_omit_model=True,
         prompts=tuple(prompts),
         id_prefix="cmpl-",
         decoding=decoding_of(body),

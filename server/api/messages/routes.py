@@ -17,7 +17,6 @@ from server.api.messages.schema import CountTokensRequest, MessagesRequest
 from server.api.openapi import documented_errors, streamed, takes
 from server.api.services import ServicesDep
 from server.generation.notices import as_headers, as_warnings
-from server.http.json_body import validated
 from server.http.responses import json_response
 
 MESSAGES = GenerationApi(MessagesRequest, messages_intent, MessagesAnswer, message_options)
@@ -54,7 +53,7 @@ async def count_tokens(request: Request, services: ServicesDep) -> Response:
 
 def count_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
     """A TokenCount for the body, and headers. Raises ApiError."""
-    asked = validated(CountTokensRequest, body)
+    asked = context.validated(CountTokensRequest, body)
     with refused_constraints():
         count, notices = context.planner().count(messages_intent(asked))
     return msgspec.json.encode({"input_tokens": count, **as_warnings(notices)}), as_headers(notices)

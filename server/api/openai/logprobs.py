@@ -16,18 +16,18 @@ from server.text.tokenizer import Tokenizer
 NO_PROBABILITY = -9999.0
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-    """`choices[].logprobs` of chat completions: a ChatLogprobs."""
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, as_ids: bool = False) -> dict[str, Any]:
+    """`choices[].logprobs` of chat completions: a ChatLogprobs. `as_ids` has tokens written as their ids."""
     content = []
     for token in tokens:
         reported = _reported(token)
-        top = [_top(tokenizer, token_id, logprob) for token_id, logprob in reported.top]
-        content.append({**_top(tokenizer, token.id, reported.logprob), "top_logprobs": top})
+        top = [_top(tokenizer, token_id, logprob, as_ids=as_ids) for token_id, logprob in reported.top]
+        content.append({**_top(tokenizer, token.id, reported.logprob, as_ids=as_ids), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-    """`choices[].logprobs` of completions, parallel lists: a CompletionLogprobs.
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, as_ids: bool = False) -> dict[str, Any]:
+    """`choices[].logprobs` of completions, parallel lists: a CompletionLogprobs. `as_ids` has tokens written as ids.
 
     A token without logprobs (the first of a prompt) has null. The token itself is always among the alternatives, which
     are therefore up to one more than were asked for.
@@ -37,12 +37,12 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken]) -> 
         if token.logprobs is None:
             alternatives.append(None)
             continue
-        top = {tokenizer.token_text(token.id): finite(token.logprobs.logprob)}
+        top = {_written(tokenizer, token.id, as_ids=as_ids): finite(token.logprobs.logprob)}
         for token_id, logprob in token.logprobs.top:
-            top.setdefault(tokenizer.token_text(token_id), finite(logprob))
+            top.setdefault(_written(tokenizer, token_id, as_ids=as_ids), finite(logprob))
         alternatives.append(top)
     return {
-        "tokens": [tokenizer.token_text(token.id) for token in tokens],
+        "tokens": [_written(tokenizer, token.id, as_ids=as_ids) for token in tokens],
         "token_logprobs": [None if token.logprobs is None else finite(token.logprobs.logprob) for token in tokens],
         "top_logprobs": alternatives,
         "text_offset": [token.offset for token in tokens],
@@ -69,9 +69,13 @@ def trimmed(token: TokenLogprobs, count: int) -> TokenLogprobs:
     return TokenLogprobs(token.token_id, token.logprob, token.rank, token.top[:count])
 
 
-def _top(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+def _written(tokenizer: Tokenizer, token: int, *, as_ids: bool) -> str:
+    return f"token_id:{token}" if as_ids else tokenizer.token_text(token)
+
+
+def _top(tokenizer: Tokenizer, token: int, logprob: float, *, as_ids: bool) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token)
-    return {"token": tokenizer.token_text(token), "logprob": finite(logprob), "bytes": list(raw)}
+    return {"token": _written(tokenizer, token, as_ids=as_ids), "logprob": finite(logprob), "bytes": list(raw)}
 
 
 def _reported(token: OutputToken) -> TokenLogprobs:

@@ -27,7 +27,6 @@ def rerank_intent(body: RerankRequest) -> PoolingRequest:
     pairs = tuple(Pair(body.query, text, "query", f"{body.named}[{index}]") for index, text in documents)
     return PoolingRequest(
         **pooling_fields(body),
-        model=body.model,
         asks=Score(pairs, body.instruction, body.max_tokens_per_doc),
         id_prefix="rerank-",
         paths={"prompt": body.named},

@@ -27,7 +27,6 @@ from server.api.responses.objects import ConversationObject, Deleted, ItemList
 from server.api.responses.queries import ItemsQuery
 from server.api.services import Services, ServicesDep
 from server.generation.notices import Notice, as_headers, as_warnings, to_report
-from server.http.json_body import validated
 from server.http.middleware import record_of
 from server.http.responses import json_response
 from server.storage.rows import Rows
@@ -174,7 +173,7 @@ def take_in_items(
     found: Found | None = None,
 ) -> _Taken | References:
     """What the body has; or, if it names items that are stored, and they are not given, the names. Raises ApiError."""
-    asked = validated(schema, body)
+    asked = context.validated(schema, body)
     ids = [item.id for item in asked.items or () if isinstance(item, ReferenceItem)]
     if ids and found is None:
         return References(None, None, ids)

@@ -14,7 +14,6 @@ from server.api.responses.schema import CreateResponse
 from server.api.responses.store import Origin
 from server.api.responses.telling import Head
 from server.generation.planning.plan import Plan
-from server.http.json_body import validated
 from server.telemetry.request_record import Sender
 
 
@@ -46,7 +45,7 @@ def take_in_response(
     context: IntakeContext, body: bytes, occasion: Occasion, found: Found | None = None
 ) -> TakenResponse | References:
     """The plan for a body; or, if it names what is stored, and that is not given, the names. Raises ApiError."""
-    asked = validated(CreateResponse, body)
+    asked = context.validated(CreateResponse, body)
     references = references_of(asked)
     if references and found is None:
         return references

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.account import AccountFields, EndUser
-from server.api.fields.generation import ConversationFields, OneAnswerFields, ReasoningEffort
+from server.api.fields.generation import MODEL, ConversationFields, OneAnswerFields, ReasoningEffort
 from server.api.fields.rules import (
     Opaque,
     OpaqueList,
@@ -166,7 +166,7 @@ class CountInputTokens(InputFields):
 class CompactResponse(WindowFields, AccountFields):
     """The request of POST /v1/responses/compact."""
 
-    model: str = Field(description="Name of the served model.")
+    model: str | None = Field(None, description=MODEL)
     image: Opaque | None = hint("How images are read.", "There are no images.")
 
 

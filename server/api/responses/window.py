@@ -26,7 +26,6 @@ from server.generation.notices import Notice, as_headers, as_warnings
 from server.generation.planning.plan import Plan
 from server.generation.request import GenerationRequest
 from server.generation.result import WholeChoice
-from server.http.json_body import validated
 
 
 def count_tokens(
@@ -36,7 +35,7 @@ def count_tokens(
 
     Raises ApiError.
     """
-    asked = validated(CountInputTokens, body)
+    asked = context.validated(CountInputTokens, body)
     references = references_of(asked)
     if references and found is None:
         return references
@@ -44,7 +43,7 @@ def count_tokens(
     history = history_of(asked, stored_of(found), offer)
     tool_use(offer, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
     request = GenerationRequest(
-        model=context.model.name if asked.model is None else asked.model,
+        model=asked.model,
         prompts=(conversation_of(history, asked, offer, {}),),
         paths=paths_of(history),
         notices=tuple(asked.left_out()),
@@ -58,7 +57,7 @@ def take_in_compaction(
     context: IntakeContext, body: bytes, occasion: Occasion, found: Found | None = None
 ) -> Plan | References:
     """The plan for a summary of the conversation; or what the body names that is stored. Raises ApiError."""
-    asked = validated(CompactResponse, body)
+    asked = context.validated(CompactResponse, body)
     references = references_of(asked)
     if references and found is None:
         return references

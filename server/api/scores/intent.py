@@ -20,7 +20,6 @@ def score_intent(body: ScoreRequest) -> PoolingRequest:
     )
     return PoolingRequest(
         **pooling_fields(body),
-        model=body.model,
         asks=Score(pairs, body.instruction),
         id_prefix="score-",
         paths={"prompt": of_documents},

@@ -63,7 +63,8 @@ def _of_output_token(asked: GenerationRequest) -> dict[str, int]:
     """Bytes that the answer takes to report one token of the output, by the fields that ask for it."""
     sizes: dict[str, int] = {}
     if asked.logprobs is not None:
-        sizes[asked.path("logprobs")] = (asked.logprobs + 1) * _LOGPROB
+        num_others = len(asked.logprob_token_ids) or asked.logprobs
+        sizes[asked.path("logprobs")] = (num_others + 1) * _LOGPROB
     if asked.reports_tokens:
         sizes[asked.path("reports_tokens")] = _TOKEN
     return sizes

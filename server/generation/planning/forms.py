@@ -1,7 +1,7 @@
 """What an answer is held to, and how it is read: its constraint, its tools and the model's own formats put together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_runner.contract import Thinking
 from server.errors import InvalidRequestError
@@ -61,8 +61,18 @@ class FormRules:
             grammar = whole(self._after_reasoning(held, prompt, is_free=_is_free(request)))
             grammar = self._checked(grammar, request, notices)
         is_held, has_form = grammar is not None, request.constraint is not None
-        reading = self._formats.reading(self._tokenizer, prompt, request.tools, is_held=is_held, has_form=has_form)
+        reading = self._formats_for(request).reading(
+            self._tokenizer, prompt, request.tools, is_held=is_held, has_form=has_form
+        )
         return Form(grammar, reading=reading, thinking=self._thinking(request, prompt))
+
+    def _formats_for(self, request: GenerationRequest) -> ModelFormats:
+        """By which the answer is read: without reasoning, where the request wants it in the text."""
+        if request.separates_reasoning:
+            return self._formats
+        if self._formats.tool_format in READ_EVERYTHING:
+            self._refuse(request.path("separates_reasoning"))
+        return replace(self._formats, reasoning=None)
 
     def _thinking(self, request: GenerationRequest, prompt: str) -> Thinking | None:
         """A model without reasoning keeps to any bound."""

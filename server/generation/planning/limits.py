@@ -116,14 +116,14 @@ class Room:
     """Told if there is less room than was asked for."""
 
     def cut(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The end of a prompt that the request wants to be used."""
+        """The part of a prompt that the request wants to be used: its end, or its beginning."""
         keep = self.request.truncate_prompt
         if keep is None:
             return tokens
         if keep == -1:
             wanted = self.default_max_tokens if self.request.max_tokens is None else self.request.max_tokens
             keep = max(1, self.capacity - (1 if wanted is None else wanted))
-        return tokens[-keep:]
+        return tokens[:keep] if self.request.keeps_beginning else tokens[-keep:]
 
     def max_tokens(self, prompt: int, noun: str) -> int:
         """How many tokens to generate after a prompt of so many."""

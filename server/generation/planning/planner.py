@@ -83,10 +83,10 @@ class Planner:
         Raises NotFoundError for another model, and InvalidRequestError for whatever does not fit the model, the engine
         or another field.
         """
-        model = self._named(request)
         notices = list(request.notices)
+        name = self._named(request, notices)
         if request.pooling is None:
-            self._model.abilities.check_generates(model)
+            self._model.abilities.check_generates(name)
             self._limits.check_queue(request)
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
@@ -96,16 +96,18 @@ class Planner:
         of_all = self._of_all_prompts(request, options, form)
         seed_drawn = request.seed is None
         seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
+        answer_id = request.id or f"{request.id_prefix}{request.own_id or uuid.uuid4().hex}"
+        engine_id = answer_id if request.own_id is None else f"{answer_id}-{uuid.uuid4().hex}"
         requests = []
         for index, prompt in enumerate(encoded):
             sampling = replace(of_all.sampling, seed=(seed + index if seed_drawn else seed) & (2**64 - 1))
-            one = replace(of_all, request_id=f"{of_all.request_id}-{index}", sampling=sampling)
+            one = replace(of_all, request_id=f"{engine_id}-{index}", sampling=sampling)
             requests.append(self._with_prompt(one, prompt, negative_prompt, request, notices))
         requests = [*bound_answer(requests, request, self._tokenizer, notices)]
         self._limits.check_min_tokens(options.min_tokens, min(one.max_tokens for one in requests))
         return Plan(
-            id=of_all.request_id,
-            model=model,
+            id=answer_id,
+            model=name,
             requests=tuple(requests),
             options=options,
             n=request.num_choices,
@@ -123,20 +125,20 @@ class Planner:
 
         Raises what `plan` does for such a prompt.
         """
-        self._named(request)
+        notices = list(request.notices)
+        self._named(request, notices)
         (prompt,) = request.prompts
         assert isinstance(prompt, TextPrompt | Conversation), "only of these is the number of tokens asked for"
-        notices = list(request.notices)
         text = self._text(prompt, request, notices)
         tokens = self.encode(text, request.path("prompt"), prompt, is_cut=True)
         room = Room(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
         return len(room.cut(tokens)), to_report(notices, strict=self._settings.strict)
 
-    def _named(self, request: GenerationRequest) -> str:
-        """The model's name in the answer. Raises NotFoundError for another model."""
-        name = self._model.name if request.model is None else request.model
-        self._model.check_name(name)
-        return name
+    def _named(self, request: GenerationRequest, notices: list[Notice]) -> str:
+        """The model's name in the answer. Raises what `ServedModel.named` does."""
+        if request.model is None and request.may_omit_model:
+            return self._model.name
+        return self._model.named(request.model, notices, needs_name=self._settings.strict)
 
     def _of_all_prompts(self, request: GenerationRequest, options: OutputOptions, form: Form) -> EngineRequest:
         """What is the same for each prompt: all but the prompt, what follows from its length, and its seed."""
@@ -149,7 +151,7 @@ class Planner:
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)
         return EngineRequest(
-            request_id=request.id or f"{request.id_prefix}{uuid.uuid4().hex}",
+            request_id="",
             prompt=(),
             sampling=sampling,
             max_tokens=0,
@@ -218,7 +220,9 @@ class Planner:
             return None
         return self.encode(request.prediction, request.path("prediction"))
 
-    def encode(self, text: str, path: str, prompt: Prompt | None = None, *, is_cut: bool = False) -> list[int]:
+    def encode(
+        self, text: str, path: str, prompt: TextPrompt | Conversation | None = None, *, is_cut: bool = False
+    ) -> list[int]:
         """The tokens of the text of a prompt, or of another one, of which the end alone may be used.
 
         Refuses one that is too long, if it is far too long before anybody spends time on it, and one whose spelling has
@@ -258,6 +262,7 @@ class Planner:
         if request.pooling is not None:
             return SamplingParams(pooling=request.pooling)
         decoding = request.decoding
+        check_tokens(request.logprob_token_ids, "logprob_token_ids", self._info.vocab_size)
         params = self._rules.params(decoding, fills_in=request.fills_in)
         return replace(
             params,
@@ -266,6 +271,7 @@ class Planner:
             contrastive=self.scoring.contrastive(decoding.contrastive),
             dola=self.scoring.dola(decoding.dola),
             logprobs=request.logprobs,
+            logprob_token_ids=tuple(request.logprob_token_ids),
             prompt_logprobs=request.prompt_logprobs,
         )
 

@@ -73,7 +73,7 @@ class PoolingRequest:
     """Numbers are asked for."""
 
     model: str | None
-    """As the client named it; None for the served one."""
+    """As the client named it; None: it did not."""
     asks: Embed | Score
     id_prefix: str
     priority: int = 0

@@ -29,11 +29,12 @@ class PoolingRules:
 
     def plan(self, request: PoolingRequest) -> Plan:
         """The plan for a request. Raises what Planner.plan does, also for what the model cannot do."""
-        self._model.check_name(request.model or self._model.name)
+        if request.model is not None:
+            self._model.check_name(request.model)
         asks = request.asks
         pooling, prompts = self._embedding(asks, request) if isinstance(asks, Embed) else self._scores(asks, request)
         asked = GenerationRequest(
-            model=request.model or self._model.name,
+            model=request.model,
             prompts=prompts,
             pooling=pooling,
             id_prefix=request.id_prefix,

@@ -237,6 +237,19 @@ def test_raw_logprobs_are_before_every_processor_and_processed_ones_after():
     assert min(value for _, value in final.top) == -9999.0
 
 
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_listed_tokens_are_reported_in_place_of_the_best(mode):
+    logits = random_logits(3, VOCAB, seed=9)
+    params = replace(SETTINGS["truncations"], logprobs=2)
+    cases = [Case(replace(params, logprobs=count), PROMPT, OUTPUT) for count in (VOCAB, 0, 2)]
+    cases[1] = Case(replace(cases[1].params, logprob_token_ids=(7, 3, 7)), PROMPT, OUTPUT)
+    reports = sample(logits[:1].expand(3, -1), cases, mode).logprobs
+    everything = dict(reports[0].top)
+    assert reports[1].top == tuple((token, everything[token]) for token in (7, 3, 7))
+    assert reports[2].top == reports[0].top[:2]
+    assert len({(report.token_id, report.logprob, report.rank) for report in reports}) == 1
+
+
 def test_processed_logprobs_of_a_greedy_row_ignore_what_it_ignores():
     logits = random_logits(1, VOCAB, seed=10)
     settings = SamplingParams(temperature=0, top_k=1, top_p=0.1, frequency_penalty=0.5, logprobs=VOCAB)

@@ -299,7 +299,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "deta
         ({"include": ["everything"]}, "include[0]", "invalid_value"),
         ({"top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
         ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
-        ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x", "unknown_parameter"),
+        ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "invalid_type"),
         ({"beam_search": {"width": 2, "num_return": 2}}, "beam_search.num_return", "integer_above_max_value"),
     ],
 )  # fmt: skip
