@@ -14,6 +14,8 @@ from server.api.capabilities import bodies_of
 from server.api.dialects import DIALECTS
 from server.api.fields.foreign import ForeignFields
 from server.api.fields.rules import RequestModel, names_of, relations_of
+from server.api.fields.structured import FORMS
+from server.api.intake import COSTLY
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused, says
@@ -118,6 +120,12 @@ async def test_other_apis_mean_the_same(client: httpx.AsyncClient, engine: FakeE
     assert bare(engine.requests[0]) == bare(engine.requests[1])
 
 
+def test_every_form_is_checked_in_a_worker():
+    """Whatever it is called: compiling it may take long."""
+    assert [name for name in FORMS if not COSTLY.search(f'{{"{name}":"x"}}'.encode())] == []
+    assert not COSTLY.search(b'{"messages":[{"role":"user","content":"A regex, or a grammar?"}]}')
+
+
 HINTS: list[tuple[str, object, object]] = [
     ("keep_alive", "5m", None), ("keep_alive", -1, None), ("provider", {"order": ["x"]}, {}),
     ("models", ["a", "b"], []), ("route", "fallback", ""), ("session_id", "s", ""), ("data_parallel_rank", 1, None),
@@ -194,7 +202,11 @@ CONTRADICTIONS: list[tuple[Fields, str]] = [
     ({"no_stop_trim": True, "include_stop_str_in_output": False}, "no_stop_trim"),
     ({"rid": "a", "request_id": "b"}, "rid"),
     ({"cache_prompt": False, "cache_salt": "x"}, "cache_prompt"),
-    ({"include_reasoning": False, "separate_reasoning": False}, "include_reasoning"),
+    ({"include_reasoning": False, "separate_reasoning": False}, "separate_reasoning"),
+    ({"reasoning": {"exclude": True}, "reasoning_format": "raw"}, "reasoning_format"),
+    ({"reasoning": {"exclude": True}, "include_reasoning": True}, "reasoning.exclude"),
+    ({"reasoning_format": "hidden", "include_reasoning": True}, "reasoning_format"),
+    ({"reasoning_format": "none", "separate_reasoning": True}, "reasoning_format"),
     ({"logprobs": True, "top_logprobs": 2, "logprob_token_ids": [1]}, "logprob_token_ids"),
     ({"reasoning_format": "none", "tools": [{"type": "function", "function": {"name": "f"}}]}, "reasoning_format"),
     ({"separate_reasoning": False, "tools": [{"type": "function", "function": {"name": "f"}}]}, "separate_reasoning"),

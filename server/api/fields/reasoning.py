@@ -20,6 +20,9 @@ Think = Annotated[
     Discriminator(lambda value: "<string>" if isinstance(value, str) else "<boolean>"),
 ]
 _TOOLS = ("tools", "functions")
+_SHOWN: Mapping[str, bool] = {"parsed": True, "deepseek": True, "hidden": False}
+_SEPARATE: Mapping[str, bool] = {"parsed": True, "deepseek": True, "raw": False, "none": False}
+"""What values of `reasoning_format` say."""
 
 
 class ThinkingSwitch(RequestModel):
@@ -57,9 +60,8 @@ class ReasoningFields(ConversationFields):
     reasoning: ReasoningConfig | None = Field(None, description="OpenRouter's way to say all of this.")
 
     include_reasoning: bool | None = Field(
-        None, description="Return the reasoning; on by default. Its tokens count either way.",
-        json_schema_extra=related(excludes=["separate_reasoning"], on=True),
-    )  # fmt: skip
+        None, description="Return the reasoning; on by default. Its tokens count either way."
+    )
     separate_reasoning: bool | None = Field(
         None,
         description="Return the reasoning apart from the content; on by default. Otherwise the content is all of the "
@@ -72,9 +74,6 @@ class ReasoningFields(ConversationFields):
         None,
         description="`hidden`: as `include_reasoning: false`; `raw` or `none`: as `separate_reasoning: false`; the "
         "others: the reasoning is returned apart from the content.",
-        json_schema_extra=related(
-            excludes=["include_reasoning", "separate_reasoning"], off=["parsed", "auto", "deepseek"]
-        ),
     )
     stream_reasoning: bool | None = hint(
         "Whether the reasoning is streamed token by token.", "Reasoning is streamed as it comes.", on=True
@@ -87,9 +86,13 @@ class ReasoningFields(ConversationFields):
             said_by, said = wishes.get(name, (path, value))
             if value not in (None, said):
                 raise not_together(path, said_by)
-        unseparated, tools = self.unseparated_by, next((name for name in _TOOLS if getattr(self, name, None)), None)
-        if unseparated is not None and tools is not None:
-            raise not_together(unseparated, tools)
+        if not self.is_separate:
+            unseparated, _ = wishes["separates_reasoning"]
+            if not self.is_shown:
+                raise not_together(unseparated, wishes["shows_reasoning"][0])
+            tools = next((name for name in _TOOLS if getattr(self, name, None)), None)
+            if tools is not None:
+                raise not_together(unseparated, tools)
         return self
 
     @property
@@ -102,17 +105,14 @@ class ReasoningFields(ConversationFields):
         return first
 
     @property
-    def unseparated_by(self) -> str | None:
-        """The field that wants the reasoning in the content."""
-        if self.separate_reasoning is False:
-            return "separate_reasoning"
-        return "reasoning_format" if self.reasoning_format in ("raw", "none") else None
+    def is_separate(self) -> bool:
+        """Whether the reasoning is told apart from the content."""
+        return self.wishes.get("separates_reasoning", ("", True))[1] is True
 
     @property
-    def is_hidden(self) -> bool:
-        """Whether the reasoning is not returned."""
-        is_excluded = self.reasoning is not None and self.reasoning.exclude is True
-        return self.include_reasoning is False or self.reasoning_format == "hidden" or is_excluded
+    def is_shown(self) -> bool:
+        """Whether the reasoning is returned."""
+        return self.wishes.get("shows_reasoning", ("", True))[1] is True
 
     def _wishes(self) -> Iterator[tuple[str, str, Any]]:
         asked = self.reasoning or ReasoningConfig()
@@ -125,3 +125,8 @@ class ReasoningFields(ConversationFields):
         yield "reasoning_effort", "reasoning.effort", asked.effort
         yield "thinking_budget", *self.said("thinking_token_budget")
         yield "thinking_budget", "reasoning.max_tokens", asked.max_tokens
+        yield "shows_reasoning", "include_reasoning", self.include_reasoning
+        yield "shows_reasoning", "reasoning.exclude", None if asked.exclude is None else not asked.exclude
+        yield "shows_reasoning", "reasoning_format", _SHOWN.get(self.reasoning_format or "")
+        yield "separates_reasoning", "separate_reasoning", self.separate_reasoning
+        yield "separates_reasoning", "reasoning_format", _SEPARATE.get(self.reasoning_format or "")
