@@ -1,6 +1,7 @@
 """How to think before an answer, and what is returned of it: one set of wishes under the names of several servers."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -41,6 +42,9 @@ class ReasoningConfig(RequestModel):
     summary: Literal["auto", "concise", "detailed"] | None = hint(
         "How the reasoning is summed up.", "Reasoning is returned as it is."
     )
+
+
+_NOTHING = ReasoningConfig()
 
 
 class ReasoningFields(ConversationFields):
@@ -95,7 +99,7 @@ class ReasoningFields(ConversationFields):
                 raise not_together(unseparated, tools)
         return self
 
-    @property
+    @cached_property
     def wishes(self) -> Mapping[str, tuple[str, Any]]:
         """By the pipeline's names, the client's name of each wish that it has, and the wish."""
         first: dict[str, tuple[str, Any]] = {}
@@ -115,7 +119,7 @@ class ReasoningFields(ConversationFields):
         return self.wishes.get("shows_reasoning", ("", True))[1] is True
 
     def _wishes(self) -> Iterator[tuple[str, str, Any]]:
-        asked = self.reasoning or ReasoningConfig()
+        asked = self.reasoning or _NOTHING
         yield "thinking", "thinking", None if self.thinking is None else self.thinking.type == "enabled"
         yield "thinking", "think", self.think if isinstance(self.think, bool) else None
         yield "thinking", "enable_thinking", self.enable_thinking

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
@@ -33,7 +34,7 @@ from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from server.errors import shorten
 from server.generation.field_table import asks_for_anything
-from server.generation.notices import Notice
+from server.generation.notices import MAX_NOTICES, Notice
 
 _Value = TypeVar("_Value")
 LENIENT = {"lenient": True}
@@ -79,8 +80,8 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        relations = relations_of(type(self))
-        asking = [name for name in relations if name in self.model_fields_set and self.asks(name)]
+        relations, given = relations_of(type(self)), self.model_fields_set
+        asking = [name for name in relations if name in given and self.asks(name)]
         for name in asking:
             for other in relations[name].requires:
                 if other not in asking:
@@ -94,11 +95,11 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        for name, relations in relations_of(type(self)).items():
-            if relations.same_as and name in self.model_fields_set:
-                said_by, value = self.said(relations.same_as)
-                if said_by != name and value != getattr(self, name):
-                    raise not_together(name, said_by)
+        for name, others in other_names_of(type(self)).items():
+            said_by, value = self.said(name)
+            for other in others:
+                if getattr(self, other) not in (None, value):
+                    raise not_together(other, said_by)
         return self
 
     def asks(self, name: str) -> bool:
@@ -108,22 +109,24 @@ class RequestModel(BaseModel):
 
     def said(self, name: str) -> tuple[str, Any]:
         """The name by which the client sets a field, its own or another server's, and the value."""
-        relations = relations_of(type(self))
-        names = (name, *(other for other, its in relations.items() if its.same_as == name))
-        by_name = ((one, getattr(self, one)) for one in names if one in relations)  # not what is unknown
-        return next(((one, value) for one, value in by_name if value is not None), (name, None))
+        own = (name,) if name in relations_of(type(self)) else ()  # not what is unknown
+        for one in (*own, *other_names_of(type(self)).get(name, ())):
+            if (value := getattr(self, one)) is not None:
+                return one, value
+        return name, None
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
         """What of the model is a hint that is not followed, at any depth. `path` is where the model stands."""
+        given = self.model_fields_set
         for name, relations in relations_of(type(self)).items():  # in their order, which a set of names does not have
-            if name not in self.model_fields_set:
+            if name not in given:
                 continue
             at = _join(path, name)
             if relations.hint and self.asks(name):
                 yield Notice(at, relations.hint)
             else:
                 yield from _left_out_of(getattr(self, name), at)
-        for name in self.model_extra or {}:
+        for name in islice(self.model_extra or {}, MAX_NOTICES):
             near = "" if self.takes_unknown else _did_you_mean(name, names_of(type(self)))
             yield Notice(shorten(_join(path, name), 200), f"Unknown; left out.{near}")
 
@@ -185,15 +188,25 @@ def relations_of(model: type[RequestModel]) -> Mapping[str, Relations]:
     return {name: read(field.json_schema_extra) for name, field in fields.items()}
 
 
+@cache
+def other_names_of(model: type[RequestModel]) -> Mapping[str, Sequence[str]]:
+    """By the name of a field, those fields of a model that are other servers' names of it."""
+    others: dict[str, list[str]] = {}
+    for name, relations in relations_of(model).items():
+        if relations.same_as:
+            others.setdefault(relations.same_as, []).append(name)
+    return others
+
+
 def _did_you_mean(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(shorten(name), known, n=1)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
-def not_together(name: str, other: str, field: str | None = None) -> PydanticCustomError:
-    """The error for two fields of which a request may have one; `field` is the culprit if that is not `name`."""
+def not_together(name: str, other: str) -> PydanticCustomError:
+    """The error for two fields of which a request may have one."""
     message = f"Setting '{name}' and '{other}' at the same time is not supported."
-    return problem("invalid_parameter_combination", message, name if field is None else field)
+    return problem("invalid_parameter_combination", message, name)
 
 
 def _only(code: str) -> WrapValidator:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import Field, create_model
 
-from server.api.fields.rules import RequestModel, related
+from server.api.fields.rules import RequestModel, other_names_of, related
 from server.generation.field_table import FieldFacts, facts_of
 
 _Settings = TypeVar("_Settings")
@@ -41,8 +41,14 @@ def wire_model(
 
 def settings_of(settings: type[_Settings], body: RequestModel, **computed: object) -> _Settings:
     """The settings that a body has; those that its API lacks say nothing. `computed` have another form in this API."""
-    names = [name for name in facts_of(settings) if name not in computed]
-    return settings(**{name: _plain(body.said(name)[1]) for name in names}, **computed)
+    given = body.model_fields_set
+    others = other_names_of(type(body))
+    values = {
+        name: _plain(body.said(name)[1])
+        for name in facts_of(settings)
+        if name not in computed and (name in given or name in others)
+    }
+    return settings(**values, **computed)
 
 
 def _field(facts: FieldFacts) -> Any:
