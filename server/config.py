@@ -240,7 +240,7 @@ class Settings(BaseSettings):
     max_file_mib: float = Field(200.0, gt=0, description="Largest file that may be uploaded.")
     max_files_mib: float = Field(4096.0, gt=0, description="All files together; beyond that, none is taken any more.")
     strict: bool = Field(False, description="Refuse what would otherwise be left out of a request and reported.")
-    lenient: bool = Field(False, description="Leave unknown fields out of a request and report them; else refused.")
+    lenient: bool = Field(False, description="Report unknown fields of a request instead of refusing them.")
     cors_origins: Origins = Field(
         (),
         description="Origin of web pages that may use the server from a browser, * for all, localhost for those of "
