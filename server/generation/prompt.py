@@ -17,6 +17,8 @@ from server.text.tokenizer import Tokenizer
 Messages = Sequence[Mapping[str, Any]]
 ROLES = ("developer", "system", "user", "assistant", "tool")
 """Those of which every template has some, and that are written in other ways where one has them not."""
+MAX_OTHER_ROLES = 4
+"""For each, the conversation is rendered several times."""
 MAY_SHOW = ("name", "reasoning_content")
 """Parts that clients send along: those that the template does not show are left out and reported."""
 _PROJECT, _FILE, _OPEN_FILE = "myproject", "tmp", "filename"
@@ -231,7 +233,13 @@ def _unnamed_roles(
 
     Raises InvalidRequestError for roles of which it shows nothing.
     """
-    for role, index in _other_roles(messages).items():
+    others = _other_roles(messages)
+    if len(others) > MAX_OTHER_ROLES:
+        message = (
+            f"Invalid '{path}': it has {len(others)} roles besides {_known_roles()}, and may have {MAX_OTHER_ROLES}."
+        )
+        raise InvalidRequestError(message, param=path, code="invalid_value")
+    for role, index in others.items():
         if not template.shows_role(role, taken, variables=variables):
             raise _unknown_role(role, f"{path}[{index}].role", "does not show messages of this role")
         if not template.names_role(role):
@@ -247,6 +255,10 @@ def _unacceptable(messages: Messages, reason: str, path: str) -> InvalidRequestE
 
 
 def _unknown_role(role: str, path: str, why: str) -> InvalidRequestError:
-    known = ", ".join(f"'{name}'" for name in ROLES)
+    known = _known_roles()
     message = f"Invalid value: '{shorten(role)}'. The model's chat template {why}. Supported values are: {known}."
     return InvalidRequestError(message, param=path, code="invalid_value")
+
+
+def _known_roles() -> str:
+    return ", ".join(f"'{name}'" for name in ROLES)

@@ -21,10 +21,10 @@ def template_variables(template: ChatTemplate, conversation: Conversation) -> tu
 
     Where they contradict each other, the request's own variables count most, then `thinks`, then `effort`.
     """
-    own = {name: value for name, value in conversation.variables.items() if value is not None}
-    unknown = [name for name in own if name not in template.variables]
-    wishes = _Wishes(template, conversation, {name: own[name] for name in own if name not in unknown})
-    notices = [Notice(f"chat_template_kwargs.{shorten(name)}", _NO_VARIABLE) for name in unknown]
+    given = {name: value for name, value in conversation.variables.items() if value is not None}
+    known = template.variables
+    wishes = _Wishes(template, conversation, {name: value for name, value in given.items() if name in known})
+    notices = [Notice(f"chat_template_kwargs.{shorten(name)}", _NO_VARIABLE) for name in given if name not in known]
     notices += [*wishes.of_thinking(), *wishes.of_effort()]
     return {**wishes.followed, **wishes.own}, notices
 

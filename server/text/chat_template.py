@@ -97,7 +97,10 @@ class ChatTemplate:
         return self._shows_alike(without, messages, variables)
 
     def shows_role(self, role: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
-        """Whether the prompt has the content of the role's messages, and would be another one if the role were."""
+        """Whether the prompt has the content of the role's messages, and would be another one if the role were.
+
+        Renders four times.
+        """
         renamed, longer = [], []
         for message in messages:
             is_it = message["role"] == role

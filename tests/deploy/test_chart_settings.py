@@ -27,8 +27,8 @@ from tests.deploy.chart import (
 )
 from tests.deploy.test_docker import image_environment
 
-EXAMPLES = {**EXAMPLES_OF_FLAGS, "host": ("::", "::")}
-"""Of addresses to listen on, pods may have only those that mean all."""
+EXAMPLES = {**EXAMPLES_OF_FLAGS, "host": ("::", "::"), "lenient": ("false", False)}
+"""Of addresses to listen on, pods may have only those that mean all; and no server is strict and lenient."""
 OWN = {"port", "api_key", "api_keys_file", "redis_url", "data_dir", "kv_events", "kv_events_replay", "kv_events_topic"}
 """What the chart sets itself."""
 GIVEN = sorted(EXAMPLES.keys() - OWN)

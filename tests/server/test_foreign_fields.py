@@ -1,6 +1,6 @@
 """Fields of other servers: honoured as this server's own spelling, reported, or refused; and null, which is absent."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from server.api.fields.foreign import ForeignFields
 from server.api.fields.rules import RequestModel, names_of, relations_of
 from server.api.fields.structured import FORMS
 from server.api.intake import COSTLY
+from server.generation.prompt import MAX_OTHER_ROLES
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused, says
@@ -379,6 +381,27 @@ async def test_roles_are_those_of_the_template(
             return
         response = await client.post(path, json=body)
         check_reported(response, response.json(), reported)
+
+
+async def test_each_further_role_costs_renderings_and_there_are_few(
+    client_with: Callable[..., httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+):
+    counted: list[int] = []
+    render = ChatTemplate.render
+
+    def note(self: ChatTemplate, messages: Sequence[Fields], **how: Any) -> str:
+        counted.append(len(messages))
+        return render(self, messages, **how)
+
+    monkeypatch.setattr(ChatTemplate, "render", note)
+    async with client_with(TEMPLATE) as client:
+        for num, status in ((MAX_OTHER_ROLES, 200), (MAX_OTHER_ROLES + 1, 400), (20, 400)):
+            counted.clear()
+            roles = ["user", *(f"role{index}" for index in range(num))]
+            messages = [{"role": role, "content": "x"} for role in roles]
+            assert (await client.post(CHAT, json=chat(messages=messages))).status_code == status
+            assert len(counted) < 4 * MAX_OTHER_ROLES + 4
+        await refused(client, CHAT, chat(messages=messages), "messages", "invalid_value")
 
 
 async def test_a_strict_server_takes_only_roles_that_the_template_names(
