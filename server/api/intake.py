@@ -34,8 +34,8 @@ SMALL_BYTES = 4 << 10
 LARGE_BYTES = 192 << 10
 """Bodies from this size on go to worker processes."""
 COSTLY = re.compile(
-    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|grammar|"
-    rb"tools|functions|\"(?:regex|ebnf)\"|\\u00"
+    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|tools|"
+    rb"functions|\"(?:regex|grammar|ebnf)\"|\\u00"
 )
 """What may take long, however short it is: breakers are looked for in the whole vocabulary, and grammars are compiled.
 A name may have escapes."""

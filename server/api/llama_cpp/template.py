@@ -13,7 +13,6 @@ from server.api.intake import IntakeContext
 from server.generation.notices import as_headers, as_warnings, to_report
 from server.generation.prompt import render
 from server.generation.request import Conversation
-from server.http.json_body import validated
 
 
 class ApplyTemplateRequest(ToolFields, RequestModel):
@@ -30,7 +29,7 @@ class ApplyTemplateRequest(ToolFields, RequestModel):
 
 def apply_template(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
     """An AppliedTemplate for the body, and headers. Raises ApiError."""
-    asked = validated(ApplyTemplateRequest, body)
+    asked = context.validated(ApplyTemplateRequest, body)
     if asked.model is not None:
         context.model.check_name(asked.model)
     tools = asked.tool_use

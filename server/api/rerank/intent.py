@@ -27,6 +27,7 @@ def rerank_intent(body: RerankRequest) -> PoolingRequest:
     pairs = tuple(Pair(body.query, text, "query", f"{body.named}[{index}]") for index, text in documents)
     return PoolingRequest(
         **pooling_fields(body),
+        may_omit_model=body.texts is not None,
         asks=Score(pairs, body.instruction, body.max_tokens_per_doc),
         id_prefix="rerank-",
         paths={"prompt": body.named},

@@ -26,7 +26,7 @@ class Tokenized:
 
 def tokenize_body(context: IntakeContext, body: bytes) -> Tokenized:
     """The tokens of what the body has. Raises ApiError."""
-    asked = validated(TokenizeRequest, body)
+    asked = context.validated(TokenizeRequest, body)
     if asked.model is not None:
         context.model.check_name(asked.model)
     text, left_out = _text(context, asked)

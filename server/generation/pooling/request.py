@@ -74,6 +74,8 @@ class PoolingRequest:
 
     model: str | None
     """As the client named it; None: it did not."""
+    may_omit_model: bool = False
+    """Whether clients of this form usually name no model, so that none is reported as missing."""
     asks: Embed | Score
     id_prefix: str
     priority: int = 0

@@ -35,6 +35,7 @@ class PoolingRules:
         pooling, prompts = self._embedding(asks, request) if isinstance(asks, Embed) else self._scores(asks, request)
         asked = GenerationRequest(
             model=request.model,
+            may_omit_model=request.may_omit_model,
             prompts=prompts,
             pooling=pooling,
             id_prefix=request.id_prefix,

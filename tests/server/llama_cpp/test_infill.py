@@ -94,7 +94,7 @@ async def test_the_answer_is_that_to_the_same_tokens(codestral: httpx.AsyncClien
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"input_prefix": None}, "input_prefix", "invalid_type"),
+        ({"input_prefix": None}, "input_prefix", "missing_required_parameter"),
         ({"input_suffix": 3}, "input_suffix", "invalid_type"),
         ({"input_extra": {}}, "input_extra", "invalid_type"),
         ({"input_extra": [{"filename": "a"}]}, "input_extra[0].text", "missing_required_parameter"),
