@@ -5,6 +5,7 @@ from typing import Protocol
 
 from starlette.types import Scope
 
+from server.api.openai.errors import DONE
 from server.api.responses.output import Told
 from server.api.responses.telling import Telling, failure_of
 from server.errors import ApiError
@@ -45,12 +46,12 @@ class SentFrames:
         return event
 
     def end(self) -> bytes:
-        """See Frames: the last event has said it."""
-        return b""
+        """Return what follows the last event."""
+        return DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """See Frames."""
-        return b""
+        """Return the end of a stream that cannot go on; its events stay as they are."""
+        return DONE
 
 
 class ResponseStream(SentFrames):
@@ -109,7 +110,7 @@ class ResponseStream(SentFrames):
 
     def failure(self, error: ApiError) -> bytes:
         """See Frames."""
-        return b"".join(self._written(self._telling.fail(error)))
+        return b"".join(self._written(self._telling.fail(error))) + DONE
 
     def begin(self) -> None:
         """Tell that there is a response."""
@@ -136,7 +137,7 @@ class ResponseStream(SentFrames):
 def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
     """See StreamErrorWriter: OpenAI's event for errors that are not the response's."""
     failure = {"code": failure_of(error)["code"], "message": error.message, "param": error.param}
-    return frame({"type": "error", "sequence_number": num_frames, **failure})
+    return frame({"type": "error", "sequence_number": num_frames, **failure}) + DONE
 
 
 def frame(event: Told) -> bytes:

@@ -171,7 +171,7 @@ async def test_a_stream_that_breaks_off_says_so(replicas: LocalReplicas, front: 
         answer = await client.post(path, json={**BODIES[path], "stream": True})
     assert answer.status_code == 200
     *events, last = answer.text.removesuffix("\n\n").split("\n\n")
-    if path in (CHAT, COMPLETIONS):
+    if path in (CHAT, COMPLETIONS, RESPONSES):
         assert last == "data: [DONE]"
         last = events.pop()
     data = json.loads(last.partition("data: ")[2])

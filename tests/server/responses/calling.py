@@ -37,9 +37,10 @@ async def events(client: httpx.AsyncClient, **fields: Any) -> list[Event]:
 
 
 def events_of(text: str, start: int = 0) -> list[Event]:
-    """The events of a stream, each of which is one that the client knows, and has the next number."""
+    """The events of a stream, each of which is one that the client knows, and has the next number; then [DONE]."""
     blocks = text.split("\n\n")
-    assert blocks.pop() == ""
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    del blocks[-2:]
     told = []
     for block in blocks:
         kind, data = block.split("\n")
