@@ -9,12 +9,14 @@ from server.api.responses.items import (
     CompactionItem,
     CustomCallItem,
     FunctionCallItem,
+    HostedItem,
     InputItem,
     MessageItem,
     ReasoningItem,
     text_of,
 )
 from server.api.responses.tools import Offer, QualifiedName
+from server.errors import InvalidRequestError, shorten
 from server.generation.tools import CUSTOM_INPUT
 
 _SUMMARY = "Summary of the conversation so far:\n\n{summary}"
@@ -32,6 +34,8 @@ class History:
         self.paths: dict[str, str] = {}
         """Where the client finds parts of messages that a template may not show."""
         self._offer = offer
+        self._called: set[str] = set()
+        """The ids of the calls so far."""
         self._is_open = False
         """Whether the last message is the assistant's, with room for more."""
 
@@ -41,7 +45,10 @@ class History:
         self._is_open = False
 
     def add(self, items: Iterable[tuple[str, InputItem]]) -> None:
-        """The next items, with their paths. What is no part of a conversation is passed over."""
+        """Add the next items, given with their paths. What is no part of a conversation is passed over.
+
+        Raises InvalidRequestError for the result of a call that was not made before.
+        """
         for path, item in items:
             match item:
                 case MessageItem(role="assistant"):
@@ -54,7 +61,10 @@ class History:
                     self._call(item, arguments_of(item.arguments))
                 case CustomCallItem():
                     self._call(item, {CUSTOM_INPUT: item.input})
+                case HostedItem():
+                    self._called.add(item.call_id or "")
                 case CallOutputItem():
+                    self._check_called(item, path)
                     message = {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
                     self.messages.append(message)
                     self._is_open = False
@@ -71,7 +81,14 @@ class History:
             message["reasoning_content"] = text
             self.paths[f"messages[{len(self.messages) - 1}].reasoning_content"] = path
 
+    def _check_called(self, item: CallOutputItem, path: str) -> None:
+        if item.call_id not in self._called:
+            kind = item.type.removesuffix("_call_output").replace("_", " ")
+            message = f"No tool call found for {kind} call output with call_id {shorten(item.call_id)}."
+            raise InvalidRequestError(message, param=f"{path}.call_id", code="invalid_value")
+
     def _call(self, item: FunctionCallItem | CustomCallItem, arguments: object) -> None:
+        self._called.add(item.call_id)
         name = self._offer.model_name(QualifiedName(item.name, item.namespace))
         call = {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._turn(has="").setdefault("tool_calls", []).append(call)

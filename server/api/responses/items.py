@@ -200,6 +200,7 @@ class HostedItem(EchoedModel):
         "mcp_approval_response", "mcp_call", "tool_search_call", "tool_search_output", "program", "program_output",
     ]  # fmt: skip
     id: ItemId | None = no_effect("Its own id.")
+    call_id: str | None = no_effect("What its result has in common with it.")
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
         """See RequestModel."""

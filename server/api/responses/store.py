@@ -134,7 +134,7 @@ def unfinished(rows: Rows) -> Sequence[Row]:
 
 
 def find(rows: Rows, names: References, client: str) -> Found:
-    """What a body names. Raises NotFoundError for what is not there."""
+    """Find what a body names. Raises InvalidRequestError, which NotFoundError is, for what is not there."""
     context: Sequence[Row] = ()
     if names.response is not None:
         context = _conversation_until(rows, names.response, client)
@@ -212,7 +212,7 @@ def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[R
         row = rows.get(RESPONSE, before, client, parent="")
         if row is None:
             lost = "" if before == response_id else f": '{before}', which it goes on from, is not stored any more"
-            raise _not_found("Previous response", response_id, "previous_response_id", why=lost)
+            raise no_previous_response(response_id, lost)
         if row.state == UNFINISHED:
             message = f"Invalid 'previous_response_id': the response '{before}' is not finished."
             raise InvalidRequestError(message, param="previous_response_id", code="invalid_value")
@@ -266,5 +266,11 @@ def _read(row: Row) -> Fields:
     return value
 
 
-def _not_found(what: str, row_id: str, param: str | None = None, *, why: str = "") -> NotFoundError:
-    return NotFoundError(f"{what} with id '{shorten(row_id, 128)}' not found{why}.", param=param, code="not_found")
+def no_previous_response(response_id: str, why: str = "") -> InvalidRequestError:
+    """Return the error for a response that cannot be continued; by its code, clients know to send the whole history."""
+    message = f"Previous response with id '{shorten(response_id, 128)}' not found{why}."
+    return InvalidRequestError(message, param="previous_response_id", code="previous_response_not_found")
+
+
+def _not_found(what: str, row_id: str, param: str | None = None) -> NotFoundError:
+    return NotFoundError(f"{what} with id '{shorten(row_id, 128)}' not found.", param=param, code="not_found")

@@ -231,8 +231,14 @@ async def test_a_conversation_with_a_call_that_was_cut_goes_on(client: httpx.Asy
     (item,) = first["output"]
     assert item["type"] == "function_call"
     assert not _is_json(item["arguments"])
-    later = await whole(client, tools=[WEATHER], input=[user(), item, result("cut off")])
+    later = await whole(client, tools=[WEATHER], input=[user(), item, result("cut off", call_id=item["call_id"])])
     assert later["status"] == "completed"
+
+
+async def test_the_result_of_a_hosted_tool_s_call_is_read(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    shell = {"type": "local_shell_call", "id": "lsh_1", "call_id": "c1", "action": {"type": "exec"}}
+    await whole(client, input=[user(), shell, result("listed")])
+    assert "listed" in prompt_of(engine)
 
 
 def _is_json(text: str) -> bool:
@@ -266,6 +272,8 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "deta
         ({"tools": [{"type": {}}]}, "tools[0].type", "invalid_type"),
         ({"input": [user(), {"type": "function_call", "name": "x", "arguments": ""}]}, "input[1].call_id",
          "missing_required_parameter"),
+        ({"input": [user(), result()]}, "input[1].call_id", "invalid_value"),
+        ({"input": [user(), result(), call()]}, "input[1].call_id", "invalid_value"),
         ({"input": [{"type": "compaction", "encrypted_content": "gAAA"}]}, "input[0].encrypted_content",
          "invalid_value"),
         ({"input": [{"type": "compaction", "encrypted_content": sealed(summary="\ud800")}]},

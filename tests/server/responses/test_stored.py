@@ -57,16 +57,19 @@ async def test_items_are_found_by_their_ids(client_with: Callable[..., Any], eng
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "name"),
+    ("fields", "param", "name", "status"),
     [
-        ({"previous_response_id": "resp_none"}, "previous_response_id", "resp_none"),
-        ({"conversation": "conv_none"}, "conversation", "conv_none"),
-        ({"conversation": {"id": "conv_none"}}, "conversation", "conv_none"),
-        ({"input": [user(), {"type": "item_reference", "id": "msg_none"}]}, "input", "msg_none"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id", "resp_none", 400),
+        ({"conversation": "conv_none"}, "conversation", "conv_none", 404),
+        ({"conversation": {"id": "conv_none"}}, "conversation", "conv_none", 404),
+        ({"input": [user(), {"type": "item_reference", "id": "msg_none"}]}, "input", "msg_none", 404),
     ],
 )
-async def test_what_is_not_there_is_named(client: httpx.AsyncClient, fields: Any, param: str, name: str) -> None:
-    error = error_of(await client.post(RESPONSES, json=asking(**fields)), 404)
+async def test_what_is_not_there_is_named(
+    client: httpx.AsyncClient, fields: Any, param: str, name: str, status: int
+) -> None:
+    error = error_of(await client.post(RESPONSES, json=asking(**fields)), status)
+    assert error["code"] == ("previous_response_not_found" if param == "previous_response_id" else "not_found")
     assert error["param"] == param
     assert name in error["message"]
 
@@ -141,10 +144,10 @@ async def test_nobody_finds_what_is_another_ones(two_clients: list[httpx.AsyncCl
     asked = [("GET", path), ("GET", f"{path}?stream=true"), ("GET", f"{path}/input_items"), ("DELETE", path)]
     for method, url in [*asked, ("POST", f"{path}/cancel")]:
         error_of(await bob.request(method, url), 404)
-    named = [{"previous_response_id": response["id"]}]
-    named += [{"input": [user(), {"type": "item_reference", "id": response["output"][0]["id"]}]}]
-    for fields in named:
-        error_of(await bob.post(RESPONSES, json=asking(**fields)), 404)
+    named: list[tuple[int, dict[str, Any]]] = [(400, {"previous_response_id": response["id"]})]
+    named += [(404, {"input": [user(), {"type": "item_reference", "id": response["output"][0]["id"]}]})]
+    for status, fields in named:
+        error_of(await bob.post(RESPONSES, json=asking(**fields)), status)
         assert text_of(await whole(ann, **fields))
 
 
@@ -180,7 +183,7 @@ async def test_what_a_response_goes_on_from_is_not_dropped_for_its_age(make_app:
             other = await whole(client, input="x" * 1000)
         assert (await client.get(f"{RESPONSES}/{other['id']}")).status_code == 200
         await client.delete(f"{RESPONSES}/{first['id']}")
-        error = error_of(await client.post(RESPONSES, json=asking(previous_response_id=second["id"])), 404)
+        error = error_of(await client.post(RESPONSES, json=asking(previous_response_id=second["id"])))
     assert error["param"] == "previous_response_id"
     assert second["id"] in error["message"]
     assert first["id"] in error["message"]
