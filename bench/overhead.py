@@ -50,7 +50,7 @@ from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
 from server.http.draining_server import DrainingServer, bind, configure, url_of
-from server.page.gate import PATH, PageGate
+from server.page.gate import WEBSOCKETS, PageGate
 from server.text.tokenizer import Tokenizer
 
 CONTEXT = 4096
@@ -132,7 +132,7 @@ async def serve(port: int) -> None:
         app = create_app(engine, Tokenizer.from_folder(folder.path), settings, folder, workers=BodyWorkers())
         await engine.start()
         gate = PageGate(app, f"{url_of(listener)}/v1")
-        served, websockets = (gate, f"{PATH}/") if settings.page else (app, None)
+        served, websockets = (gate, WEBSOCKETS) if settings.page else (app, None)
         uvicorn_config = configure(served, settings.client_timeout_s, websockets)
         server = DrainingServer(uvicorn_config, engine, settings.drain_grace_s)
         await server.serve(sockets=[listener])

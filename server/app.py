@@ -14,10 +14,11 @@ from model_runner.models.repository import ModelFolder
 from server import __version__
 from server.api.body_workers import BodyWorkers
 from server.api.dialect import Dialect
-from server.api.dialects import DIALECTS, error_writers, short_paths
+from server.api.dialects import DIALECTS, error_writers, short_paths, websocket_paths
 from server.api.intake import Intake
 from server.api.jobs import Jobs
 from server.api.openapi import install_openapi
+from server.api.responses.session import Websockets
 from server.api.services import Services
 from server.config import Settings
 from server.engine.client import EngineClient, EngineUnavailableError
@@ -35,7 +36,8 @@ from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
 from server.http.auth import AuthMiddleware, open_paths
 from server.http.body import IncomingBodies
-from server.http.cors import allow_origins
+from server.http.cors import Origins, allow_origins
+from server.http.handshake import HandshakeMiddleware
 from server.http.head import HeadMiddleware
 from server.http.loopback import Loopback
 from server.http.middleware import RequestMiddleware, report
@@ -89,11 +91,14 @@ def create_app(
     )
     services = app.state.services = _services(app, engine, tokenizer, settings, folder, aux, workers)
     app.state.dialects = dialects
+    app.state.websockets = dict.fromkeys(websocket_paths(dialects), services.bodies.max_bytes)
     app.add_middleware(AuthMiddleware, accounts=services.accounts, open_paths=open_paths(settings))
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestMiddleware, metrics=services.metrics, error_writers=error_writers(dialects))
     app.add_middleware(ShortPathMiddleware, paths=short_paths(dialects))
-    allow_origins(app, settings.cors_origins, has_keys=settings.has_keys)  # added last: outermost
+    origins = Origins.of(settings.cors_origins, has_keys=settings.has_keys)
+    allow_origins(app, origins)  # around all other middleware
+    app.add_middleware(HandshakeMiddleware, origins=origins)  # added last: outermost
     for dialect in dialects:
         app.include_router(dialect.router)
     app.add_exception_handler(ApiError, _on_api_error)
@@ -126,6 +131,7 @@ def _services(
     storage = Storage(
         settings.data_dir, int(settings.max_stored_mib * (1 << 20)), weight_of=lambda client: keys.named(client).weight
     )
+    bodies = IncomingBodies(settings.max_body_mib)
     accounts = _accounts(settings, keys, UsageBook(storage, metrics, model.name))
     traces = _traces(settings, keys)
     observers = [phases_into(metrics)] if traces is None else [phases_into(metrics), traces.observe]
@@ -137,12 +143,13 @@ def _services(
         metrics=metrics,
         timelines=Timelines(engine, model.name, observers),
         fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
-        bodies=IncomingBodies(settings.max_body_mib),
+        bodies=bodies,
         intake=Intake(tokenizer, folder.path, model, settings, workers),
         storage=storage,
         jobs=Jobs(),
         accounts=accounts,
         loopback=Loopback(app),
+        websockets=Websockets(bodies.max_bytes, int(settings.max_stored_mib * (1 << 20))),
         files=_file_store(settings, storage),
         traces=traces,
     )

@@ -7,7 +7,7 @@ ApiError
 │   ├── MethodNotAllowedError    405
 │   ├── BodyTooLargeError        413
 │   ├── MediaTypeError           415
-│   └── UpgradeError             426  there is no such protocol here
+│   └── UpgradeError             426  there is nothing here but websockets
 ├── AuthenticationError          401
 ├── RateLimitError               429  the queue is full, or the storage of promised responses
 │   └── LimitError               429  a key has used what it may use: RequestLimitError, TokenLimitError, QuotaError
@@ -101,13 +101,13 @@ class MediaTypeError(InvalidRequestError):
 
 
 class UpgradeError(InvalidRequestError):
-    """The path is answered over plain HTTP, by other methods."""
+    """The path opens a websocket, and the request is none or did not get here as one."""
 
     status = 426
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return {**super().headers, "Upgrade": "HTTP/1.1", "Connection": "Upgrade"}
+        return {**super().headers, "Upgrade": "websocket", "Connection": "Upgrade"}
 
 
 class AuthenticationError(ApiError):

@@ -1,6 +1,6 @@
 """An API that the server speaks. A new one is a folder with such an object, and a line in server/api/dialects.py."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter
@@ -26,5 +26,7 @@ class Dialect:
     """By path, the bodies that clients send: for capabilities and docs."""
     events: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     """By path, the events of streams that are something else than the answer."""
+    websockets: Sequence[str] = ()
+    """Its paths that may become websockets."""
     resume: Callable[[Services], Awaitable[Work]] | None = None
     """Finds what the server has promised and not done, before it takes requests; what it returns takes that up."""

@@ -58,6 +58,13 @@ def short_paths(dialects: Sequence[Dialect]) -> ShortPaths:
     return ShortPaths(_by_route(dialects))
 
 
+def websocket_paths(dialects: Sequence[Dialect]) -> Sequence[str]:
+    """The paths that may become websockets, and their short forms."""
+    paths = [path for dialect in dialects for path in dialect.websockets]
+    shortened = short_paths(dialects)
+    return [*paths, *(short for path in paths if shortened.full(short := path.removeprefix("/v1")) == path)]
+
+
 def by_path(dialects: Sequence[Dialect]) -> Callable[[str], Dialect]:
     """From a path to its dialect: one of OpenAI's forms where the path belongs to nobody."""
     known = _by_route(dialects)

@@ -21,7 +21,7 @@ ERRORS = {
     405: "The path takes other methods.",
     413: "The body is larger than `max_body_mib`, or an uploaded file than `max_file_mib`.",
     415: "The body is not declared as `application/json`, or an upload not as `multipart/form-data`.",
-    426: "The path takes POST over plain HTTP, and no websockets.",
+    426: "The path opens a websocket, and the request is no handshake for one.",
     429: "The server has as many requests as it can hold, or the owner of the key has used what it may use.",
     529: "The server has as many requests as it can hold, in Anthropic's API.",
     500: "A fault of the server; its log has more, under the request's id.",

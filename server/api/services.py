@@ -24,6 +24,7 @@ from server.tenants.accounts import Accounts
 from server.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from server.api.responses.session import Websockets
     from server.telemetry.traces import Traces
 
 _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
@@ -46,6 +47,7 @@ class Services:
     jobs: Jobs
     accounts: Accounts
     loopback: Loopback
+    websockets: "Websockets"
     files: FileStore | None
     """None where no folder is set for what is kept."""
     traces: "Traces | None"

@@ -29,7 +29,7 @@ from server.engine.client import EngineClient, EngineState, EngineUnavailableErr
 from server.generation.planning.speculation import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
 from server.http.hosts import guarded
-from server.page.gate import PATH, PageGate, is_installed
+from server.page.gate import WEBSOCKETS, PageGate, is_installed
 from server.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _Life:
         config = configure(
             guarded(all_of_it, self._settings.allowed_hosts, has_keys=self._settings.has_keys),
             self._settings.client_timeout_s,
-            websockets_below=None if self._page is None else f"{PATH}/",
+            websockets=app.state.websockets | (WEBSOCKETS if self._page is not None else {}),
         )
         return DrainingServer(config, engine, self._settings.drain_grace_s), app.state.services
 

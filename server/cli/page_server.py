@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from server.client.openai_answers import without_password
 from server.http.draining_server import bind, configure, url_of
 from server.http.hosts import guarded
-from server.page.gate import PATH, PageGate
+from server.page.gate import WEBSOCKETS, PageGate
 
 _CLIENT_TIMEOUT_S = 30.0
 
@@ -32,7 +32,7 @@ def serve(base_url: str, host: str, port: int, allowed_hosts: Collection[str]) -
         console.print(f"Page    {url_of(listener)}/", markup=False)
         console.print(f"Server  {without_password(base_url)}", markup=False)
         app = guarded(gate, allowed_hosts, has_keys=False)
-        server = uvicorn.Server(configure(app, _CLIENT_TIMEOUT_S, websockets_below=f"{PATH}/"))
+        server = uvicorn.Server(configure(app, _CLIENT_TIMEOUT_S, websockets=WEBSOCKETS))
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:  # which it has heeded

@@ -19,8 +19,9 @@ class IncomingBodies:
 
     def __init__(self, max_mib: float, max_incomplete_mib: float = MAX_INCOMPLETE_MIB) -> None:
         """`max_mib` is the size of the largest body that is read."""
-        self._max_bytes = int(max_mib * (1 << 20))
-        self._max_incomplete = max(int(max_incomplete_mib * (1 << 20)), 4 * self._max_bytes)
+        self.max_bytes = int(max_mib * (1 << 20))
+        """The size of the largest body."""
+        self._max_incomplete = max(int(max_incomplete_mib * (1 << 20)), 4 * self.max_bytes)
         self._num_bytes = 0
         self._incomplete: dict[asyncio.Timeout, int] = {}
         """How much has come of each body, the one that began first at the front. Its timeout ends the reading."""
@@ -38,7 +39,7 @@ class IncomingBodies:
         Raises BodyTooLargeError before more than that is read, UnavailableError if the body had to make room for
         others, and ClientDisconnect.
         """
-        max_bytes = self._max_bytes if max_mib is None else int(max_mib * (1 << 20))
+        max_bytes = self.max_bytes if max_mib is None else int(max_mib * (1 << 20))
         too_large = BodyTooLargeError(f"The request body is too large. This server reads at most {max_bytes} bytes.")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > 19 or int(declared) > max_bytes):

@@ -12,8 +12,9 @@ import operator
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import httptools
 import msgspec
@@ -21,6 +22,9 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.http.request_id import new_request_id
+
+if TYPE_CHECKING:
+    from server.http.websocket import IncomingMessages
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's head; also of the sizes of chunks, their extensions and trailers, between two pieces of a body."""
@@ -33,34 +37,46 @@ _OTHER_FILES = 256
 """Of those that a process may have open: for all but clients."""
 
 
-def limited_connection(timeout_s: float, websockets_below: str | None = None) -> type[asyncio.Protocol]:
+def limited_connection(timeout_s: float, websockets: Mapping[str, int] | None = None) -> type[asyncio.Protocol]:
     """The protocol class of connections that wait at most this long for their client.
 
     That is: for the whole head of a request, for the next bytes of its body, for all that is left of a body that was
     answered before it had come, and for the client to read.
 
-    Paths below `websockets_below`, which ends with a slash, may become websockets (`LimitedWebSocket`). Any other offer
-    to upgrade is ignored, as RFC 9110 wants it: the request is served as if the header were not there.
+    Requests to the paths of `websockets`, and to all below one that ends with a slash, may become websockets
+    (`LimitedWebSocket`), whose messages have at most so many bytes. Any other offer to upgrade is ignored, as RFC 9110
+    wants it: the request is served as if the header were not there.
     """
 
     class Connection(LimitedConnection):
         client_timeout_s = timeout_s
         max_connections = _max_connections()
-        websocket_prefix = None if websockets_below is None else websockets_below.encode()
+        websockets_at = {path.encode(): size for path, size in (websockets or {}).items()}  # noqa: RUF012
 
     return Connection
+
+
+class AnsweringConnection:
+    """A connection, as the end of the server looks at it."""
+
+    @property
+    @abstractmethod
+    def owes_answer(self) -> bool:
+        """Whether a request that has come as a whole has no whole answer yet, or its client has not read all of it."""
 
 
 class _FloodError(Exception):
     """More requests wait for their turn than a connection may have; raised through the parser."""
 
 
-class LimitedConnection(HttpToolsProtocol):
+class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
     """uvicorn's connection, with a deadline wherever it waits for the client."""
 
     client_timeout_s: ClassVar[float]
     max_connections: ClassVar[int]
-    websocket_prefix: ClassVar[bytes | None] = None
+    websockets_at: ClassVar[Mapping[bytes, int]] = {}
+    """By path, the size of the largest message."""
+    incoming_messages: "ClassVar[IncomingMessages | None]" = None
 
     made_at = 0.0
     """On a clock that goes on within a turn of the event loop, unlike the loop's own."""
@@ -151,7 +167,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def owes_answer(self) -> bool:
-        """Whether a request that has come as a whole has no whole answer yet, or its client has not read all of it."""
+        """See AnsweringConnection."""
         return (self._is_answering and not self._body_open) or self.transport.get_write_buffer_size() > 0
 
     @property
@@ -231,10 +247,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _may_become_websocket(self) -> bool:
         """Not while an answer is under way, which would lose its connection."""
-        prefix = self.websocket_prefix
         return (
-            prefix is not None
-            and self.url.startswith(prefix)
+            self._max_message_bytes is not None
             and self._get_upgrade() == b"websocket"
             and self.parser.get_method() == b"GET"
             and self.parser.get_http_version() == "1.1"
@@ -242,10 +256,23 @@ class LimitedConnection(HttpToolsProtocol):
             and not self._is_answering
         )
 
-    def _become_websocket(self) -> None:
-        from server.http.websocket import LimitedWebSocket  # noqa: PLC0415  (not everybody has the page)
+    @property
+    def _max_message_bytes(self) -> int | None:
+        """Of a websocket at the path of the request that was parsed last; None if there can be none."""
+        path = self.url.partition(b"?")[0]
+        for at, size in self.websockets_at.items():
+            if path == at or (at.endswith(b"/") and path.startswith(at)):
+                return size
+        return None
 
-        websocket = LimitedWebSocket(self.config, self.server_state, self.app_state, self.client_timeout_s)
+    def _become_websocket(self) -> None:
+        from server.http.websocket import LimitedWebSocket  # noqa: PLC0415  (takes time, and not everybody needs it)
+
+        size = self._max_message_bytes
+        assert size is not None
+        websocket = LimitedWebSocket(
+            self.config, self.server_state, self.app_state, self.client_timeout_s, size, self._all_incoming()
+        )
         if not websocket.understands(self._head(self.headers)):
             self._refuse(400, "This is no handshake that opens a WebSocket.")
             return
@@ -254,6 +281,17 @@ class LimitedConnection(HttpToolsProtocol):
         self.connections.discard(self)
         self.transport.set_protocol(websocket)
         websocket.connection_made(self.transport)
+
+    @classmethod
+    def _all_incoming(cls) -> "IncomingMessages":
+        """Those of all websockets of this server."""
+        from server.http.body import MAX_INCOMPLETE_MIB  # noqa: PLC0415
+        from server.http.websocket import IncomingMessages  # noqa: PLC0415
+
+        if cls.incoming_messages is None:
+            most = max(int(MAX_INCOMPLETE_MIB * (1 << 20)), *(4 * size for size in cls.websockets_at.values()))
+            cls.incoming_messages = IncomingMessages(most)
+        return cls.incoming_messages
 
     def _later(self, action: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(self.client_timeout_s, action)

@@ -7,21 +7,19 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from server.engine.client import EngineClient
-from server.http.connection import LimitedConnection, limited_connection
+from server.http.connection import AnsweringConnection, limited_connection
 
 KEEP_ALIVE_S = 75
 """Idle connections live longer here than in the pools of clients and load balancers, which then close them first."""
 CLOSING_S = 3
 """Given to the errors that end what did not finish in time, to reach their clients."""
 DELIVERY_CHECK_S = 0.05
-_MAX_WEBSOCKET_MESSAGE_BYTES = 3 << 20
-"""Of what a browser says at once: the page's says at most a million UTF-16 units, each of up to three bytes."""
 
 logger = logging.getLogger("samewise.server")
 
@@ -47,17 +45,16 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{host}:{port}"
 
 
-def configure(app: ASGIApp, client_timeout_s: float, websockets_below: str | None = None) -> uvicorn.Config:
+def configure(app: ASGIApp, client_timeout_s: float, websockets: Mapping[str, int] | None = None) -> uvicorn.Config:
     """Uvicorn's settings. It logs nothing itself: requests are logged by the application.
 
-    Only paths below `websockets_below` may become websockets.
+    `websockets` is that of `limited_connection`.
     """
     return uvicorn.Config(
         app,
-        http=limited_connection(client_timeout_s, websockets_below),
+        http=limited_connection(client_timeout_s, websockets),
         ws="none",  # but where the connection takes them
-        ws_max_size=_MAX_WEBSOCKET_MESSAGE_BYTES,
-        ws_per_message_deflate=False,  # a thousand messages of that size would fit into what is read at once
+        ws_per_message_deflate=False,  # a thousand of the largest messages would fit into what is read at once
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -122,9 +119,9 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(DELIVERY_CHECK_S)
             waiting = {one for one in waiting & self._connections() if one.owes_answer}
 
-    def _connections(self) -> set[LimitedConnection]:
+    def _connections(self) -> set[AnsweringConnection]:
         """Those that are open."""
-        return {one for one in self.server_state.connections if isinstance(one, LimitedConnection)}
+        return {one for one in self.server_state.connections if isinstance(one, AnsweringConnection)}
 
     async def _stop(self) -> None:
         self.force_exit = self.should_exit = True

@@ -1,23 +1,81 @@
-"""A connection that has become a websocket, with an end to its handshake and to its close.
+"""A connection that has become a websocket, with an end to every wait for its client and a bound to what it sends.
 
 In between, uvicorn asks the client now and then whether it is still there.
 """
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Any
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
+
+from server.http.connection import AnsweringConnection
+
+CONNECTION = "samewise.connection"
+"""Under this name, the state of a websocket's scope has its connection."""
+_FRAME_BYTES = 64
+"""Memory that a frame takes besides its content: a message may come in any number of frames, also empty ones."""
+_GOING_AWAY = "The server is ending. Connect again a little later."
 
 
-class LimitedWebSocket(WebSocketsSansIOProtocol):
+@dataclass(slots=True)
+class IncomingMessages:
+    """Bounds the memory of messages that have not come as a whole, as IncomingBodies does for bodies.
+
+    The message that began first makes room for the others: its connection is dropped.
+    """
+
+    max_bytes: int
+    _sizes: "dict[LimitedWebSocket, int]" = field(default_factory=dict)  # the one that began first at the front
+    _total: int = 0
+
+    def resize(self, websocket: "LimitedWebSocket", num_bytes: int) -> None:
+        """Note how much of a websocket's next message has come; 0 if none of it has."""
+        before = self._sizes.get(websocket, 0)
+        self._total += num_bytes - before
+        if num_bytes:
+            self._sizes[websocket] = num_bytes
+        elif before:
+            del self._sizes[websocket]
+        while self._total > self.max_bytes:
+            oldest = next(iter(self._sizes))
+            self._total -= self._sizes.pop(oldest)
+            oldest.transport.abort()
+
+
+class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
     """uvicorn's websocket, which by itself waits for ever for a handshake to be accepted and for a client to read."""
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], timeout_s: float) -> None:
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        timeout_s: float,
+        max_bytes: int,
+        incoming: IncomingMessages,
+    ) -> None:
+        """`max_bytes` is the size of the largest message that is read; `incoming` bounds those of all connections."""
         super().__init__(config, server_state, app_state)
+        self.conn.max_message_size = max_bytes
+        self.is_answering = False
+        """Whether the application has an answer to give, as it says itself."""
         self._timeout_s = timeout_s
+        self._incoming = incoming
+        self._gathered = 0  # bytes that the frames of the next message take
         self._deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def owes_answer(self) -> bool:
+        """See AnsweringConnection."""
+        return self.is_answering or self.transport.get_write_buffer_size() > 0
 
     def understands(self, head: bytes) -> bool:
         """Read the whole head of a request, before all else; returns whether there is any answer to it."""
@@ -30,9 +88,56 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._drop_unless_open_later()
         self.handle_events()
 
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            self.scope["state"][CONNECTION] = self
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._incoming.resize(self, len(self.conn.reader.buffer) + self._gathered)
+
+    def handle_text(self, event: Frame) -> None:
+        self._gathered = 0 if event.fin else len(event.data) + _FRAME_BYTES
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._gathered = 0 if event.fin else len(event.data) + _FRAME_BYTES
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        self._gathered = 0 if event.fin else self._gathered + len(event.data) + _FRAME_BYTES
+        super().handle_cont(event)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_deadline = self.loop.call_later(self._timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_write_deadline()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Raises ClientDisconnected also when it was closed from here, whoever closed it."""
+        await self.writable.wait()
+        if self.close_sent:
+            raise ClientDisconnected
+        await super().send(message)
+
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
         self._drop_unless_open_later()
+
+    def shutdown(self) -> None:
+        """Close with a reason, which uvicorn gives none."""
+        if self.handshake_complete and not self.close_sent and not self.transport.is_closing():
+            self.conn.send_close(CloseCode.SERVICE_RESTART, _GOING_AWAY)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.SERVICE_RESTART})
+            self.close_sent = True
+        super().shutdown()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
@@ -40,7 +145,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self._drop_unless_open_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._incoming.resize(self, 0)
         self._cancel_deadline()
+        self._cancel_write_deadline()
         super().connection_lost(exc)
 
     def _drop_unless_open_later(self) -> None:
@@ -55,3 +162,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _cancel_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None

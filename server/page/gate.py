@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from server.page.entrance import Entrance
 
 PATH = "/page"
+WEBSOCKETS = {f"{PATH}/": 3 << 20}
+"""Where the page's are, and how large a message may be: browsers say at most a million UTF-16 units of three bytes."""
 MAX_WEBSOCKETS = 256
 """Open at a time: each page that somebody looks at has one."""
 _SOCKET_PATH = f"{PATH}/_nicegui_ws/"

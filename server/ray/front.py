@@ -19,8 +19,9 @@ from server.config import Settings
 from server.errors import ApiError
 from server.http.auth import key_in, open_paths, owner_of, sees_all_usage
 from server.http.body import IncomingBodies
-from server.http.cors import allow_origins
+from server.http.cors import Origins, allow_origins
 from server.http.disconnect import wait_unless_gone
+from server.http.handshake import HandshakeMiddleware
 from server.http.hosts import guarded
 from server.http.middleware import record_in, report, request_id_of
 from server.http.responses import error_response
@@ -49,7 +50,9 @@ def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name
     front = Front(replicas, settings, OwnAnswers(name, settings.metrics_prefix), has_many=has_many)
     checked = guarded(front, settings.allowed_hosts, has_keys=settings.has_keys)
     app = Starlette(routes=[Route("/{path:path}", checked)])
-    allow_origins(app, settings.cors_origins, has_keys=settings.has_keys, exposed=(_REPLICA_HEADER,))
+    origins = Origins.of(settings.cors_origins, has_keys=settings.has_keys)
+    allow_origins(app, origins, exposed=(_REPLICA_HEADER,))
+    app.add_middleware(HandshakeMiddleware, origins=origins)  # replicas get no websockets, and say so
     return app
 
 

@@ -226,7 +226,7 @@ def test_nothing_is_written_into_an_answer_that_has_begun(client: socket.socket)
 
 @pytest.mark.parametrize("head", [b"", b"connection: upgrade\r\nupgrade: websocket\r\n"], ids=["request", "websocket"])
 def test_what_comes_behind_an_unfinished_answer_does_not_orphan_it(application: Application, head: bytes) -> None:
-    with running(application, configure(application, TIMEOUT_S, "/page/")) as address:
+    with running(application, configure(application, TIMEOUT_S, {"/page/": 1 << 20})) as address:
         host, port = address.removeprefix("http://").removesuffix("/v1").split(":")
         with socket.create_connection((host, int(port)), timeout=SLACK_S) as client:
             behind = b"GET /page/x HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n"

@@ -78,7 +78,7 @@ async def test_this_machine_s_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("host", "status"), [("evil.example", b"403"), ("localhost", b"101")])
 def test_websockets_and_all_hosts_of_a_request_are_looked_at(host: str, status: bytes) -> None:
     app = guarded(Application(), (), has_keys=False)
-    with running(app, configure(app, 20.0, "/page/")) as address:
+    with running(app, configure(app, 20.0, {"/page/": 1 << 20})) as address:
         _, name, port = address.removesuffix("/v1").replace("//", "").split(":")
         with socket.create_connection((name, int(port)), timeout=20) as client:
             hosts = f"host: localhost\r\nhost: {host}\r\n".encode()

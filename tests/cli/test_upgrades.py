@@ -56,7 +56,7 @@ def application() -> Application:
 
 @pytest.fixture
 def client(application: Application) -> Iterator[socket.socket]:
-    with running(application, configure(application, SLACK_S, "/page/")) as address:
+    with running(application, configure(application, SLACK_S, {"/page/": 1 << 20})) as address:
         host, port = address.removeprefix("http://").removesuffix("/v1").split(":")
         with socket.create_connection((host, int(port)), timeout=SLACK_S) as connection:
             yield connection
@@ -152,7 +152,7 @@ def test_a_handshake_that_cannot_be_answered_is_refused_at_once(client: socket.s
 
 
 def test_a_handshake_that_nobody_takes_is_dropped(application: Application) -> None:
-    with running(application, configure(application, 0.05, "/page/")) as address:
+    with running(application, configure(application, 0.05, {"/page/": 1 << 20})) as address:
         host, port = address.removeprefix("http://").removesuffix("/v1").split(":")
         with socket.create_connection((host, int(port)), timeout=SLACK_S) as client:
             client.sendall(b"GET /page/never HTTP/1.1\r\nhost: x\r\n" + HANDSHAKE + b"\r\n")
@@ -168,7 +168,7 @@ class KeptTransport(UnreadTransport):
 
 @pytest.mark.parametrize("path", [b"/page/never", b"/page/x"], ids=["not accepted", "closed, and not read"])
 async def test_a_websocket_is_a_connection_and_has_a_deadline(application: Application, path: bytes) -> None:
-    protocol, state, transport = limited_connection(0.01, "/page/"), ServerState(), KeptTransport()
+    protocol, state, transport = limited_connection(0.01, {"/page/": 1 << 20}), ServerState(), KeptTransport()
     connection = protocol(configure(application, 0.01), state, {}, asyncio.get_running_loop())  # type: ignore[call-arg]
     connection.connection_made(transport)
     assert state.connections == {connection}

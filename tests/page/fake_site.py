@@ -22,7 +22,7 @@ from starlette.routing import Route
 from websockets.asyncio.client import ClientConnection
 
 from server.http.draining_server import bind, configure, url_of
-from server.page.gate import PATH, PageGate
+from server.page.gate import WEBSOCKETS, PageGate
 
 LIMIT_S = 60.0
 """For whatever is waited for, however busy the machine is."""
@@ -121,7 +121,7 @@ def _main() -> None:
     address = url_of(listener)
     gate = PageGate(api, f"{address}/v1")
     print(address, flush=True)  # noqa: T201
-    uvicorn.Server(configure(gate, client_timeout_s=30.0, websockets_below=f"{PATH}/")).run(sockets=[listener])
+    uvicorn.Server(configure(gate, client_timeout_s=30.0, websockets=WEBSOCKETS)).run(sockets=[listener])
 
 
 if __name__ == "__main__":

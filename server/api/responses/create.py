@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from server.api.responses.background import BackgroundResponse, with_fingerprint
 from server.api.responses.following import Following
 from server.api.responses.intake import Occasion, TakenResponse, take_in_response
 from server.api.responses.intent import Found, References
+from server.api.responses.remembered import LANE, Lane
 from server.api.responses.stream import ResponseStream, run_out
 from server.api.responses.telling import Telling
 from server.api.responses.window import compaction, count_tokens, take_in_compaction
@@ -36,11 +37,12 @@ async def respond(request: Request, services: Services) -> Response:
     """Take the request in, run it, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
     body = await services.bodies.read_json(request)
     occasion = occasion_of(request)
-    taken, found = await taken_in(take_in_response, body, occasion, services)
+    lane = lane_of(request)
+    taken, found = await taken_in(take_in_response, body, occasion, services, lane)
     check_whole(record_of(request), stream=taken.plan.stream, background=taken.is_background)
     telling = Telling(await with_fingerprint(taken.head, services), services.tokenizer)
     run = await start_run(taken.plan, record_of(request), services)
-    answering = _Answering(request, services, taken, telling, run)
+    answering = _Answering(request, services, taken, found, telling, run)
     if taken.is_background:
         return await answering.in_background(
             lambda: written_promise(body, found, taken.plan.seed, occasion.created)  # much to write, in its own thread
@@ -55,6 +57,8 @@ class _Answering:
     request: Request
     services: Services
     taken: TakenResponse
+    found: Found | None
+    """What the body names."""
     telling: Telling
     run: Run
 
@@ -94,6 +98,15 @@ class _Answering:
 
     async def _keep(self, telling: Telling, frames: Sequence[bytes]) -> bool:
         """See Keep. The answer is there whether or not it can be stored."""
+        is_kept = await self._store(telling, frames)
+        lane, response = lane_of(self.request), telling.response()
+        if lane is not None and self.taken.origin.conversation is None and telling.status != "failed":
+            items = [*self.taken.origin.items, *response["output"]]
+            written = await asyncio.to_thread(lambda: [msgspec.Raw(msgspec.json.encode(item)) for item in items])
+            lane.keep(response["id"], [*(self.found.context if self.found else ()), *written])
+        return is_kept
+
+    async def _store(self, telling: Telling, frames: Sequence[bytes]) -> bool:
         origin = self.taken.origin
         wanted = {"store": origin.is_stored, "conversation": origin.conversation is not None}
         if not any(wanted.values()):
@@ -134,24 +147,44 @@ async def compact(request: Request, services: Services) -> Response:
 
 def occasion_of(request: Request) -> Occasion:
     """What this request has beside its body."""
-    return Occasion(f"resp_{uuid.uuid4().hex}", record_of(request).client, int(time.time()), sender_of(request))
+    answer_id, client, created = f"resp_{uuid.uuid4().hex}", record_of(request).client, int(time.time())
+    return Occasion(answer_id, client, created, sender_of(request), is_event=lane_of(request) is not None)
+
+
+def lane_of(request: Request) -> Lane | None:
+    """Where the request came through a websocket, the lane."""
+    lane: Lane | None = request.scope["state"].get(LANE)
+    return lane
 
 
 async def taken_in(
-    work: Callable[..., _T | References], body: bytes, occasion: Occasion, services: Services
+    work: Callable[..., _T | References],
+    body: bytes,
+    occasion: Occasion,
+    services: Services,
+    lane: Lane | None = None,
 ) -> tuple[_T, Found | None]:
     """What the work makes of the body, and what was found of what that names. Raises ApiError."""
     made = await services.intake.run(work, body, services.info(), occasion, sender=occasion.sender)
     if not isinstance(made, References):
         return made, None
-    names = made
-    found = await services.storage.run(lambda rows: store.find(rows, names, occasion.client))
+    found = await _find(made, occasion, services, lane)
     num_bytes = len(body) + found.num_bytes
     made = await services.intake.run(
         work, body, services.info(), occasion, found, sender=occasion.sender, num_bytes=num_bytes
     )
     assert not isinstance(made, References), "all that it names is given"
     return made, found
+
+
+async def _find(names: References, occasion: Occasion, services: Services, lane: Lane | None) -> Found:
+    """What is named, as far as the connection remembers it, and otherwise as it is stored. Raises ApiError."""
+    remembered = None if lane is None or names.response is None else lane.memory.find(names.response)
+    rest = names if remembered is None else replace(names, response=None)
+    found = await services.storage.run(lambda rows: store.find(rows, rest, occasion.client))
+    if remembered is None:
+        return found
+    return replace(found, context=remembered, num_bytes=found.num_bytes + sum(map(len, remembered)))
 
 
 def event_stream(stream: ResponseStream | Following, services: Services, headers: Mapping[str, str]) -> Response:

@@ -52,7 +52,7 @@ def head_of(body: CreateResponse, plan: Plan, names: Mapping[str, QualifiedName]
         **({} if plan.verification == "match" else {"verification": plan.verification}),
         **as_warnings(plan.notices),
     }
-    return Head(fields, _form(body, plan, names))
+    return Head(fields, _form(body, plan, names), generates=plan.requests[0].max_tokens > 0)
 
 
 def _form(body: CreateResponse, plan: Plan, names: Mapping[str, QualifiedName]) -> OutputForm:

@@ -6,6 +6,7 @@ from typing import Any
 
 from server.api.generation_api import refused_constraints
 from server.api.intake import IntakeContext
+from server.api.responses.event import CreateEvent
 from server.api.responses.head import head_of
 from server.api.responses.history import as_item
 from server.api.responses.intent import Found, References, Stored, references_of, response_intent, stored_of
@@ -29,6 +30,8 @@ class Occasion:
     """Whom the body is from, for Intake.run."""
     seed: int | None = None
     """Of a request that was taken in before, and had none of its own."""
+    is_event: bool = False
+    """Whether the body is an event of a websocket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ def take_in_response(
     context: IntakeContext, body: bytes, occasion: Occasion, found: Found | None = None
 ) -> TakenResponse | References:
     """The plan for a body; or, if it names what is stored, and that is not given, the names. Raises ApiError."""
-    asked = context.validated(CreateResponse, body)
+    asked = context.validated(CreateEvent if occasion.is_event else CreateResponse, body)
     references = references_of(asked)
     if references and found is None:
         return references
@@ -54,9 +57,13 @@ def take_in_response(
         request, names = response_intent(asked, stored, occasion.answer_id)
         if request.seed is None:
             request = replace(request, seed=occasion.seed)
+        if occasion.is_event:
+            request = replace(request, stream=True)
+        if isinstance(asked, CreateEvent) and asked.generate is False:
+            request = replace(request, max_tokens=0)
         plan = context.planner().plan(request)
     head = head_of(asked, plan, names, occasion.created)
-    keeps = asked.is_stored or references.conversation is not None
+    keeps = asked.is_stored or references.conversation is not None or occasion.is_event
     items = input_items(asked.input, stored, occasion.answer_id.partition("_")[2]) if keeps else ()
     origin = Origin(occasion.client, items, references.conversation, asked.is_stored)
     return TakenResponse(plan, head, origin, bool(asked.background))

@@ -13,9 +13,11 @@ from server.api.responses.following import Following
 from server.api.responses.objects import Compaction, Deleted, InputTokens, ItemList, ResponseEvent, ResponseObject
 from server.api.responses.queries import ItemsQuery, RetrieveQuery
 from server.api.responses.schema import CompactResponse, CountInputTokens, CreateResponse
+from server.api.responses.session import Session
 from server.api.responses.stream import stream_error
 from server.api.services import ServicesDep
 from server.errors import UpgradeError
+from server.http.handshake import is_handshake
 from server.http.middleware import record_of
 from server.http.responses import json_response
 
@@ -37,10 +39,16 @@ async def create_response(request: Request, services: ServicesDep) -> Response:
     return await create.respond(request, services)
 
 
-@router.get(_ALL, responses=documented_errors(401, 426))
-async def refuse_websocket() -> Response:
-    """Clients that try a websocket first are told at once that there is none."""
-    raise UpgradeError("POST /v1/responses is answered over plain HTTP. There are no websockets.")
+@router.get(_ALL, responses=documented_errors(401, 426, 503))
+async def open_websocket(request: Request, services: ServicesDep) -> Response:
+    """Open a websocket for responses, each asked for by an event `response.create` with the fields of POST."""
+    if not is_handshake(request):
+        raise UpgradeError(
+            "GET /v1/responses opens a websocket, and this request is no handshake for one, or was not passed on as "
+            "one. POST is answered over plain HTTP."
+        )
+    services.info()  # or there would be nothing to ask it
+    return Session(request, services.websockets)
 
 
 @router.post(
@@ -107,5 +115,6 @@ DIALECT = Dialect(
     },
     events={_ALL: ResponseEvent},
     stream_error=stream_error,
+    websockets=(_ALL,),
     resume=resume,
 )

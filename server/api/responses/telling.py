@@ -21,6 +21,8 @@ class Head:
     fields: Mapping[str, Any]
     """What the object says of the request."""
     form: OutputForm
+    generates: bool
+    """Whether there is to be any output."""
 
 
 class Telling:
@@ -31,6 +33,7 @@ class Telling:
         self.status: Status = "queued" if head.fields["background"] else "in_progress"
         self.has_begun = False
         self._head = head.fields
+        self._generates = head.generates
         self._has_started = False
         self._is_cut = False
         self._error: Mapping[str, str] | None = None
@@ -76,10 +79,10 @@ class Telling:
     def add(self, event: Event) -> Iterator[Told]:
         """What the model did next."""
         yield from self.start()
-        if isinstance(event, ChoiceEnd):
+        if isinstance(event, ChoiceEnd) and self._generates:
             self._is_cut = event.reason == "length"
             yield from self._numbered(self.output.end_all(is_cut=self._is_cut))
-        else:
+        elif not isinstance(event, ChoiceEnd):
             yield from self._numbered(self.output.add(event))
 
     def end(self, usage: Usage) -> Iterator[Told]:

@@ -1,0 +1,296 @@
+"""Responses over a websocket: each event `response.create` is a request of its own, and only its framing differs."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import Request, Response
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from server.api.openai.errors import error_body
+from server.api.responses.event import lane_and_previous
+from server.api.responses.remembered import LANE, Lane, Memories, Memory
+from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError, UnavailableError
+from server.http.body import MAX_INCOMPLETE_MIB
+from server.http.middleware import record_of
+from server.http.websocket import CONNECTION
+
+MAX_OPEN = 256
+"""Websockets of an application. Beyond that, the one that has been idle for longest makes room for a new one."""
+LIFETIME_S = 3600.0
+"""Of a connection: OpenAI's limit."""
+MAX_RUNNING = 16
+"""Responses of one connection that are made at a time: OpenAI's limit."""
+MAX_LANES = 32
+"""Of one connection, besides the one without a name: OpenAI's limit."""
+MAX_WAITING = 64
+"""Events of one connection that wait for their turn."""
+
+_OWN_HEADERS = frozenset(
+    {"connection", "upgrade", "origin", "content-length", "content-type", "transfer-encoding", "x-request-id"}
+)
+"""Headers of a handshake that do not hold for the requests that come after it."""
+_AGE = "Responses websocket connection limit reached (60 minutes)."
+_CROWD = f"This connection was idle for longest of the {MAX_OPEN} that may be open."
+_AGAIN = "Create a new websocket connection to continue."
+
+
+class Websockets:
+    """The open websockets of an application."""
+
+    def __init__(self, max_message_bytes: int, max_remembered_bytes: int) -> None:
+        self.max_message_bytes = max_message_bytes
+        self.memories = Memories(max_remembered_bytes, max_message_bytes)
+        self.waiting_bytes = 0
+        """Of the events that wait, on all connections."""
+        self.max_waiting_bytes = max(int(MAX_INCOMPLETE_MIB * (1 << 20)), 4 * max_message_bytes)
+        self._open: dict[Session, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, session: "Session") -> None:
+        """Count a session. Raises UnavailableError if there are too many, and none of them is idle."""
+        if len(self._open) >= MAX_OPEN:
+            idle = [one for one in self._open if one.idle_since is not None]
+            if not idle:
+                raise UnavailableError(f"{MAX_OPEN} websockets are busy. Please try again later, or over plain HTTP.")
+            longest = min(idle, key=lambda one: one.idle_since or 0.0)
+            self.leave(longest)
+            longest.expire(_CROWD)
+        self._open[session] = None
+
+    def leave(self, session: "Session") -> None:
+        """Count a session no more."""
+        self._open.pop(session, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A message of the client that waits for its turn."""
+
+    body: bytes
+    previous: str | None
+    """The response that it names as the one before."""
+
+
+class Session(Response):
+    """The answer to a handshake: a connection on which the client asks for responses.
+
+    Those of one lane follow each other. A client that leaves is noticed by each of them as over plain HTTP.
+    """
+
+    def __init__(self, request: Request, websockets: Websockets) -> None:
+        super().__init__()
+        self._app = request.app
+        self._websockets = websockets
+        self._client = record_of(request).client
+        self._memory: Memory
+        self._scope = request_scope(request.scope)
+        self._connection = request.scope["state"].get(CONNECTION)
+        self._gone = asyncio.Event()
+        self._waiting: dict[str | None, deque[_Event]] = {}  # by lane: all that there were
+        self._workers: dict[str | None, asyncio.Task[None]] = {}  # by lane: those that are busy
+        self._places = asyncio.Semaphore(MAX_RUNNING)
+        self._send: Send
+        self._expired = ""
+        self._farewell: asyncio.Task[None] | None = None
+        self.idle_since: float | None = asyncio.get_running_loop().time()
+        """None while there is something to answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises UnavailableError if there are too many connections."""
+        self._websockets.admit(self)
+        self._send, self._memory = send, self._websockets.memories.open(self._client)
+        expiry = asyncio.get_running_loop().call_later(LIFETIME_S, self.expire, _AGE)
+        try:
+            await send({"type": "http.response.start", "status": 101, "headers": []})
+            while (message := await receive())["type"] == "websocket.receive":
+                await self._take(message)
+        finally:
+            expiry.cancel()
+            self._gone.set()
+            self._websockets.leave(self)
+            self._forget_waiting()
+            await asyncio.gather(*self._workers.values(), *([self._farewell] if self._farewell else []))
+            self._memory.close()
+
+    def expire(self, why: str) -> None:
+        """Take no more events, and close when all are answered."""
+        self._expired = self._expired or why
+        if not self._workers and self._farewell is None:
+            self._farewell = asyncio.create_task(self._say_farewell())
+
+    async def send_event(self, event: bytes, lane: str | None) -> None:
+        """Send an event, a JSON object in ASCII; one of a lane that has a name says so."""
+        if lane is not None:
+            event = b'{"stream_id":"%b",%b' % (lane.encode(), event[1:])
+        await self._say({"type": "websocket.send", "text": event.decode("ascii")})
+
+    async def send_error(self, status: int, body: bytes, headers: Mapping[str, str], lane: str | None) -> None:
+        """Send an error, given as the answer that it would be over HTTP."""
+        kept = {name: value for name, value in headers.items() if name not in ("content-type", "content-length")}
+        error = {**msgspec.json.decode(body)["error"], "headers": kept}  # where OpenAI's client looks, and Codex ...
+        event = {"type": "error", "status": status, "error": error, "headers": kept}  # ... here
+        await self.send_event(msgspec.json.encode(event), lane)
+
+    async def _take(self, message: Message) -> None:
+        text = message.get("text")
+        body = b"" if text is None else text.encode()
+        lane, previous = lane_and_previous(body)
+        try:
+            if text is None:
+                raise InvalidRequestError("Events are JSON in messages of text, and this message is binary.")
+            self._check_room(lane, len(body))
+        except ApiError as error:
+            await self.send_error(error.status, error_body(error), error.headers, lane)
+            return
+        self._websockets.waiting_bytes += len(body)
+        self._waiting.setdefault(lane, deque()).append(_Event(body, previous))
+        if lane not in self._workers:
+            self._workers[lane] = asyncio.create_task(self._work(lane))
+            self._note_work()
+
+    def _check_room(self, lane: str | None, num_bytes: int) -> None:
+        """Raises ApiError if there is no room for an event of this size."""
+        if self._expired:
+            raise _connection_limit(self._expired)
+        if lane is not None and lane not in self._waiting and len(self._waiting.keys() - {None}) >= MAX_LANES:
+            message = (
+                f"This WebSocket connection has reached its maximum number of distinct stream IDs ({MAX_LANES}). Reuse "
+                "an existing stream_id or open a new WebSocket connection."
+            )
+            raise InvalidRequestError(message, param="stream_id", code="websocket_stream_limit_reached")
+        waiting = [len(event.body) for events in self._waiting.values() for event in events]
+        if len(waiting) >= MAX_WAITING or (waiting and sum(waiting) + num_bytes > self._websockets.max_message_bytes):
+            message = f"{len(waiting)} events of {sum(waiting)} bytes are waiting on this connection."
+            raise RateLimitError(f"{message} Please wait until one is answered.")
+        if self._websockets.waiting_bytes + num_bytes > self._websockets.max_waiting_bytes:
+            raise RateLimitError("Too many events are waiting on all connections. Please try again later.")
+
+    async def _work(self, lane: str | None) -> None:
+        """Answer what waits in a lane."""
+        events = self._waiting[lane]
+        try:
+            while events:
+                async with self._places:
+                    if events:
+                        await self._answer(lane, events.popleft())
+        finally:
+            del self._workers[lane]
+            self._note_work()
+            if self._expired:
+                self.expire(self._expired)
+
+    def _note_work(self) -> None:
+        self.idle_since = None if self._workers else asyncio.get_running_loop().time()
+        if self._connection is not None:
+            self._connection.is_answering = bool(self._workers)
+
+    async def _answer(self, lane: str | None, event: _Event) -> None:
+        """Have the application answer an event as the body of a request."""
+        self._websockets.waiting_bytes -= len(event.body)
+        length, previous = str(len(event.body)).encode(), event.previous
+        framing = _Framing(self, lane, lambda: self._memory.forget(previous or ""))
+        scope = {
+            **self._scope,
+            "headers": [*self._scope["headers"], (b"content-length", length)],
+            "state": {LANE: Lane(self._memory, lane)},
+        }
+        messages: list[Message] = [{"type": "http.request", "body": event.body, "more_body": False}]
+        del event  # its body may be large, and the answer take long
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+
+        await self._app(scope, receive, framing.send)
+        if not framing.is_over and not self._gone.is_set():
+            await framing.fail(InternalError("The response ended too early."))
+
+    def _forget_waiting(self) -> None:
+        for events in self._waiting.values():
+            while events:
+                self._websockets.waiting_bytes -= len(events.popleft().body)
+
+    async def _say_farewell(self) -> None:
+        error = _connection_limit(self._expired)
+        await self.send_error(error.status, error_body(error), error.headers, None)
+        await self._say({"type": "websocket.close", "code": 1000, "reason": self._expired})
+
+    async def _say(self, message: Message) -> None:
+        if self._gone.is_set():
+            return
+        try:
+            await self._send(message)
+        except OSError:  # the client has left
+            self._gone.set()
+
+
+class _Framing:
+    """An answer over HTTP, sent on as the messages of a websocket."""
+
+    def __init__(self, session: Session, lane: str | None, on_failure: Callable[[], None]) -> None:
+        self._session = session
+        self._lane = lane
+        self._on_failure = on_failure
+        self._status = 0
+        self._headers = Headers()
+        self._body = b""
+        self.is_over = False
+        """Whether all of it was sent."""
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send, for the application."""
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], Headers(raw=message["headers"])
+            return
+        body: bytes = message.get("body", b"")
+        self.is_over = not message.get("more_body", False)
+        if self._headers.get("content-type", "").startswith("text/event-stream"):
+            await self._send_frames(body)
+            return
+        self._body += body
+        if self.is_over:
+            self._on_failure()
+            await self._session.send_error(self._status, self._body, self._headers, self._lane)
+
+    async def fail(self, error: ApiError) -> None:
+        """End an answer that has broken off."""
+        self._on_failure()
+        await self._session.send_error(error.status, error_body(error), error.headers, self._lane)
+
+    async def _send_frames(self, frames: bytes) -> None:
+        """Send the events of whole frames; what is none of them, such as [DONE], is for streams over HTTP."""
+        for frame in frames.split(b"\n\n"):
+            kind, _, event = frame.partition(b"\ndata: ")
+            if kind == b"event: response.failed":
+                self._on_failure()
+            if event:
+                await self._session.send_event(event, self._lane)
+
+
+def request_scope(handshake: Scope) -> Scope:
+    """The scope of the requests that come through a websocket, without the size of the body and without a state."""
+    kept = ("asgi", "http_version", "scheme", "path", "raw_path", "root_path", "client", "server")
+    headers = [
+        (name, value)
+        for name, value in handshake["headers"]
+        if (said := name.decode("latin-1").lower()) not in _OWN_HEADERS and not said.startswith("sec-websocket-")
+    ]
+    return {
+        **{key: handshake[key] for key in kept if key in handshake},
+        "type": "http",
+        "method": "POST",
+        "query_string": b"",
+        "headers": [*headers, (b"content-type", b"application/json")],
+    }
+
+
+def _connection_limit(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{why} {_AGAIN}", code="websocket_connection_limit_reached")
