@@ -43,6 +43,7 @@ def serve(make_app: Callable[..., FastAPI], engine: FakeEngine, tokenizer: Token
 
         def start(call: str) -> str:
             engine.script = agents_model(tokenizer, call)
-            return stack.enter_context(serving(make_app()))
+            app = make_app()
+            return stack.enter_context(serving(app, app.state.websockets))
 
         yield start

@@ -1,12 +1,14 @@
 """Coding agents, as their makers publish them: a tool is called, its result is read, the next turn remembers it."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.clients.scripted_model import FIRST, SECOND, Serve
@@ -30,6 +32,8 @@ class Agent:
     env: Callable[[str], Mapping[str, str]] = lambda address: {}
     files: Callable[[str], Mapping[str, str]] = field(default=lambda address: {})
     """What it reads from the folder that it is started in, and from its home (`~/`)."""
+    num_websockets: int = 0
+    """How many it opens in both turns."""
 
 
 def _opencode(kind: str, path: str = "/v1") -> Callable[[str], Mapping[str, str]]:
@@ -45,9 +49,10 @@ def _opencode(kind: str, path: str = "/v1") -> Callable[[str], Mapping[str, str]
     return files
 
 
-def _codex(address: str) -> Mapping[str, str]:
-    return {
-        "~/.codex/config.toml": f"""
+def _codex(*, websockets: bool) -> Callable[[str], Mapping[str, str]]:
+    def files(address: str) -> Mapping[str, str]:
+        return {
+            "~/.codex/config.toml": f"""
 model = "tiny"
 model_provider = "samewise"
 
@@ -55,8 +60,11 @@ model_provider = "samewise"
 name = "Samewise"
 base_url = "{address}/v1"
 wire_api = "responses"
+supports_websockets = {json.dumps(websockets)}
 """
-    }
+        }
+
+    return files
 
 
 READS = {"command": "cat secret.txt", "description": "Read it"}
@@ -65,11 +73,13 @@ OPENCODE = {
     "tool": "bash", "arguments": {"command": "cat secret.txt"},
 }  # fmt: skip
 UNTOUCHED = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+CODEX = {
+    "program": ".bin/codex", "first": ["exec", *UNTOUCHED], "again": ["exec", "resume", "--last", *UNTOUCHED],
+    "tool": "exec_command", "arguments": {"cmd": "cat secret.txt"},
+}  # fmt: skip
 AGENTS = {
-    "codex": Agent(
-        ".bin/codex", ["exec", *UNTOUCHED], ["exec", "resume", "--last", *UNTOUCHED],
-        "exec_command", {"cmd": "cat secret.txt"}, files=_codex,
-    ),
+    "codex": Agent(**CODEX, files=_codex(websockets=False)),
+    "codex, websocket": Agent(**CODEX, files=_codex(websockets=True), num_websockets=2),
     "claude-code": Agent(
         "@anthropic-ai/claude-code-linux-x64/claude",
         ["--allowedTools", "Bash", "-p"], ["--allowedTools", "Bash", "--continue", "-p"], "Bash", READS,
@@ -113,3 +123,6 @@ def test_a_round_trip_and_a_second_turn(
 
     assert "It says word-heliotrope." in said(*agent.first, FIRST)
     assert "Again: word-heliotrope." in said(*agent.again, SECOND)
+    metrics = httpx.get(f"{address}/metrics").text
+    opened = re.findall(r'http_requests_total\{handler="/v1/responses",method="GET",status="101"\} (\S+)', metrics)
+    assert sum(map(float, opened)) == agent.num_websockets

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from scheduler.interface import EngineRequest
+from server.http.connection import limited_connection
 from tests.server.fake_engine import FakeEngine, Script, scripted
 from tests.server.tiny_model import END
 
@@ -25,9 +26,11 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """Serve the application on a free port of this machine; yields its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, host="127.0.0.1", log_config=None, ws="none", lifespan="off"))
+def serving(app: FastAPI, websockets: Mapping[str, int] | None = None) -> Iterator[str]:
+    """Serve the application on a free port of this machine, also over these websockets; yields its address."""
+    http: Any = "auto" if websockets is None else limited_connection(30.0, websockets)
+    config = uvicorn.Config(app, port=0, host="127.0.0.1", log_config=None, http=http, ws="none", lifespan="off")
+    server = uvicorn.Server(config)
     ready = threading.Event()
 
     async def serve() -> None:
