@@ -42,6 +42,8 @@ class Application:
             if scope["path"] == "/page/never":
                 assert (await receive())["type"] == "websocket.disconnect"
             await send({"type": "websocket.accept"})
+            if scope["path"] == "/page/stays":
+                assert (await receive())["type"] == "websocket.disconnect"
         else:
             request = Request(scope, receive)
             self.requests.append((f"{request.method} {request.url.path}", await request.body()))
@@ -164,6 +166,20 @@ class KeptTransport(UnreadTransport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol
+
+
+async def test_a_websocket_whose_client_does_not_read_is_dropped(application: Application) -> None:
+    protocol, state, transport = limited_connection(0.01, {"/page/": 1 << 20}), ServerState(), KeptTransport()
+    connection = protocol(configure(application, 0.01), state, {}, asyncio.get_running_loop())  # type: ignore[call-arg]
+    connection.connection_made(transport)
+    connection.data_received(b"GET /page/stays HTTP/1.1\r\nhost: x\r\n" + HANDSHAKE + b"\r\n")
+    await asyncio.sleep(0)
+    websocket = transport.protocol
+    websocket.pause_writing()  # type: ignore[attr-defined]
+    async with asyncio.timeout(SLACK_S):
+        await transport.aborted.wait()
+    websocket.connection_lost(None)  # type: ignore[attr-defined]
+    await asyncio.gather(*state.tasks)
 
 
 @pytest.mark.parametrize("path", [b"/page/never", b"/page/x"], ids=["not accepted", "closed, and not read"])

@@ -219,6 +219,8 @@ async def test_silence_is_filled_with_events(make_app, engine: FakeEngine) -> No
     assert kinds_of(events_of(answer.text))[:2] == BEGIN
 
 
-async def test_websockets_are_refused_at_once(client: httpx.AsyncClient) -> None:
-    upgrade = {"connection": "upgrade", "upgrade": "websocket"}
-    error_of(await client.get(RESPONSES, headers=upgrade), 426)
+async def test_without_a_websocket_there_is_nothing_to_get(client: httpx.AsyncClient) -> None:
+    upgrade = {"connection": "upgrade", "upgrade": "websocket"}  # which did not get here as one
+    answer = await client.get(RESPONSES, headers=upgrade)
+    error_of(answer, 426)
+    assert answer.headers["upgrade"] == "websocket"

@@ -11,11 +11,13 @@ import pytest
 import uvicorn
 import websockets.asyncio.client as websockets
 from fastapi import FastAPI
+from msgspec import Raw
 from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from server.api.responses import session
+from server.api.responses.remembered import Memories
 from server.engine.client import EngineState
 from server.http import body
 from server.http.connection import LimitedConnection
@@ -467,3 +469,38 @@ def test_websockets_are_told_apart_by_their_paths() -> None:
     for url, size in [(b"/page/x", 1), (b"/v1/responses?a", 2), (b"/v1/responses/", None), (b"/page", None)]:
         connection.url = url
         assert connection._max_message_bytes == size
+
+
+# -- what is remembered ------------------------------------------------------------------------------------------------
+
+
+def items(size: int) -> list[Raw]:
+    return [Raw(b"x" * (size - 128))]
+
+
+def test_a_connection_remembers_its_lanes_within_bounds() -> None:
+    memories = Memories(max_bytes=10_000, max_connection_bytes=1000)
+    memory, other = memories.open("ann"), memories.open("ann")
+    for number, lane in enumerate(["a", "b", "a"]):
+        memory.keep(lane, f"resp_{number}", items(400))
+    assert [memory.find(f"resp_{number}") is not None for number in range(3)] == [False, True, True]
+    assert other.find("resp_1") is None
+    memory.keep("c", "resp_3", items(400))
+    assert (memory.find("resp_1"), memory.num_bytes) == (None, 800)
+    memory.keep("c", "resp_4", items(1001))
+    assert (memory.find("resp_3"), memory.find("resp_4"), memory.num_bytes) == (None, None, 400)
+    memory.forget("resp_2")
+    assert memories.num_bytes == 0
+
+
+def test_who_remembers_most_makes_room() -> None:
+    memories = Memories(max_bytes=1000, max_connection_bytes=1000)
+    small, first, second = memories.open("bob"), memories.open("ann"), memories.open("ann")
+    small.keep(None, "resp_s", items(300))
+    first.keep(None, "resp_1", items(300))
+    second.keep(None, "resp_2", items(300))
+    assert first.find("resp_1")  # used last
+    small.keep("b", "resp_t", items(200))
+    assert [one.num_bytes for one in (small, first, second)] == [500, 300, 0]
+    first.close()
+    assert memories.num_bytes == 500
