@@ -44,11 +44,11 @@ class HandshakeMiddleware:
         state = {**scope.get("state", {}), _KEY: True}
         scheme = "https" if scope["scheme"] == "wss" else "http"
         as_get = {**scope, "type": "http", "method": "GET", "scheme": scheme, "state": state}
-        answer = _Answer(send, can_refuse=_REFUSAL in scope.get("extensions", {}))
+        exchange = _Exchange(receive, send, can_refuse=_REFUSAL in scope.get("extensions", {}))
         await receive()  # that it asks to connect
         stranger = self._stranger(Headers(scope=scope))
         app = self._app if stranger is None else _refusal(stranger)
-        await app(as_get, receive, answer.send)
+        await app(as_get, exchange.receive, exchange.send)
 
     def _stranger(self, headers: Headers) -> str | None:
         """The origin of a web page that may not use the server; None if there is none."""
@@ -66,12 +66,23 @@ def _refusal(origin: str) -> ASGIApp:
     return JSONResponse({"error": error}, status_code=403)
 
 
-class _Answer:
-    """The answer to a handshake, from the messages of an answer to a request."""
+class _Exchange:
+    """A handshake and its answer as the messages of a request, until it is accepted."""
 
-    def __init__(self, send: Send, *, can_refuse: bool) -> None:
+    def __init__(self, receive: Receive, send: Send, *, can_refuse: bool) -> None:
+        self._receive = receive
         self._send = send
         self._can_refuse = can_refuse
+        self._is_open = False
+        self._is_read = False
+
+    async def receive(self) -> Message:
+        """Return the next message: a body of nothing, and then that the client has left, unless it is open."""
+        if not (self._is_open or self._is_read):
+            self._is_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        message = await self._receive()
+        return message if self._is_open else {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         """Pass on a message; those of an open websocket are what they should be already."""
@@ -79,6 +90,7 @@ class _Answer:
         if not kind.startswith("http."):
             await self._send(message)
         elif message.get("status") == 101:
+            self._is_open = True
             await self._send({"type": "websocket.accept", "headers": message["headers"]})
         elif self._can_refuse:
             await self._send({**message, "type": f"websocket.{kind}"})

@@ -14,6 +14,8 @@ from openai import APIError, OpenAI
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from server.config import Settings
 from server.errors import UnavailableError
@@ -162,6 +164,14 @@ async def test_without_a_replica_there_is_an_error(replicas: LocalReplicas, fron
         assert answer.json()["error"]["message"] == LOST.message
         assert answer.headers["x-should-retry"] == "true"
         assert (await client.get("/metrics")).status_code == 503
+
+
+def test_a_handshake_is_told_that_there_are_no_websockets(front: FastAPI) -> None:
+    with serving(front, {RESPONSES: 1000}) as address, pytest.raises(InvalidStatus) as answer:
+        connect(f"ws{address.removeprefix('http')}{RESPONSES}", proxy=None)
+    response = answer.value.response
+    assert response.status_code == 426
+    assert json.loads(response.body)["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("path", BODIES)
