@@ -63,16 +63,16 @@ class ChoiceParts:
         last = len(output.tokens) - 1
         for place, token in enumerate(output.tokens):
             self.num_tokens += 1
+            ends_here = output.stop_token_id is not None and place == last and not self._options.include_stop
+            found: list[Delta] = []
+            stop = self._take(() if ends_here else self._parse(token), found)
             if self._options.reports_tokens:
                 logprobs = output.logprobs[place] if output.logprobs else None
                 self._tokens.append(OutputToken(token, 0, logprobs, method_of(output, place)))
-            ends_here = output.stop_token_id is not None and place == last and not self._options.include_stop
-            stop = self._take(() if ends_here else self._parse(token), deltas)
+            self._join(found, deltas)
             if stop is not None:
                 return self._finish(deltas, "stop", stop, output)
-        if output.finish_reason is None:
-            return self._told(deltas)
-        return self._end(deltas, output)
+        return deltas if output.finish_reason is None else self._end(deltas, output)
 
     def _parse(self, token: int) -> Sequence[Part]:
         if token in self._controls:
@@ -81,13 +81,15 @@ class ChoiceParts:
         return self._parser.push(self._detokenizer.push(token))
 
     def _end(self, deltas: list[Delta], output: RequestOutput) -> Sequence[Event]:
-        """The engine ended the choice; what was held back is certain now."""
+        """The engine ended the choice; what was held back is certain now, but for a character that was only begun."""
         is_cut = output.finish_reason is FinishReason.LENGTH
-        stop = self._take(self._parser.push(self._detokenizer.flush()), deltas)
-        stop = stop or self._take(self._parser.finish(is_cut=is_cut), deltas)
+        found: list[Delta] = []
+        stop = self._take(self._parser.finish(is_cut=is_cut), found)
+        if stop is None:
+            self._show(self._matcher.flush(), found)
+        self._join(found, deltas)
         if stop is not None:
             return self._finish(deltas, "stop", stop, output)
-        self._show(self._matcher.flush(), deltas)
         own_habit = output.stop_token_id in self._options.eos_token_ids
         reason: FinishedBy = "length" if is_cut else "tool_calls" if self._calls.num_whole else "stop"
         return self._finish(deltas, reason, None if own_habit else output.stop_token_id, output)
@@ -116,21 +118,27 @@ class ChoiceParts:
         if text:
             _add(deltas, TextDelta(self._index, text))
 
-    def _told(self, deltas: Sequence[Delta]) -> Sequence[Event]:
-        """With the tokens that came since the last ones."""
-        if not deltas or not self._tokens:
-            return deltas
-        *before, last = deltas
+    def _join(self, found: list[Delta], deltas: list[Delta]) -> None:
+        """Add what was found to `deltas`. The tokens that wait belong to the first text in it, or else to its end."""
+        if found and self._tokens:
+            texts = (place for place, delta in enumerate(found) if isinstance(delta, TextDelta))
+            place = next(texts, len(found) - 1)
+            found[place] = self._with_tokens(found[place])
+        for delta in found:
+            _add(deltas, delta)
+
+    def _with_tokens(self, delta: Delta) -> Delta:
         tokens, self._tokens = tuple(self._tokens), []
-        return (*before, msgspec.structs.replace(last, tokens=tokens))
+        return msgspec.structs.replace(delta, tokens=(*delta.tokens, *tokens))
 
     def _finish(
         self, deltas: list[Delta], reason: FinishedBy, stop_reason: str | int | None, output: RequestOutput
     ) -> Sequence[Event]:
         self.has_ended = True
-        if self._tokens and not deltas:
-            deltas = [TextDelta(self._index, "")]
-        return (*self._told(deltas), ChoiceEnd(self._index, reason, stop_reason, output.beam))
+        if self._tokens:
+            *before, last = deltas or [TextDelta(self._index, "")]
+            deltas = [*before, self._with_tokens(last)]
+        return (*deltas, ChoiceEnd(self._index, reason, stop_reason, output.beam))
 
 
 class _Calls:
@@ -180,10 +188,16 @@ def _add(deltas: list[Delta], delta: Delta) -> None:
     """Append, or prolong the last one if both are pieces of the same."""
     match deltas[-1:], delta:
         case [TextDelta() as last], TextDelta():
-            deltas[-1] = msgspec.structs.replace(last, text=last.text + delta.text)
+            deltas[-1] = _prolonged(last, delta)
         case [ReasoningDelta() as last], ReasoningDelta():
-            deltas[-1] = msgspec.structs.replace(last, text=last.text + delta.text)
+            deltas[-1] = _prolonged(last, delta)
         case [ToolCallDelta() as last], ToolCallDelta() if last.call == delta.call:
-            deltas[-1] = msgspec.structs.replace(last, text=last.text + delta.text)
+            deltas[-1] = _prolonged(last, delta)
         case _:
             deltas.append(delta)
+
+
+def _prolonged(
+    last: TextDelta | ReasoningDelta | ToolCallDelta, more: TextDelta | ReasoningDelta | ToolCallDelta
+) -> Delta:
+    return msgspec.structs.replace(last, text=last.text + more.text, tokens=(*last.tokens, *more.tokens))

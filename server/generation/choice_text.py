@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -50,28 +51,25 @@ class ChoiceText:
                 return self._finish(shown, "stop", search.stop, output)
         if output.finish_reason is not None:
             return self._end(shown, output)
-        return (TextDelta(self._index, shown, self._complete(shown)),) if shown else ()
+        tokens: tuple[OutputToken, ...] = ()
+        if shown and self._reported is not None:
+            shown, tokens = self._reported.complete(shown)
+        return (TextDelta(self._index, shown, tokens),) if shown else ()
 
     def _end(self, shown: str, output: RequestOutput) -> Sequence[Event]:
-        """The engine ended the choice; the text that was held back may still hold a stop string."""
-        rest = self._detokenizer.flush()
-        if self._matcher is not None:
-            search = self._matcher.push(rest, armed=self.num_tokens > self._options.min_tokens)
-            if search.stop is not None:
-                return self._finish(shown + search.text, "stop", search.stop, output)
-            rest = search.text + self._matcher.flush()
+        """The engine ended the choice. A character that its last tokens began is left out: it would become another."""
+        rest = "" if self._matcher is None else self._matcher.flush()
         own_habit = output.stop_token_id in self._options.eos_token_ids
         reason: FinishedBy = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
         return self._finish(shown + rest, reason, None if own_habit else output.stop_token_id, output)
-
-    def _complete(self, shown: str) -> tuple[OutputToken, ...]:
-        return () if self._reported is None else self._reported.complete(len(shown))
 
     def _finish(
         self, shown: str, reason: FinishedBy, stop_reason: str | int | None, output: RequestOutput
     ) -> Sequence[Event]:
         self.has_ended = True
-        tokens = () if self._reported is None else self._reported.rest(len(shown))
+        tokens: tuple[OutputToken, ...] = ()
+        if self._reported is not None:
+            shown, tokens = self._reported.rest(shown)
         end = ChoiceEnd(self._index, reason, stop_reason, output.beam)
         return (TextDelta(self._index, shown, tokens, is_last=True), end) if shown or tokens else (end,)
 
@@ -82,12 +80,13 @@ def method_of(output: RequestOutput, index: int) -> str:
 
 
 class ReportedTokens:
-    """The tokens of a choice that are told with their text: each waits for the piece that its text is complete with."""
+    """The tokens of a choice, to be reported with its text: a piece of text ends where a token does, and has one."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[OutputToken, int]] = deque()  # with how much text must be shown first
         self._num_chars = 0  # decoded
         self._num_shown = 0
+        self._held = ""  # text that ends inside of a token
 
     def note(
         self, token: int, text: str, logprobs: TokenLogprobs | None, draft_method: str, *, is_complete: bool
@@ -97,18 +96,23 @@ class ReportedTokens:
         self._num_chars += len(text)
         self._waiting.append((entry, self._num_chars if is_complete else self._num_chars + 1))
 
-    def complete(self, num_chars: int) -> tuple[OutputToken, ...]:
-        """The tokens that so much more text completes."""
+    def complete(self, text: str) -> tuple[str, tuple[OutputToken, ...]]:
+        """What can be shown when this text has become certain: up to the end of a token, with the tokens in it."""
+        held = self._held + text
+        known = self._num_shown + len(held)
+        whole = [end for _, end in takewhile(lambda waiting: waiting[1] <= known, self._waiting)]
+        num_chars = max(whole, default=0) - self._num_shown
+        if num_chars <= 0:
+            self._held = held
+            return "", ()
         self._num_shown += num_chars
-        tokens: list[OutputToken] = []
-        while self._waiting and self._waiting[0][1] <= self._num_shown:
-            tokens.append(self._waiting.popleft()[0])
-        return tuple(tokens)
+        self._held = held[num_chars:]
+        return held[:num_chars], tuple(self._waiting.popleft()[0] for _ in whole)
 
-    def rest(self, num_chars: int) -> tuple[OutputToken, ...]:
-        """All that wait, with the last of the text."""
-        self._num_shown += num_chars
-        last = self._num_shown
-        rest = tuple(msgspec.structs.replace(entry, offset=min(entry.offset, last)) for entry, _ in self._waiting)
+    def rest(self, text: str) -> tuple[str, tuple[OutputToken, ...]]:
+        """The last of the text, with all tokens that wait."""
+        rest = self._held + text
+        last = self._num_shown + len(rest)
+        tokens = tuple(msgspec.structs.replace(entry, offset=min(entry.offset, last)) for entry, _ in self._waiting)
         self._waiting.clear()
-        return rest
+        return rest, tokens

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from server.engine.client import RequestFailedError
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, serving
-from tests.server.tiny_model import BOS, END, EOS
+from tests.server.messages.reading import answered
+from tests.server.responses import calling
+from tests.server.tiny_model import BOS, END, EOS, SPACED
 from tests.waiting import until
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 TOKENS = st.lists(
     st.sampled_from([*"你好é😀 ab\n".encode(), 256, 257, 258, 261, 0xFF, BOS, END]) | st.integers(0, 319), max_size=24
 )
@@ -114,6 +117,49 @@ async def test_logprobs_come_with_their_text(client: httpx.AsyncClient, engine: 
         if choice["logprobs"]
     ]
     assert seen == [("é", ["bytes:\\xc3", "bytes:\\xa9"]), (" ", [" "]), ("STO", ["S", "T", "O"])]
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 9))
+async def test_a_character_that_was_cut_short_is_left_out(client: httpx.AsyncClient, engine: FakeEngine, max_tokens):
+    """So a shorter answer is the beginning of a longer one: in each API, streamed or whole, with stop strings."""
+    engine.info_ = replace(engine.info_, max_model_len=1024)
+    emoji = "a 😀é"
+    engine.script = scripted([*emoji.encode()])
+    expected = emoji.encode()[:max_tokens].decode(errors="ignore")
+    said = []
+    for fields in ({}, {"stop": [" STOP", "\ufffd"]}, {"tools": [TOOL]}, {"tools": [TOOL], "stop": ["\ufffd"]}):
+        body = chat(max_tokens=max_tokens, **fields)
+        said.append((await client.post(CHAT, json=body)).json()["choices"][0]["message"]["content"])
+        said.append(joined_chat(await events(client, CHAT, {**body, "logprobs": True}), 1)[0]["text"])
+    body = completion(max_tokens=max_tokens)
+    said.append((await client.post(COMPLETIONS, json=body)).json()["choices"][0]["text"])
+    said.append("".join(chunk["choices"][0]["text"] for chunk in await events(client, COMPLETIONS, body)))
+    said.append((await answered(client, max_tokens=max_tokens))["content"][0]["text"])
+    said.append(calling.text_of(await calling.both(client, max_output_tokens=max_tokens)))
+    assert said == [expected] * len(said)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": ["STOP", " c"]}, {"tools": [TOOL]}])
+async def test_every_piece_of_a_text_has_tokens(client: httpx.AsyncClient, engine: FakeEngine, fields):
+    """Also a space that a token has together with the beginning of the next character."""
+    engine.info_ = replace(engine.info_, max_model_len=1024)
+    engine.script = scripted([65, SPACED, 0x9F, 0x98, 0x80, SPACED, *b"SSTO ca"])
+    body = chat(max_tokens=12, logprobs=True, **fields)
+    told = await events(client, CHAT, body)
+    pieces = [
+        (choice["delta"]["content"], [entry["token"] for entry in choice["logprobs"]["content"]])
+        for chunk in told
+        for choice in chunk["choices"]
+        if choice["logprobs"]
+    ]
+    assert all(tokens for text, tokens in pieces)
+    whole = (await client.post(CHAT, json=body)).json()["choices"][0]
+    assert [token for _, tokens in pieces for token in tokens] == [
+        entry["token"] for entry in whole["logprobs"]["content"]
+    ]
+    assert "".join(text for text, _ in pieces) == whole["message"]["content"]
+    told = await calling.events(client, max_output_tokens=12, include=["message.output_text.logprobs"])
+    assert all(event["logprobs"] for event in told if event["type"] == "response.output_text.delta")
 
 
 async def test_min_tokens_defers_stop_strings(client: httpx.AsyncClient, engine: FakeEngine):

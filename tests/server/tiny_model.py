@@ -7,7 +7,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from server.text.tokenizer import byte_characters
 
-MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("l", "o"), ("lo", "w"), ("Ã", "©")]
+MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("l", "o"), ("lo", "w"), ("Ã", "©"), ("Ġ", "ð")]
+SPACED = 262
+"""A space and the first byte of an emoji."""
 BOS, EOS, START, END = 300, 301, 302, 303
 SPECIALS = {"<|bos|>": BOS, "<|eos|>": EOS, "<|start|>": START, "<|end|>": END}
 TEMPLATE = """{%- if messages[0].role not in ['system', 'user', 'assistant', 'tool'] -%}

@@ -45,6 +45,8 @@ class Output:
     def add(self, event: Delta) -> Iterator[Told]:
         """What the model does next."""
         match event:
+            case TextDelta(text="") if type(self._open) is not _Message:
+                pass  # tokens of a call's end, or the one that ends an answer of nothing
             case TextDelta():
                 yield from self._in(_Message)
                 yield from self._piece(event.text, self._logprobs(event.tokens))

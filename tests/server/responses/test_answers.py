@@ -115,6 +115,18 @@ async def test_logprobs(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert all(len(one["top_logprobs"]) == 2 for one in logprobs)
 
 
+@pytest.mark.parametrize("per_step", [1, 4, 500])
+async def test_the_logprobs_of_a_text_before_a_call(
+    client: httpx.AsyncClient, engine: FakeEngine, per_step: int
+) -> None:
+    """They are the text's, however many tokens a step brings."""
+    engine.script, engine.tokens_per_step = says("Well: " + written("weather", city="Rome")), per_step
+    response = await both(client, tools=[WEATHER], include=["message.output_text.logprobs"])
+    text, call = response["output"]
+    assert call["type"] == "function_call"
+    assert "".join(one["token"] for one in text["content"][0]["logprobs"]) == "Well:"
+
+
 # -- forms -------------------------------------------------------------------------------------------------------------
 
 
