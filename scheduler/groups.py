@@ -132,11 +132,14 @@ class BeamMembers:
         if self._progress.is_prefilling:
             self._progress.note_token(now)
         self._prompt_logprobs += first.take_prompt_logprobs()
-        num_cached = first.num_cached or 0
+        num_cached, num_written = first.num_cached or 0, first.num_written
         continuations = self._searcher.advance(offers)
         dropped = self._go_on(continuations)
         outputs = self._shared_outputs() if continuations else self._last_outputs(now)
-        return Advance([replace(output, num_cached_tokens=num_cached) for output in outputs], dropped)
+        return Advance(
+            [replace(output, num_cached_tokens=num_cached, num_written_tokens=num_written) for output in outputs],
+            dropped,
+        )
 
     def fail(self, error: Failure, now: float) -> list[RequestOutput]:
         """The end of all choices."""

@@ -168,6 +168,8 @@ class RequestOutput:
     """The numbers that were asked for in place of tokens, with the choice's end: see ChoiceResult."""
     history: ChoiceHistory | None = None
     """With the choice's end."""
+    num_written_tokens: int = 0
+    """Prompt tokens that this choice added to the prefix cache; meaningful in its first output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ def output_of(request: Request, choice: ChoiceResult, verdict: Verdict, now: flo
         logprobs=choice.logprobs[: verdict.num_kept],
         prompt_logprobs=request.take_prompt_logprobs(),
         num_cached_tokens=request.num_cached or 0,
+        num_written_tokens=request.num_written,
         finish_reason=verdict.reason,
         stop_token_id=verdict.stop_token_id,
         num_accepted=num_accepted,

@@ -58,6 +58,8 @@ class Request:
     """Leading blocks that were offered to the prefix cache."""
     num_cached: int | None = None
     """Prompt tokens found in the prefix cache; None until the first admission."""
+    num_written: int = 0
+    """Prompt tokens that it added to the prefix cache, of those that the same prompt would look up."""
     num_draft: int = 0
     """Draft tokens that the runner offered to verify in the next step."""
     num_candidates: int = 0

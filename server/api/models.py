@@ -40,7 +40,10 @@ async def retrieve_model(request: Request, model: str, services: ServicesDep) ->
 
 
 def _card(services: Services, name: str) -> Model:
-    return Model(id=name, created=services.model.created, max_model_len=services.info().max_model_len)
+    model = services.model
+    return Model(
+        id=name, created=model.created, root=model.name, parent=None, max_model_len=services.info().max_model_len
+    )
 
 
 def _info(services: Services, name: str) -> ModelInfo:

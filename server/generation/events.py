@@ -88,6 +88,8 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int
     """Of the prompts, those that were found in the prefix cache."""
+    cache_written_tokens: int
+    """Of the prompts, those that were added to it."""
     accepted_drafts: int
     rejected_drafts: int
     reasoning_tokens: int = 0

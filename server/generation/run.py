@@ -40,6 +40,8 @@ class PromptRun:
         self.pooled = b""
         """The numbers that were asked for in place of answers, as float32."""
         self.num_cached_tokens = 0
+        self.num_written_tokens = 0
+        """Of the prompt, to the prefix cache."""
         self.num_unfinished = len(choices)
         self._beam_tokens = 0
         """Drawn by all beams, where it is a search."""
@@ -59,6 +61,7 @@ class PromptRun:
         if output.choice == 0:
             self.prompt_logprobs = output.prompt_logprobs
             self.num_cached_tokens = output.num_cached_tokens
+            self.num_written_tokens = output.num_written_tokens
             if output.error is None:
                 self._meter.prefilled(self.index, len(self.request.prompt), output.num_cached_tokens)
             self.pooled = output.pooled
@@ -120,6 +123,7 @@ class Run:
             prompt_tokens=sum(len(prompt.request.prompt) for prompt in self.prompts),
             completion_tokens=sum(choice.num_tokens for prompt in self.prompts for choice in prompt.choices),
             cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
+            cache_written_tokens=sum(prompt.num_written_tokens for prompt in self.prompts),
             accepted_drafts=self.num_accepted,
             rejected_drafts=self.num_rejected,
             reasoning_tokens=sum(choice.num_reasoning_tokens for prompt in self.prompts for choice in prompt.choices),

@@ -243,6 +243,7 @@ class World:
     def _receive(self, output):
         watched = self.live[f"{output.request_id}/{output.choice}"]
         assert 0 <= output.num_cached_tokens <= len(watched.request.prompt)
+        assert 0 <= output.num_written_tokens <= len(watched.request.prompt) - output.num_cached_tokens
         assert not (output.prompt_logprobs and watched.prompt_logprobs), "prompt logprobs came twice"
         watched.tokens += output.tokens
         watched.logprobs += output.logprobs

@@ -135,6 +135,16 @@ def test_the_last_token_is_always_computed():
     assert outputs[":b", 0][0].num_cached_tokens == 4
 
 
+@pytest.mark.parametrize("length", [3, 8, 9, 21])
+def test_what_a_prompt_adds_to_the_cache_is_what_it_finds_next_time(length: int):
+    engine = make_engine()
+    run(engine, make_request("a", 9, 2))
+    first = run(engine, make_request("b", length, 2))[":b", 0][0]
+    again = run(engine, make_request("c", length, 2))[":c", 0][0]
+    assert again.num_cached_tokens == first.num_cached_tokens + first.num_written_tokens
+    assert again.num_written_tokens == 0
+
+
 def test_salts_do_not_share():
     engine = make_engine()
     run(engine, replace(make_request(), request_id="red:a", cache_salt="red"))

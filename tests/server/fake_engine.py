@@ -101,6 +101,7 @@ class FakeEngine:
     failure: Exception | None = None
     error_output: Failure | None = None
     num_cached: int = 0
+    num_written: int = 0
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[tuple[str, int]] = field(default_factory=list)
     closed_early: list[str] = field(default_factory=list)
@@ -203,6 +204,7 @@ class FakeEngine:
             if of_prompt is None
             else tuple(make_logprobs(t, i + 1, of_prompt, vocab) for i, t in enumerate(request.prompt[1:])),
             num_cached_tokens=self.num_cached if position == 0 else 0,
+            num_written_tokens=self.num_written if position == 0 else 0,
             finish_reason=FinishReason.STOP if stop is not None else FinishReason.LENGTH if at_end else None,
             stop_token_id=None if stop is None else new[-1],
             beam_tokens=0 if request.beam_search is None else request.num_drawn * (position + len(new)),

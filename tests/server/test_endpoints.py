@@ -71,6 +71,7 @@ async def test_load_is_the_number_of_requests_that_somebody_waits_for(
 async def test_models(client: httpx.AsyncClient):
     (card,) = (await client.get("/v1/models")).json()["data"]
     assert (card["id"], card["max_model_len"]) == ("tiny", 256)
+    assert (card["root"], card["parent"], card["permission"]) == ("tiny", None, [])
     assert (await client.get("/v1/models/tiny")).json() == card
     error = (await client.get("/v1/models/meta/llama")).json()["error"]
     assert "`meta/llama`" in error["message"]

@@ -47,10 +47,16 @@ async def test_chat_completion(client: httpx.AsyncClient, fields: dict[str, Any]
         assert {"index", "message", "logprobs", "finish_reason"} <= set(choice)
         assert choice["message"] == {
             "role": "assistant", "content": choice["message"]["content"], "refusal": None, "annotations": [],
+            "reasoning_content": None, "reasoning": None,
         }  # fmt: skip
+        assert choice["token_ids"] is choice["stop_reason"] is None or "stop" in fields
         if choice["logprobs"] is not None:
             assert choice["logprobs"]["refusal"] is None
-    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "audio_tokens": 0}
+    assert body["prompt_token_ids"] is None
+    assert (body["prompt_logprobs"] is None) == ("prompt_logprobs" not in fields)
+    assert body["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 0, "cache_write_tokens": 0, "audio_tokens": 0,
+    }  # fmt: skip
     assert body["usage"]["completion_tokens_details"] == {
         "reasoning_tokens": 0, "audio_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0,
     }  # fmt: skip

@@ -197,11 +197,22 @@ async def test_chunks_in_detail(client: httpx.AsyncClient):
 
 
 async def test_usage_with_every_chunk(client: httpx.AsyncClient):
+    """The first chunk of a choice brings its role, or an echo, and no token yet."""
     options = {"continuous_usage_stats": True, "include_usage": True}
     chunks = await events(client, CHAT, chat(max_tokens=3, stream_options=options))
-    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 1, 2, 3, 3, 3]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 3, 3]
+    chunks = await events(client, COMPLETIONS, completion(echo=True, max_tokens=2, stream_options=options))
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 2]
     chunks = await events(client, COMPLETIONS, completion(stream_options={"continuous_usage_stats": True}))
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (COMPLETIONS, completion())])
+async def test_no_usage_is_sent_where_that_is_said(client: httpx.AsyncClient, path: str, body: dict[str, Any]):
+    options = {"continuous_usage_stats": True, "include_usage": False}
+    chunks = await events(client, path, {**body, "stream_options": options})
+    assert not any("usage" in chunk for chunk in chunks)
+    assert [notice["path"] for notice in chunks[0]["warnings"]] == ["stream_options.continuous_usage_stats"]
 
 
 async def test_completion_echo_is_the_first_chunk(client: httpx.AsyncClient):

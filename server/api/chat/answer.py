@@ -19,6 +19,7 @@ from server.generation.events import (
     ToolCallDelta,
 )
 from server.generation.result import WholeCall, WholeChoice
+from server.http.ascii_json import ascii_json
 
 
 class ChatAnswer(OpenAIAnswer):
@@ -34,12 +35,12 @@ class ChatAnswer(OpenAIAnswer):
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """See Answer."""
         (prompt,) = self.run.prompts
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, **self._prompt_ids()}
         if self._options.prompt_logprobs is not None:
             reported = prompt.prompt_logprobs or ()
             extra["prompt_logprobs"] = prompt_logprobs(self.tokenizer, reported, self._options.prompt_logprobs)
         told = (self._choice(index, choice) for index, choice in enumerate(choices))
-        return self.body(told, **extra, **self._prompt_ids())
+        return self.body(told, **extra)
 
     def frame(self, event: Event) -> bytes:
         """See Answer."""
@@ -56,26 +57,27 @@ class ChatAnswer(OpenAIAnswer):
             "finish_reason": self._finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
             **score_of(choice.beam),
+            "token_ids": None,
             **self._tokens_of(choice.tokens),
         }
 
     def _role(self, choice: int) -> bytes:
         self._begun.add(choice)
         delta = {"role": "assistant", "content": self._options.echoed}
-        return self.chunk(
-            {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}, self._prompt_ids()
-        )
+        entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self.chunk_before(ascii_json(entry), self._prompt_ids())
 
     def _message(self, choice: WholeChoice) -> dict[str, Any]:
         text = self._options.echoed + choice.text
+        reasoning = None if self._options.hides_reasoning else choice.reasoning or None
         message: dict[str, Any] = {
             "role": "assistant",
             "content": None if choice.calls and not text else text,
             "refusal": None,
             "annotations": [],
+            "reasoning_content": reasoning,
+            "reasoning": reasoning,
         }
-        if choice.reasoning and not self._options.hides_reasoning:
-            message |= {"reasoning_content": choice.reasoning, "reasoning": choice.reasoning}
         if not choice.calls:
             return message
         if self._options.calls_functions:

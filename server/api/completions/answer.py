@@ -55,7 +55,7 @@ class CompletionAnswer(OpenAIAnswer):
             return b""
         if self._last_echo[0] != prompt.index:
             self._last_echo = prompt.index, self._echo(prompt)
-        return self.encoded_chunk(b'{"index":%d,' % choice + self._last_echo[1])
+        return self.chunk_before(b'{"index":%d,' % choice + self._last_echo[1], {})
 
     def _echo(self, prompt: PromptRun) -> bytes:
         """The chunk of the echo of any choice, from behind its index on."""
@@ -79,6 +79,9 @@ class CompletionAnswer(OpenAIAnswer):
             **self._entry(prompt, part.text(choice.text), ()),
             "logprobs": logprobs,
             **_end_of(end),
+            "token_ids": None,
+            "prompt_token_ids": None,
+            "prompt_logprobs": None,
             **self._tokens_of(choice.tokens),
             **part.reports,
         }

@@ -1,5 +1,6 @@
 """The fields that completions and chat completions share: OpenAI's own, and the extensions under vLLM's names."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -9,6 +10,7 @@ from server.api.fields.decoding import EarlyStopping, TokenId
 from server.api.fields.generation import GenerationFields, generation_fields
 from server.api.fields.rules import RequestModel, hint, no_effect, problem, related, same_as
 from server.generation.constraints.constraint import Constraint
+from server.generation.notices import Notice
 from server.generation.settings import MAX_BEAMS, NOT_WITH_BEAMS, BeamSearchSettings
 
 MAX_PROMPT_LOGPROBS = 20
@@ -22,8 +24,16 @@ class StreamOptions(RequestModel):
     """How a stream is written."""
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the usage of the whole request.")
-    continuous_usage_stats: bool | None = Field(None, description="Send the usage so far with every chunk.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Send the usage so far with every chunk; ignored and reported where include_usage is false."
+    )
     include_obfuscation: bool | None = hint("Padding of the chunks against traffic analysis.", "Chunks are not padded.")
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield from super().left_out(path)
+        if self.continuous_usage_stats and self.include_usage is False:
+            yield Notice(f"{path}.continuous_usage_stats", "No usage is sent where 'include_usage' is false.")
 
 
 class OpenAIFields(RequestModel):
@@ -121,7 +131,8 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
     @property
     def continuous_usage(self) -> bool:
         """Whether every chunk does."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats) and options.include_usage is not False
 
 
 def shared_fields(body: SamplingFields, paths: dict[str, str], constraint: Constraint | None) -> dict[str, Any]:

@@ -179,7 +179,7 @@ class _Blocks:
 
 
 def _text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text, "citations": []}
 
 
 def _thinking_block(thinking: str, signature: str) -> dict[str, Any]:
@@ -193,10 +193,13 @@ def _call_block(id_: str, name: str, arguments: object) -> dict[str, Any]:
 def _usage(usage: Usage) -> dict[str, Any]:
     """A MessageUsage of objects.py."""
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_written_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
+        "cache_creation_input_tokens": usage.cache_written_tokens,
+        "cache_creation": {
+            "ephemeral_1h_input_tokens": 0,
+            "ephemeral_5m_input_tokens": usage.cache_written_tokens,
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         "server_tool_use": None,

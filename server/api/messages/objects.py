@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, RootModel
 
 from server.api.messages.errors import MessagesErrorDetail
-from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
+from server.api.openai.objects import CACHE_WRITTEN, WARNINGS, ReportedNotice, ResponseModel
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 _STOP_REASON = (
@@ -20,7 +20,7 @@ class AnsweredText(ResponseModel):
 
     type: Literal["text"]
     text: str
-    citations: None = Field(description="Always null.")
+    citations: list[Any] = Field(max_length=0, description="Always empty.")
 
 
 class AnsweredThinking(ResponseModel):
@@ -54,18 +54,20 @@ class ThinkingTokens(ResponseModel):
 
 
 class CacheCreation(ResponseModel):
-    """Tokens that were written to the cache."""
+    """Tokens of the prompt that were added to the prefix cache, by how long they are kept."""
 
     ephemeral_1h_input_tokens: int = Field(description="Always 0.")
-    ephemeral_5m_input_tokens: int = Field(description="Always 0.")
+    ephemeral_5m_input_tokens: int = Field(description="All: they are kept until others need the room.")
 
 
 class MessageUsage(ResponseModel):
     """Tokens that a message took; of a stream's first event, so far."""
 
-    input_tokens: int = Field(description="Of the prompt, those that were not found in the prefix cache.")
-    cache_read_input_tokens: int = Field(description="Those that were.")
-    cache_creation_input_tokens: int = Field(description="Always 0: caching costs nothing.")
+    input_tokens: int = Field(
+        description="Tokens of the prompt beside the next two; all three together are the whole prompt."
+    )
+    cache_read_input_tokens: int = Field(description="Tokens of the prompt that were found in the prefix cache.")
+    cache_creation_input_tokens: int = Field(description=CACHE_WRITTEN)
     cache_creation: CacheCreation
     output_tokens: int
     output_tokens_details: ThinkingTokens

@@ -52,6 +52,7 @@ class OpenAIAnswer:
         self._frame_head = b"data: " + ascii_json(self._head)[:-1] + b',"choices":['
         self._frame_tail = b'],"usage":null}\n\n' if usage.at_end else b"]}\n\n"
         self._is_first = True
+        self._usage_told = self.run.usage
 
     def body(self, choices: Iterable[dict[str, Any]], **extra: object) -> bytes:
         """A whole answer. Each choice is encoded by itself: no call keeps other threads waiting for long.
@@ -63,20 +64,24 @@ class OpenAIAnswer:
         head, tail = msgspec.json.encode(self._head)[:-1], msgspec.json.encode(rest)[1:]
         return b"".join((head, b',"choices":[', encoded, b"],", tail))
 
-    def chunk(self, choice: dict[str, Any], extra: Mapping[str, Any] | None = None) -> bytes:
-        """The frame of a chunk with this choice."""
-        return self.encoded_chunk(ascii_json(choice), extra)
+    def chunk(self, choice: dict[str, Any]) -> bytes:
+        """The frame of a chunk with what the last event brought this choice."""
+        choice_json = ascii_json(choice)
+        if self._is_first or self._usage.in_every_chunk:
+            self._usage_told = self.run.usage
+            return self._rare_chunk(choice_json, {})
+        return b"".join((self._frame_head, choice_json, self._frame_tail))
 
-    def encoded_chunk(self, choice: bytes, extra: Mapping[str, Any] | None = None) -> bytes:
-        """The frame of a chunk with this choice, which is ASCII JSON."""
-        if extra or self._is_first or self._usage.in_every_chunk:
-            return self._rare_chunk(choice, extra or {})
-        return b"".join((self._frame_head, choice, self._frame_tail))
+    def chunk_before(self, choice: bytes, extra: Mapping[str, Any]) -> bytes:
+        """The frame of a chunk with this choice, as ASCII JSON, that is sent before anything the last event brought."""
+        cached = self.run.usage.cached_tokens
+        self._usage_told = msgspec.structs.replace(self._usage_told, cached_tokens=cached)
+        return self._rare_chunk(choice, extra)
 
     def _rare_chunk(self, choice: bytes, extra: Mapping[str, Any]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._usage.at_end else {}
         if self._usage.in_every_chunk:
-            usage = {"usage": make_usage(self.run.usage)}
+            usage = {"usage": make_usage(self._usage_told)}
         first = self._warnings if self._is_first else {}
         self._is_first = False
         rest = ascii_json({**usage, **extra, **first})[1:-1]
@@ -110,7 +115,11 @@ def make_usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_written_tokens,
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,

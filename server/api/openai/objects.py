@@ -16,15 +16,15 @@ _CHAT_FINISH_REASON = f"{_FINISH_REASON} `tool_calls` or `function_call`: the mo
 _STOP_REASON = "Extension: the stop string or stop token; null after the model's own end and where the length ran out."
 _SCORE = "Extension, of beam search: what the choice was ranked by."
 _CUMULATIVE_LOGPROB = "Extension, of beam search, after bans and penalties."
-_OUTPUT_IDS = "Extension, with return_token_ids: the tokens of the answer."
+_OUTPUT_IDS = "Extension: with return_token_ids, the tokens of the answer, otherwise null."
 _SOURCES = (
     "Extension, with return_token_sources: for each token of the output, in the order of `token_ids`, `drawn` or "
     "`draft:METHOD`."
 )
-_PROMPT_IDS = "Extension, with return_token_ids: the tokens of the prompt."
+_PROMPT_IDS = "Extension: with return_token_ids, the tokens of the prompt, otherwise null."
 _PROMPT_LOGPROBS = (
-    "Extension, with prompt_logprobs: null for the first token, then, for each, its own and the most probable ones, by "
-    "their ids."
+    "Extension: with prompt_logprobs, null for the first token, then, for each, its own and the most probable ones, by "
+    "their ids. Otherwise null."
 )
 
 
@@ -52,10 +52,14 @@ class ResponseModel(BaseModel):
         self.__pydantic_fields_set__.update(self._constants)
 
 
+CACHE_WRITTEN = "Added to the prefix cache, where the same prompt would find them."
+
+
 class PromptTokensDetails(ResponseModel):
     """Of the prompt's tokens."""
 
     cached_tokens: int = Field(description="Found in the prefix cache.")
+    cache_write_tokens: int = Field(description=CACHE_WRITTEN)
     audio_tokens: int = Field(0, description="Always 0.")
 
 
@@ -154,8 +158,8 @@ class ChatMessage(ResponseModel):
     content: str | None = Field(description="The text; null where there are calls and no text.")
     refusal: str | None = Field(description="Always null.")
     annotations: list[dict[str, Any]] = Field(description="Always empty.")
-    reasoning_content: str | None = Field(None, description=_REASONING)
-    reasoning: str | None = Field(None, description="Extension: the same by another name.")
+    reasoning_content: str | None = Field(description=f"{_REASONING} Null where it did not.")
+    reasoning: str | None = Field(description="Extension: the same by another name.")
     tool_calls: list[CalledTool] | None = Field(None, description="Tools to be called, in their order.")
     function_call: CalledFunction | None = Field(None, description="In answer to `functions`.")
 
@@ -170,7 +174,7 @@ class ChatChoice(ResponseModel):
     stop_reason: str | int | None = Field(None, description=_STOP_REASON)
     score: float | None = Field(None, description=_SCORE)
     cumulative_logprob: float | None = Field(None, description=_CUMULATIVE_LOGPROB)
-    token_ids: list[int] | None = Field(None, description=_OUTPUT_IDS)
+    token_ids: list[int] | None = Field(description=_OUTPUT_IDS)
     token_sources: list[str] | None = Field(None, description=_SOURCES)
 
 
@@ -204,8 +208,8 @@ class ChatCompletion(Envelope):
     service_tier: Literal["default"] = "default"
     choices: list[ChatChoice] = Field(description="The answers; of beam search, best first.")
     usage: Usage
-    prompt_logprobs: PromptLogprobs | None = Field(None, description=_PROMPT_LOGPROBS)
-    prompt_token_ids: list[int] | None = Field(None, description=_PROMPT_IDS)
+    prompt_logprobs: PromptLogprobs | None = Field(description=_PROMPT_LOGPROBS)
+    prompt_token_ids: list[int] | None = Field(description=_PROMPT_IDS)
 
 
 class FunctionDelta(ResponseModel):
@@ -315,6 +319,9 @@ class Model(ResponseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="Unix time in seconds: when the server was started.")
     owned_by: str = "samewise"
+    root: str = Field(description="Extension: the first of the model's names.")
+    parent: None = Field(None, description="Extension: always null.")
+    permission: list[Any] = Field(default_factory=list, description="Extension: always empty.")
     max_model_len: int = Field(description="Extension: prompt and output together, in tokens.")
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel, TokenLogprob
+from server.api.openai.objects import CACHE_WRITTEN, WARNINGS, ReportedNotice, ResponseModel, TokenLogprob
 
 _ITEM_STATUS = "`incomplete`: the length ran out within it, or the response ended."
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -49,7 +49,7 @@ class InputTokensDetails(ResponseModel):
     """Of the tokens of the input."""
 
     cached_tokens: int = Field(description="Found in the prefix cache.")
-    cache_write_tokens: int = Field(0, description="Always 0.")
+    cache_write_tokens: int = Field(description=CACHE_WRITTEN)
 
 
 class OutputTokensDetails(ResponseModel):

@@ -146,7 +146,10 @@ def make_usage(usage: Usage) -> dict[str, Any]:
     """A ResponseUsage of objects.py."""
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_written_tokens,
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,

@@ -21,7 +21,7 @@ ROME, OSLO = written("weather", city="Rome"), written("time", city="Øslo")
 
 
 def text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text, "citations": []}
 
 
 def call_block(whole: dict[str, Any], place: int, name: str, **arguments: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def call_block(whole: dict[str, Any], place: int, name: str, **arguments: Any) -
 
 
 async def test_a_text(client: httpx.AsyncClient, engine: FakeEngine):
-    engine.script, engine.num_cached = says("Hello\u2028there."), 7
+    engine.script, engine.num_cached, engine.num_written = says("Hello\u2028there."), 7, 16
     whole = await answered(client, seed=3)
     assert whole["id"].startswith("msg_")
     assert (whole["type"], whole["role"], whole["model"], whole["seed"]) == ("message", "assistant", "tiny", 3)
@@ -39,7 +39,8 @@ async def test_a_text(client: httpx.AsyncClient, engine: FakeEngine):
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("end_turn", None)
     usage, prompt = whole["usage"], engine.requests[-1].prompt
     assert usage["cache_read_input_tokens"] == 7
-    assert usage["input_tokens"] == len(prompt) - 7
+    assert usage["cache_creation_input_tokens"] == usage["cache_creation"]["ephemeral_5m_input_tokens"] == 16
+    assert usage["input_tokens"] == len(prompt) - 7 - 16
     assert usage["output_tokens"] == len("Hello\u2028there.".encode()) + 1
     assert "warnings" not in whole
 
