@@ -12,6 +12,7 @@ from server.api.fields.rules import RequestModel, relations_of
 from server.api.openapi import documented_errors
 from server.api.services import ServicesDep
 from server.generation.field_table import facts_of
+from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.pooling.abilities import Embedding, Scoring
 from server.generation.settings import DecodingSettings
@@ -84,6 +85,7 @@ class Capabilities(BaseModel):
     chat: bool = Field(description="Whether the model has a chat template.")
     chat_template_variables: list[str] = Field(description="What `chat_template_kwargs` may set.")
     tool_format: str = Field(description="How the model writes calls of tools.")
+    max_required_calls: int = Field(description="Calls in one answer with `tool_choice` `required`.")
     tool_formats: list[str] = Field(description="What the setting `tool_parser` may be.")
     reasoning: str | None = Field(description="The tags of the model's reasoning; null: it has none.")
     reasoning_tags: list[str] = Field(description="What the setting `reasoning_parser` may be, beside `none`.")
@@ -118,6 +120,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
         chat=template is not None,
         chat_template_variables=sorted(template.variables) if template is not None else [],
         tool_format=services.model.formats.tool_format,
+        max_required_calls=MAX_REQUIRED_CALLS,
         tool_formats=sorted(TOOL_FORMATS),
         reasoning=services.model.formats.reasoning,
         reasoning_tags=sorted(REASONING_TAGS),

@@ -148,6 +148,17 @@ async def test_prompt_too_long(client: httpx.AsyncClient):
                             "context_length_exceeded")  # fmt: skip
     assert "maximum context length is 256 tokens" in message
     assert "resulted in 4" in message
+    assert message.endswith(
+        "reduce the length of the messages, or start the server with a model that has a longer context."
+    )
+
+
+async def test_what_to_do_about_a_prompt_too_long(make_app: Callable[..., FastAPI], engine: FakeEngine):
+    body = chat(messages=[{"role": "user", "content": "ab " * 150}])
+    async with client_of(make_app(max_model_len=256)) as client:
+        assert "a larger --max-model-len or" in error_of(await client.post(CHAT, json=body))["message"]
+        engine.info_ = replace(engine.info_, num_blocks=8)
+        assert "a larger --kv-cache-gib." in error_of(await client.post(CHAT, json=body))["message"]
 
 
 async def test_output_too_long(client: httpx.AsyncClient, strict_client: httpx.AsyncClient):

@@ -57,9 +57,9 @@ def either(*parts: Fragment) -> Fragment:
     return Fragment("(" + " | ".join(part.start for part in parts) + ")", _rules(parts))
 
 
-def repeated(part: Fragment, *, at_least: int = 0) -> Fragment:
-    """Any number of times, but not fewer than `at_least`."""
-    return Fragment(f"({part.start}){{{at_least},}}", part.rules)
+def repeated(part: Fragment, *, at_least: int = 0, at_most: int | None = None) -> Fragment:
+    """Any number of times, but not fewer than `at_least` and not more than `at_most`."""
+    return Fragment(f"({part.start}){{{at_least},{'' if at_most is None else at_most}}}", part.rules)
 
 
 def until(body: str, end: str, name: str) -> Fragment:

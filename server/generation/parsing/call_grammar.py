@@ -13,6 +13,8 @@ from server.generation.constraints.json_text import JsonSchema, LooseJson
 from server.generation.notices import Notice
 
 FREE = Fragment(FREE_TEXT)
+MAX_REQUIRED_CALLS = 32
+"""Calls of an answer that is calls and nothing else: small models do not stop before the context does."""
 _OPEN = frozenset({"patternProperties", "propertyNames", "minProperties", "allOf", "anyOf", "oneOf", "$ref"})
 """Keywords of an object whose `properties` may not be all that is wanted."""
 
@@ -144,8 +146,12 @@ class Wanted:
         if not self.is_parallel:
             return call
         if not separator:
-            return repeated(call, at_least=1)
-        return sequence(call, repeated(sequence(text(separator), call)))
+            return repeated(call, at_least=1, at_most=MAX_REQUIRED_CALLS if self.needs_call else None)
+        return sequence(call, self.more(sequence(text(separator), call)))
+
+    def more(self, call: Fragment) -> Fragment:
+        """Any number of calls after the first, but no more than are allowed."""
+        return repeated(call, at_most=MAX_REQUIRED_CALLS - 1 if self.needs_call else None)
 
 
 def calls_in_text(wanted: Wanted, begins: Mapping[str, Fragment], separator: str | None) -> Fragment:

@@ -20,6 +20,8 @@ class Limits:
     """Choices that may wait beside those that run."""
     clamps: bool
     """Whether a request for more output than there is room for gets what there is."""
+    shortens: bool = False
+    """Whether the server was started with a maximum context length, which may be below the model's own."""
 
     def capacity(self, width: int = 1, num_candidates: int = 0) -> int:
         """Tokens that each of so many beams may have, prompt and output together; candidates need memory only."""
@@ -35,8 +37,8 @@ class Limits:
     def too_long(self, num_tokens: int, noun: str, capacity: int | None = None, *, at_least: bool = False) -> Exception:
         """The error for a text that does not fit into the capacity, by default that of one plain choice."""
         asked = f"your {noun} resulted in {'at least ' if at_least else ''}{num_tokens} tokens"
-        advice = f"Please reduce the length of the {noun}."
         capacity = self.capacity() if capacity is None else capacity
+        advice = f"Please reduce the length of the {noun}, or {self._remedy(capacity)}."
         message = f"{self._limit(capacity)} However, {asked}. {advice}"
         return ContextLengthError(message, param=noun, num_tokens=num_tokens, max_tokens=None, capacity=capacity)
 
@@ -55,6 +57,14 @@ class Limits:
         if capacity < self.info.max_model_len:
             return f"This server's memory for one request holds {capacity} tokens."
         return f"This model's maximum context length is {capacity} tokens."
+
+    def _remedy(self, capacity: int) -> str:
+        """What the person who runs the server can do about the capacity."""
+        if capacity < self.info.max_model_len:
+            return "start the server with a larger --kv-cache-gib"
+        if self.shortens:
+            return "start the server with a larger --max-model-len or with a model that has a longer context"
+        return "start the server with a model that has a longer context"
 
     def check_queue(self, request: GenerationRequest) -> None:
         """Refuses more choices, or beams, than the server ever holds."""

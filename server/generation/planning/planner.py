@@ -60,7 +60,12 @@ class Planner:
         self._info = info
         self._settings = settings
         self._rules = SamplingRules(tokenizer, model, info)
-        self._limits = Limits(info, max_waiting=settings.max_waiting, clamps=not settings.strict)
+        self._limits = Limits(
+            info,
+            max_waiting=settings.max_waiting,
+            clamps=not settings.strict,
+            shortens=settings.max_model_len is not None,
+        )
 
     @property
     def speculation(self) -> SpeculationRules:

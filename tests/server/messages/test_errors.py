@@ -68,6 +68,7 @@ async def test_a_prompt_that_is_too_long(client: httpx.AsyncClient):
     said = {"role": "user", "content": "x" * 5000}
     text = await refused(client, message(messages=[said]), "messages", "context_length_exceeded")
     assert text.startswith("prompt is too long: 5019 tokens > 4095 maximum. This model's maximum context length is")
+    assert text.endswith("or start the server with a model that has a longer context.")
     error_of(await client.post(MESSAGES, json=message(messages=[{**said, "content": "x" * 400_000}])))
 
 

@@ -15,7 +15,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from server.generation.constraints.errors import ConstraintError
 from server.generation.constraints.fragment import Fragment, text, whole
 from server.generation.constraints.lark import Lark
-from server.generation.parsing.call_grammar import OfferedTool, Wanted
+from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS, OfferedTool, Wanted
 from server.generation.parsing.choose import TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
 from server.generation.tools import TextForm, Tool
@@ -336,6 +336,20 @@ def test_what_a_notation_cannot_hold_is_refused_or_told(name: str):
     with pytest.raises(ConstraintError) as refusal:
         grammar(name, {}, [OfferedTool("f", schema, "tools", is_strict=True)])
     assert refusal.value.path in paths
+
+
+@pytest.mark.parametrize("way", WRITERS)
+def test_an_answer_that_needs_a_call_has_so_many_calls_at_most(way: str):
+    writer = WRITERS[way]
+    for are_special in WITH_TOKENS.get(way, (True, False)):
+        controls = controls_of(writer.format, are_special=are_special)
+        held = grammar(writer.format, controls, needs_call=True)
+        two, most, more = (
+            accepts(held, writer.write(CALLS[0][:1] * num).lstrip(), controls)
+            for num in (2, MAX_REQUIRED_CALLS, MAX_REQUIRED_CALLS + 1)
+        )
+        assert most == two
+        assert not more
 
 
 def test_kimi_closes_its_reasoning_before_it_calls():

@@ -2,7 +2,7 @@
 
 import re
 
-from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, repeated, sequence, text
+from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, sequence, text
 from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional, unique
 from server.generation.parsing.json_text import json_value
 from server.generation.parsing.members import Members
@@ -58,7 +58,7 @@ def _header(name: str) -> str:
 
 def _and_more(wanted: Wanted, first: Fragment, call: Fragment) -> Fragment:
     """A call, and others after it where that is allowed."""
-    return sequence(first, repeated(sequence(Fragment("/, ?/"), call))) if wanted.is_parallel else first
+    return sequence(first, wanted.more(sequence(Fragment("/, ?/"), call))) if wanted.is_parallel else first
 
 
 def _arguments_as_written(wanted: Wanted, tool: OfferedTool) -> Fragment:
