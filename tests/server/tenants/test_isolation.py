@@ -82,7 +82,7 @@ async def test_bodies_cannot_name_another_s(make_with_keys, tmp_path: Path) -> N
         whole = (await ann.post("/v1/responses", json=RESPONSE)).json()
         batch = {"input_file_id": ids["file_id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
         named: list[tuple[str, dict[str, Any], int]] = [
-            ("/v1/responses", {**RESPONSE, "previous_response_id": whole["id"]}, 404),
+            ("/v1/responses", {**RESPONSE, "previous_response_id": whole["id"]}, 400),
             ("/v1/responses", {**RESPONSE, "conversation": ids["conversation_id"]}, 404),
             ("/v1/responses", {**RESPONSE, "input": [{"type": "item_reference", "id": ids["item_id"]}]}, 404),
             ("/v1/batches", batch, 400),
