@@ -4,17 +4,19 @@
 # make format   format and fix     make bench    the machine's limits, then the server under load
 # make sanitize                    tests of the native kernels with address and undefined behaviour sanitizers
 # make test-clients                other people's agents and SDKs against the server; installs 2 GB of them
+# make test-suites                 vLLM's and llama.cpp's own tests against the server; downloads them
 # make test-ray                    replicas on Ray Serve, which it installs
 
 PYTHON ?= python3
 PORT ?=
 MODEL ?=
 ARGS ?=
+SUITES ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-ray quick check format bench sanitize clean
+.PHONY: help serve test test-clients test-suites test-ray quick check format bench sanitize clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,7 +43,7 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -7
+	@sed -n 's/^# //p' Makefile | head -8
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -55,6 +57,10 @@ test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)
 	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/newer SAMEWISE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(BIN)/python -m pytest tests/clients -rs -W default -p no:unraisableexception $(ARGS)
 	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/older $(BIN)/python -m pytest tests/clients -rs -W default -p no:unraisableexception $(ARGS)
+
+# SUITES="llama.cpp" runs one of them. What became of each test is in build/suites/*.json.
+test-suites: $(VENV)/installed-dev
+	@PYTHONPATH=$(CURDIR)/tests/clients $(BIN)/python -m foreign_suites $(SUITES)
 
 test-ray: $(VENV)/installed-ray
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/ray -m ray -o log_cli=true --log-cli-level=INFO $(ARGS)
