@@ -167,6 +167,19 @@ async def test_fields_of_chat(client: httpx.AsyncClient, fields: dict[str, Any],
     assert param.partition(".")[0].partition("[")[0] in message or code == "invalid_value"
 
 
+async def test_all_strange_keys_of_logit_bias_are_named(client: httpx.AsyncClient):
+    message = await refused(
+        client, CHAT, chat(logit_bias={"bad": 1, "5": 1, "worse": 1}), "logit_bias", "invalid_value"
+    )
+    assert "'bad', 'worse'" in message
+
+
+async def test_a_token_out_of_vocabulary_is_named_with_the_size_of_that(client: httpx.AsyncClient):
+    message = await refused(client, CHAT, chat(logit_bias={"320": 1}), "logit_bias.320", "integer_above_max_value")
+    assert "token 320 is out of vocabulary" in message
+    assert "320 tokens" in message
+
+
 async def test_messages_say_what_is_expected(client: httpx.AsyncClient):
     message = await refused(client, CHAT, chat(temperature=200), "temperature", "decimal_above_max_value")
     assert message == (

@@ -69,10 +69,11 @@ class SamplingRules:
         return tuple(token for token in ends if token < self._info.vocab_size)
 
     def _logit_bias(self, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+        strange = [f"'{key}'" for key in bias if not _TOKEN_ID.fullmatch(key)]
+        if strange:
+            message = f"Invalid key in 'logit_bias': {', '.join(strange[:8])}. Expected the ids of tokens."
+            raise InvalidRequestError(message, param="logit_bias", code="invalid_value")
         for key in bias:
-            if not _TOKEN_ID.fullmatch(key):
-                message = f"Invalid key in 'logit_bias': '{key}'. Expected the id of a token."
-                raise InvalidRequestError(message, param="logit_bias", code="invalid_value")
             if int(key) >= self._info.vocab_size:
                 raise _no_such_token(int(key), f"logit_bias.{key}", self._info.vocab_size)
         return tuple((int(key), value) for key, value in bias.items())
@@ -171,7 +172,6 @@ def _check_order(params: SamplingParams) -> None:
 
 
 def _no_such_token(token: int, path: str, vocab_size: int) -> InvalidRequestError:
-    shown = token if token < 10**20 else "a very large integer"
-    limit = f"Expected a value <= {vocab_size - 1}, but got {shown} instead."
-    message = f"Invalid '{path}': integer above maximum value. {limit}"
+    shown = f"token {token}" if token < 10**20 else "a very large integer"
+    message = f"Invalid '{path}': {shown} is out of vocabulary. This model has {vocab_size} tokens, numbered from 0."
     return InvalidRequestError(message, param=path, code="integer_above_max_value")

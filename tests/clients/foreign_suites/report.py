@@ -32,7 +32,7 @@ class Report:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> object:
         """Later tests of a module find its server started, so their fixtures tell that they use it."""
-        SERVED.used = any(name in item.fixturenames for name in ("server", "client", "async_client"))
+        SERVED.used = any("server" in name or "client" in name for name in item.fixturenames)
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -54,12 +54,15 @@ class Report:
                 f"cannot be imported: {str(report.longrepr).splitlines()[-1]}",
             )
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_runtest_logfinish(self) -> None:
+        """After each test, so that the report of a run in progress can be read."""
         rows = [{"test": test, "outcome": outcome, "why": why} for test, (outcome, why) in self._rows.items()]
         Path(os.environ.get("SAMEWISE_SUITE_REPORT", "samewise.json")).write_text(json.dumps(rows, indent=1))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("outcomes")
-        for row in rows:
-            if row["outcome"] == "failed":
-                terminalreporter.line(f"{row['test']}: {row['why'][:200]!r}")
-        for outcome, count in Counter(row["outcome"] for row in rows).items():
+        for test, (outcome, why) in self._rows.items():
+            if outcome == "failed":
+                terminalreporter.line(f"{test}: {why[:200]!r}")
+        for outcome, count in Counter(outcome for outcome, _ in self._rows.values()).items():
             terminalreporter.line(f"{count} {outcome}")
