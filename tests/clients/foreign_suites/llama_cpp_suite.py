@@ -4,6 +4,7 @@ Their `ServerProcess` starts Samewise with the embedded model. The tests expect 
 tokens. Here an answer need only be there, and a prompt has the tokens that transformers counts with the embedded model.
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,17 @@ TINY_STORIES = re.compile(r"[\w\s'^()|+]+|.*Suddenly.*")
 
 CHATML = ("chatml",)
 """Names of built-in templates that are the embedded model's own."""
+
+MODELS = (
+    "test",
+    "codellama70b",
+    "davinci-002",
+    "gpt-3.5-turbo",
+    "gpt-3.5-turbo-instruct",
+    "gpt-4.1",
+    "text-embedding-3-small",
+)
+"""Names that tests ask for: llama.cpp answers under any, while OpenAI, vLLM and Samewise refuse an unknown one."""
 
 NOT_APPLICABLE = {
     "test_router.py": "several models in one server",
@@ -45,8 +57,9 @@ class _Server:
         flags = ["--max-num-seqs", str(slots)]
         if self.n_ctx:
             flags += ["--max-model-len", str(self.n_ctx if self.kv_unified else self.n_ctx // slots)]
-        if self.model_alias:
-            flags += ["--served-model-name", self.model_alias]
+        lists_models = "test_basic.py" in os.environ["PYTEST_CURRENT_TEST"]
+        for name in dict.fromkeys((self.model_alias or "test", *(() if lists_models else MODELS))):
+            flags += ["--served-model-name", name]
         if self.api_key:
             flags += ["--api-key", self.api_key]
         if self.cors_origins:
@@ -90,9 +103,10 @@ class _Adapted:
     def _count(self, params: dict[str, Any]) -> int:
         if "prompt" in params:
             return len(self._tokenizer(params["prompt"])["input_ids"])
+        asked = params["user_prompt"]
         messages = [
             {"role": "system", "content": params["system_prompt"]},
-            {"role": "user", "content": params["user_prompt"]},
+            {"role": "user", "content": asked if isinstance(asked, str) else "\n".join(part["text"] for part in asked)},
         ]
         chat = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return len(self._tokenizer(chat)["input_ids"])

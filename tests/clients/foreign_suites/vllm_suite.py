@@ -44,7 +44,7 @@ NOT_APPLICABLE = {
     "with_prompt_embeds": "prompts given as hidden states",
     "test_extra_content_fields": "needs images",
     "test_mcp_tool_call": "runs tools of MCP servers",
-    "test_openapi_stateless": "needs vLLM's app, and another release of schemathesis; tests/server/test_schema.py does it",
+    "test_openapi_stateless": "needs another release of schemathesis; tests/server/test_schema.py is like it",
     "test_tensorizer_entrypoint": "another format of checkpoints",
     "test_lmeval": "needs lm_eval and a larger model",
     "test_decisions_e2e": "an API of vLLM's own",
