@@ -4,9 +4,11 @@ Their `ServerProcess` starts Samewise with the embedded model. The tests expect 
 tokens. Here an answer need only be there, and a prompt has the tokens that transformers counts with the embedded model.
 """
 
+import inspect
 import os
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +34,12 @@ MODELS = (
     "text-embedding-3-small",
 )
 """Names that tests ask for: llama.cpp answers under any, while OpenAI, vLLM and Samewise refuse an unknown one."""
+
+SETTING = re.compile(
+    r"(?:ServerPreset|server\.(n_ctx|n_slots|kv_unified|model_alias|api_key|cors_origins|no_ui|temperature|n_predict"
+    r"|chat_template|chat_template_file) =)[. ](.*)"
+)
+"""Where a test chooses its server, as far as that makes a difference here."""
 
 NOT_APPLICABLE = {
     "test_router.py": "several models in one server",
@@ -75,6 +83,15 @@ class _Server:
         """The server stays for the next test."""
 
 
+def _settings(item: pytest.Item) -> str:
+    """The attributes that a test sets, as its source and its fixture's have them, with its parameters in place."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    fixture = getattr(item.module, "create_server", None)  # type: ignore[attr-defined]
+    sources = [inspect.getsource(getattr(it, "__wrapped__", it)) for it in (fixture, item.function) if it is not None]
+    found = SETTING.findall("\n".join(sources))
+    return str({name or "preset": str(params.get(value, value)) for name, value in found})
+
+
 def _template(server: Any) -> str | None:
     """The chat template that a test asks for, if it is not the model's own."""
     if server.chat_template_file:
@@ -90,10 +107,15 @@ def _template(server: Any) -> str | None:
 
 
 class _Adapted:
-    """Expectations that hang on the model, before each test."""
+    """The order of the tests, and their expectations that hang on the model."""
 
     def __init__(self) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(embedded_folder())
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Tests that set the same attributes come together, so that few servers are started."""
+        sizes = Counter(_settings(item) for item in items)
+        items.sort(key=lambda item: (-sizes[_settings(item)], _settings(item)))
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         params = item.callspec.params if hasattr(item, "callspec") else {}
