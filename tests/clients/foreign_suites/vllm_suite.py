@@ -135,7 +135,9 @@ def _embedded_in_place_of_the_hub(loader: Any) -> None:
     loader.from_pretrained = lambda name, *_, **options: original(embedded_folder(), **options)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before the suite's own `conftest.py` files, which import what is replaced here."""
     for loader in (AutoTokenizer, AutoConfig):
         _embedded_in_place_of_the_hub(loader)
     tokenizer = AutoTokenizer.from_pretrained("any")
@@ -152,4 +154,4 @@ def pytest_configure(config: pytest.Config) -> None:
         stand_in(package)
     sys.modules["pybase64"] = base64
     sys.modules["tests.utils"] = _utils()
-    config.pluginmanager.register(Report(NOT_APPLICABLE))
+    early_config.pluginmanager.register(Report(NOT_APPLICABLE))
