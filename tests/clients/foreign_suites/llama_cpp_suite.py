@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,7 @@ class _Server:
     def start(self: Any, timeout_seconds: int = 0) -> None:
         """Translate the attributes that tests set; other models and templates that are not at hand are skipped."""
         slots = self.n_slots or 1
-        flags = ["--max-num-seqs", str(slots)]
+        flags = ["--max-num-seqs", str(slots), "--speculation", "off"]
         if self.n_ctx:
             flags += ["--max-model-len", str(self.n_ctx if self.kv_unified else self.n_ctx // slots)]
         lists_models = "test_basic.py" in os.environ["PYTEST_CURRENT_TEST"]
@@ -81,6 +82,19 @@ class _Server:
 
     def stop(self: Any) -> None:
         """The server stays for the next test."""
+
+
+def _with_defaults(send: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that sends a request, with fields in place of the flags for the seed and for reasoning."""
+
+    def sent(server: Any, method: str, path: str, data: Any = None, *args: Any, **options: Any) -> Any:
+        if path == "/completion":
+            data = {"seed": server.seed, **data}
+        if server.reasoning is not None and "messages" in (data or {}):
+            data = {"chat_template_kwargs": {"enable_thinking": server.reasoning != "off"}, **data}
+        return send(server, method, path, data, *args, **options)
+
+    return sent
 
 
 def _settings(item: pytest.Item) -> str:
@@ -144,6 +158,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     utils.match_regex = lambda regex, text: bool(text) if TINY_STORIES.fullmatch(regex) else described(regex, text)
     utils.ServerProcess.start = _Server.start
     utils.ServerProcess.stop = _Server.stop
+    for name in ("make_request", "make_stream_request"):
+        setattr(utils.ServerProcess, name, _with_defaults(getattr(utils.ServerProcess, name)))
     utils.ServerPreset.load_all = lambda: None
     early_config.pluginmanager.register(Report(NOT_APPLICABLE))
     early_config.pluginmanager.register(_Adapted())
