@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ class Served:
         self.used = False
         """Whether the current test has asked for it; the report of the suite sets it back."""
         atexit.register(self.stop)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # pytest ends in order then, and stops the server
 
     def start(self, *flags: str, port: int | None = None) -> int:
         """Return the port of a server with these flags. Raises RuntimeError if the server refuses them."""
