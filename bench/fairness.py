@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench.fairness_bound import worst_of
 from bench.local_server import LocalServer, local_server
-from scheduler.queues.fair_share import INPUT_COST, OUTPUT_COST
+from scheduler.waiting_queue import INPUT_COST, OUTPUT_COST
 from server.client.openai_answers import ChunkParser
 
 WEIGHTS = {"one": 1.0, "three": 3.0}

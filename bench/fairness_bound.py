@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from model_runner.contract import ChoiceResult, SamplingParams, StepPlan, StepResult
-from scheduler.config import Policy, SchedulerConfig
-from scheduler.interface import EngineRequest
-from scheduler.queues.fair_share import INPUT_COST, OUTPUT_COST
+from scheduler.interface import EngineRequest, Policy, SchedulerConfig
 from scheduler.scheduler import Scheduler
+from scheduler.waiting_queue import INPUT_COST, OUTPUT_COST
 
 _WEIGHTS = (0.5, 1.0, 1.0, 2.0, 3.0)
 

@@ -33,9 +33,9 @@ from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.info import RunnerInfo, SpeculationStats
 from model_runner.models.repository import resolve_model
-from scheduler.cache_log import CacheLog
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
+from scheduler.interface import SchedulerConfig
+from scheduler.prefix_cache import CacheLog
 from scheduler.scheduler import Scheduler
 from server.api.body_workers import BodyWorkers
 from server.app import create_app

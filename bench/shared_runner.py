@@ -11,8 +11,8 @@ from model_runner.info import SpeculationStats
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
 from model_runner.runner import ModelRunner
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
+from scheduler.interface import SchedulerConfig
 from scheduler.scheduler import Scheduler
 
 

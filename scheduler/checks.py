@@ -1,8 +1,7 @@
 """Which requests are never taken: malformed ones, and those that could not run even with the engine to themselves."""
 
 from scheduler.block_pool import blocks_for
-from scheduler.config import SchedulerConfig
-from scheduler.interface import EngineRequest
+from scheduler.interface import EngineRequest, SchedulerConfig
 
 
 def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: int) -> None:

@@ -6,18 +6,16 @@ from model_runner.contract import ChoiceResult, Failure, ScheduledRequest
 from scheduler.block_pool import IntegrityError
 from scheduler.history import ChoiceHistory
 from scheduler.interface import RequestOutput
-from scheduler.output import failure_of, output_of
-from scheduler.request import Request
-from scheduler.roster import Roster
+from scheduler.request import Request, failure_of, judge, output_of
+from scheduler.run_state import RunState
 from scheduler.sharing import KVSharing
-from scheduler.stopping import judge
 
 
 class Choices:
-    """Takes in what steps bring choices and their guides, and takes them off the roster in the end."""
+    """Takes in what steps bring choices and their guides, and takes them off the run_state in the end."""
 
-    def __init__(self, roster: Roster, sharing: KVSharing) -> None:
-        self._roster = roster
+    def __init__(self, run_state: RunState, sharing: KVSharing) -> None:
+        self._run_state = run_state
         self._sharing = sharing
         self._live: dict[str, dict[int, Request]] = {}  # by request id and index
 
@@ -36,7 +34,7 @@ class Choices:
     def running_siblings(self, request: Request) -> list[Request]:
         """Running choices that have the same prompt because they are of the same request."""
         siblings = self._live.get(request.request_id, {}).values() if request.guides is None else ()
-        return [other for other in siblings if other.key in self._roster.running]
+        return [other for other in siblings if other.key in self._run_state.running]
 
     def add(self, choices: Sequence[Request]) -> None:
         """Follow all choices of a request, which were lined up."""
@@ -60,7 +58,7 @@ class Choices:
         """Go on with what a step brought those that run, by their keys; what was computed is booked already."""
         outputs = []
         for share in scheduled:
-            request = self._roster.running.get(share.key)
+            request = self._run_state.running.get(share.key)
             if request is not None and request.request_id in self._live and request.guides is None:
                 outputs += self._advance(request, share, results[share.key], now)
         return outputs
@@ -100,7 +98,7 @@ class Choices:
         return [output_of(request, choice, verdict, now)]
 
     def _end(self, request: Request) -> None:
-        self._roster.end(request.members)
+        self._run_state.end(request.members)
         siblings = self._live[request.request_id]
         del siblings[request.sampling.choice]
         if not siblings:

@@ -8,8 +8,8 @@ from typing import Final
 
 from model_runner.contract import Failure, StepPlan
 from scheduler.groups import least_share
-from scheduler.queues.interface import WaitingQueue
 from scheduler.request import Request
+from scheduler.waiting_queue import WaitingQueue
 
 logger = logging.getLogger("samewise.scheduler")
 

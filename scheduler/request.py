@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from model_runner.contract import SamplingParams, ScheduledRequest, Speculation, TokenLogprobs
+from model_runner.contract import ChoiceResult, Failure, SamplingParams, ScheduledRequest, Speculation, TokenLogprobs
 from model_runner.shared_list import SharedList
 from scheduler.history import ChoiceHistory, Progress
-from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest
+from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason, RequestOutput
 from scheduler.prefix_cache import BlockChain
 
 
@@ -207,3 +207,64 @@ def _sampling_of(request: EngineRequest, choice: ChoiceState) -> SamplingParams:
     delivers = choice.index == 0 and not choice.output
     prompt_logprobs = request.sampling.prompt_logprobs if delivers else None
     return replace(request.sampling, choice=choice.index, prompt_logprobs=prompt_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of sampled tokens: how many of them count, and whether the choice ends with them."""
+
+    num_kept: int
+    reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+_GOES_ON = Verdict(1)
+
+
+def judge(request: Request, sampled: Sequence[int]) -> Verdict:
+    """Decide over tokens that follow the request's own. A stop token is kept, and wins over the length limit.
+
+    A choice that was complete before keeps none of them: max_tokens is 0, or it was resumed after its last token.
+    """
+    stops = request.sampling.stop_token_ids
+    if request.num_output and request.tokens[-1] in stops:
+        return Verdict(0, FinishReason.STOP, request.tokens[-1])
+    room = request.max_tokens - request.num_output
+    if len(sampled) == 1 < room and sampled[0] not in stops:
+        return _GOES_ON
+    for index, token in enumerate(sampled[:room]):
+        if token in stops:
+            return Verdict(index + 1, FinishReason.STOP, token)
+    if len(sampled) >= room:
+        return Verdict(room, FinishReason.LENGTH)
+    return Verdict(len(sampled))
+
+
+def output_of(request: Request, choice: ChoiceResult, verdict: Verdict, now: float) -> RequestOutput:
+    """The tokens that count, with all that is reported of them. The drafts are counted."""
+    num_accepted = min(choice.num_accepted, verdict.num_kept)  # drafts come first among the tokens
+    num_rejected = choice.num_accepted + choice.num_rejected - num_accepted
+    if num_accepted or num_rejected:
+        request.progress.note_drafts(choice.method, num_accepted, num_rejected)
+    return RequestOutput(
+        request_id=request.request_id,
+        choice=request.sampling.choice,
+        tokens=choice.tokens[: verdict.num_kept],
+        logprobs=choice.logprobs[: verdict.num_kept],
+        prompt_logprobs=request.take_prompt_logprobs(),
+        num_cached_tokens=request.num_cached or 0,
+        num_written_tokens=request.num_written,
+        finish_reason=verdict.reason,
+        stop_token_id=verdict.stop_token_id,
+        num_accepted=num_accepted,
+        num_rejected=num_rejected,
+        draft_method=choice.method if num_accepted else "",
+        sampler_state=choice.sampler_state,
+        pooled=choice.pooled,
+        history=None if verdict.reason is None else request.history(now, has_ended=True),
+    )
+
+
+def failure_of(history: ChoiceHistory, request_id: str, error: Failure) -> RequestOutput:
+    """The end of a choice that cannot be computed."""
+    return RequestOutput(request_id, history.choice, (), finish_reason=FinishReason.ERROR, error=error, history=history)

@@ -26,30 +26,147 @@ preempted together, and in lockstep, which means that the last known tokens of a
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from model_runner.contract import ChoiceResult, StepPlan, StepResult
+from model_runner.contract import AdmittedRequest, ChoiceResult, ScheduledRequest, StepPlan, StepResult
 from model_runner.info import LearningStats, SpeculationStats
-from scheduler.ahead import goes_on_alone, plan_ahead
+from model_runner.shared_list import SharedList
+from scheduler.background_budget import BackgroundBudget, OthersLoad
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
-from scheduler.cache_log import CacheLog
 from scheduler.checks import check_request
 from scheduler.choices import Choices
-from scheduler.config import SchedulerConfig
-from scheduler.counters import Counters
-from scheduler.groups import BeamMembers, Guided, least_share, lockstep, search_from_start
+from scheduler.groups import BeamMembers, Guided, Searches, least_share, lockstep, search_from_start
 from scheduler.history import ChoiceHistory
-from scheduler.idle_room import IdleRoom, OthersLoad
-from scheduler.integrity import check_books
-from scheduler.interface import EngineRequest, EngineStats, RequestOutput, WatchText
+from scheduler.interface import EngineRequest, EngineStats, RequestOutput, SchedulerConfig, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
-from scheduler.prefix_cache import PrefixCache
-from scheduler.queues.policy import make_queue
+from scheduler.prefix_cache import CacheLog, PrefixCache
 from scheduler.request import Request, make_choices
-from scheduler.roster import Roster
-from scheduler.searches import Searches
+from scheduler.run_state import Counters, RunState, check_books
 from scheduler.sharing import KVSharing, Start
-from scheduler.step import Step
+from scheduler.waiting_queue import make_queue
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan in the making."""
+
+    budget: int
+    """Tokens that can still be scheduled."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    admitted: list[AdmittedRequest] = field(default_factory=list)
+    shares: dict[str, ScheduledRequest] = field(default_factory=dict)
+
+    def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
+        """Have the request compute so many tokens, and its candidates, for which the blocks have room as well."""
+        share = ScheduledRequest(
+            key=request.key,
+            num_tokens=num_tokens,
+            new_blocks=new_blocks,
+            num_candidates=request.num_candidates,
+            chosen=request.take_chosen(),
+        )
+        self.shares[request.key] = share
+        self.budget -= share.num_rows
+
+    def give_decode(self, request: Request) -> None:
+        """Have a request that `only_decodes` do so, within the blocks that it has."""
+        self.shares[request.key] = request.decode_share
+        self.budget -= 1
+
+    def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
+        """Give it room for so many drafts as well."""
+        share = self.shares[request.key]
+        new_blocks = share.new_blocks + new_blocks
+        self.shares[request.key] = replace(share, num_draft=num_draft, new_blocks=new_blocks)
+        self.budget -= num_draft
+
+    def admit(self, request: Request, num_tokens: int, forked_from: str | None) -> None:
+        """Begin with a request that has its blocks; it may have to wait for its first share."""
+        request.chosen = None
+        self.admitted.append(
+            AdmittedRequest(
+                key=request.key,
+                tokens=request.tokens.fork() if isinstance(request.tokens, SharedList) else tuple(request.tokens),
+                num_prompt=request.num_prompt,
+                num_computed=request.num_computed,
+                blocks=tuple(request.blocks),
+                sampling=request.sampling,
+                speculation=request.speculation,
+                guides=request.guides,
+                cache_salt=request.cache_salt,
+                learn=request.learn,
+                sampler_state=request.sampler_state,
+                forked_from=forked_from,
+            )
+        )
+        if num_tokens:
+            self.give(request, num_tokens)
+
+    def load(self) -> OthersLoad:
+        """What it computes so far."""
+        shares = self.shares.values()
+        only_decodes = not self.admitted and all(share.num_tokens == 1 for share in shares)
+        return OthersLoad(sum(share.num_rows for share in shares), only_decodes)
+
+    def take_back(self, requests: Sequence[Request]) -> set[str]:
+        """Leave preempted requests out, before their blocks are given back.
+
+        Returns:
+            The keys of those that only this plan would have admitted: the runner does not hear of them.
+        """
+        keys = {request.key for request in requests}
+        blocks = {block for request in requests for block in request.blocks}
+        for key in keys & self.shares.keys():
+            self.budget += self.shares.pop(key).num_rows
+        unheard_of = {admitted.key for admitted in self.admitted if admitted.key in keys}
+        self.admitted = [admitted for admitted in self.admitted if admitted.key not in keys]
+        self.copies = [copy for copy in self.copies if copy[1] not in blocks]
+        return unheard_of
+
+
+def goes_on_alone(plan: StepPlan, running: Iterable[Request]) -> list[Request] | None:
+    """Those who compute one token each in the next step, whatever this one brings, in order of admission.
+
+    Choices that end with this step for their length are left out; those that turn out to have ended by a token compute
+    one for nothing.
+
+    Args:
+        plan: the step that is being computed.
+        running: all running choices, in order of admission.
+
+    Returns:
+        None if the next step depends on what this one brings: where a choice is within its prompt, has drafts or
+        candidates to verify, or is of a group, whose members wait for each other.
+    """
+    shares = {share.key: share for share in plan.scheduled}
+    going = []
+    for request in running:
+        share = shares.get(request.key)
+        if share is None or not _is_plain(request, share):
+            return None
+        if request.num_output + 1 < request.max_tokens:
+            going.append(request)
+    return going
+
+
+def plan_ahead(going: Sequence[Request], pool: BlockPool, block_size: int) -> StepPlan | None:
+    """A step in which these compute the token that is not known yet; None where there are no blocks for that."""
+    num_new = [max(0, blocks_for(len(request.tokens) + 1, block_size) - len(request.blocks)) for request in going]
+    if not pool.can_allocate(sum(num_new)):
+        return None
+    shares = []
+    for request, count in zip(going, num_new, strict=True):
+        new_blocks = pool.allocate(count)
+        request.blocks += new_blocks
+        shares.append(ScheduledRequest(request.key, 1, tuple(new_blocks)))
+    return StepPlan((), (), (), tuple(shares))
+
+
+def _is_plain(request: Request, share: ScheduledRequest) -> bool:
+    if request.group is not None or request.sampling.num_candidates or request.num_draft or share.num_draft:
+        return False
+    return share.num_tokens == request.remaining
 
 
 class Scheduler:
@@ -76,15 +193,15 @@ class Scheduler:
         self._sharing = KVSharing(cache, config.block_size, config.prefix_caching)
         self._waiting = make_queue(config.policy)
         self._counts_service = config.policy == "fair"  # others are not told for each token
-        self._roster = Roster(self._waiting, self._pool, config.max_num_seqs)
-        self._running = self._roster.running
+        self._run_state = RunState(self._waiting, self._pool, config.max_num_seqs)
+        self._running = self._run_state.running
         self._limit = StepLimit(config.max_num_batched_tokens, self._waiting.rank)
-        self._choices = Choices(self._roster, self._sharing)
-        self._searches = Searches(self._roster, self._sharing)
+        self._choices = Choices(self._run_state, self._sharing)
+        self._searches = Searches(self._run_state, self._sharing)
         self._watch_text = watch_text
         self._num_arrived = 0
         self._counters = Counters()
-        self._room = IdleRoom(config.max_num_batched_tokens)
+        self._room = BackgroundBudget(config.max_num_batched_tokens)
         self._others: OthersLoad | None = None
         """Of the last step, if there was background work that might have been added to it, ..."""
         self._num_added = 0
@@ -156,7 +273,7 @@ class Scheduler:
         scheduled = tuple(step.shares[key] for key in self._running if key in step.shares)
         self._num_added = 0 if self._others is None else step.load().num_rows - self._others.num_rows
         self._counters.count_step(sum(share.num_tokens for share in scheduled))
-        return StepPlan(self._roster.take_released(), tuple(step.copies), tuple(step.admitted), scheduled)
+        return StepPlan(self._run_state.take_released(), tuple(step.copies), tuple(step.admitted), scheduled)
 
     def note_seconds(self, seconds: float) -> None:
         """The last step has taken so long, which decides how much background work is added to later ones."""
@@ -169,7 +286,7 @@ class Scheduler:
 
         It goes between that one's execution and its `update`, and is executed and updated after it.
         """
-        if self._waiting and self._roster.num_free_slots > 0:
+        if self._waiting and self._run_state.num_free_slots > 0:
             return None
         others = self._others
         if others is not None and (others.num_rows or (self._waiting and not self._waiting.peek().is_background)):
@@ -218,8 +335,8 @@ class Scheduler:
         return owner.fail(retreat.failed, OUT_OF_MEMORY, now)
 
     def _preempt(self, victim: Request, unheard_of: Collection[str] = ()) -> None:
-        """Have a choice, with its group, wait again; `unheard_of` as for the roster."""
-        self._roster.preempt(victim, unheard_of)
+        """Have a choice, with its group, wait again; `unheard_of` as for the run_state."""
+        self._run_state.preempt(victim, unheard_of)
         self._counters.preemptions += 1
         victim.progress.note_preemption(self.clock())
 
@@ -331,7 +448,7 @@ class Scheduler:
             if head.is_background != is_background:
                 return
             starts: Sequence[Start] | None = ()
-            if has_slots := self._roster.num_free_slots >= (1 if head.group is None else head.group.width):
+            if has_slots := self._run_state.num_free_slots >= (1 if head.group is None else head.group.width):
                 starts = self._starts_of(head)
             if starts is None:
                 return  # others are computing what it will share

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from scheduler.cache_log import CacheLog
-from scheduler.prefix_cache import Lookup, PrefixCache
+from scheduler.prefix_cache import CacheLog, Lookup, PrefixCache
 from scheduler.request import Request
 
 _MOST_REMEMBERED: Final = 2

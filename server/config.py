@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization, Rows, SpeculationMethod
-from scheduler.config import Policy
+from scheduler.interface import Policy
 
 
 def _parse_integer(value: object) -> object:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from scheduler.cache_log import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent
+from scheduler.prefix_cache import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent
 
 _HASH_BYTES = 8
 _MEDIUM = "GPU"

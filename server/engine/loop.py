@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from model_runner.info import LearningStats, RunnerInfo
-from scheduler.cache_log import CacheLog
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from scheduler.prefix_cache import CacheLog
 from server.engine.kv_events import encode_batch
 from server.engine.messages import (
     Abort,

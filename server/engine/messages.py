@@ -12,9 +12,8 @@ import msgspec
 
 from model_runner.config import RunnerConfig
 from model_runner.info import RunnerInfo
-from scheduler.config import Policy
 from scheduler.history import ChoiceHistory
-from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from scheduler.interface import EngineRequest, EngineStats, Policy, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)

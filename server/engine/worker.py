@@ -22,7 +22,7 @@ from functools import partial
 
 from model_runner.config import RunnerConfig
 from model_runner.parent import die_with_parent
-from scheduler.cache_log import CacheLog
+from scheduler.prefix_cache import CacheLog
 from server.engine.framing import FrameReader, framed
 from server.engine.loop import EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_to_engine, encode
@@ -46,8 +46,8 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
     start = time.perf_counter()
     with _without_collecting():
         from model_runner.runner import ModelRunner  # noqa: PLC0415  (brings torch)
-        from scheduler.config import SchedulerConfig  # noqa: PLC0415
         from scheduler.engine import Engine  # noqa: PLC0415
+        from scheduler.interface import SchedulerConfig  # noqa: PLC0415
         from scheduler.scheduler import Scheduler  # noqa: PLC0415
 
     imports_s = time.perf_counter() - start

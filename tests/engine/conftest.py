@@ -14,10 +14,9 @@ from model_runner.config import Quantization, Rows, RunnerConfig
 from model_runner.contract import Failure, SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
 from model_runner.speculative.proposer import Proposer
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.history import ChoiceHistory
-from scheduler.interface import EngineRequest, FinishReason
+from scheduler.interface import EngineRequest, FinishReason, SchedulerConfig
 from scheduler.scheduler import Scheduler
 from tests.conftest import VOCAB_SIZE
 from tests.engine import tiny_heads

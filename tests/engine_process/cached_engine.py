@@ -1,9 +1,9 @@
 """An engine with a scheduler of its own and no model, for what its prefix cache holds; it breaks where told to."""
 
 from model_runner.info import RunnerInfo
-from scheduler.cache_log import CacheLog
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
+from scheduler.interface import SchedulerConfig
+from scheduler.prefix_cache import CacheLog
 from scheduler.scheduler import Scheduler
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig

@@ -15,8 +15,8 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
-from scheduler.cache_log import AllBlocksCleared, BlockRemoved, BlockStored
 from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
+from scheduler.prefix_cache import AllBlocksCleared, BlockRemoved, BlockStored
 from server.engine.client import RequestFailedError
 from server.engine.kv_events import block_hash, encode_batch
 from server.engine.kv_publisher import KVPublisher

@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from scheduler.cache_log import AllBlocksCleared, BlockStored
+from scheduler.prefix_cache import AllBlocksCleared, BlockStored
 from server.engine.kv_events import encode_batch
 from server.engine.kv_publisher import KVPublisher
 from tests.engine_process.router import Router, in_step

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from model_runner.info import LearningStats
-from scheduler.cache_log import CacheLog
 from scheduler.interface import EngineStats, RequestOutput
+from scheduler.prefix_cache import CacheLog
 from server.engine.loop import EXIT_CRASHED, EXIT_LOAD_FAILED, EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import (
     Abort,

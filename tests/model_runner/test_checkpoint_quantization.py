@@ -19,9 +19,8 @@ from model_runner.models.inspection import inspect_model
 from model_runner.models.loading import load_config
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
-from scheduler.interface import EngineRequest
+from scheduler.interface import EngineRequest, SchedulerConfig
 from scheduler.scheduler import Scheduler
 from tests.model_runner.quantized_checkpoints import rewrite, write_pair, write_plain
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from model_runner.contract import SamplingParams
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
-from scheduler.interface import ChoiceState, EngineRequest, FinishReason
+from scheduler.interface import ChoiceState, EngineRequest, FinishReason, SchedulerConfig
 from scheduler.scheduler import Scheduler
 from tests.scheduler.simulated_runner import SimulatedRunner
 from tests.scheduler.simulated_world import expected_output

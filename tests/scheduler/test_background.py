@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from scheduler.idle_room import IdleRoom, OthersLoad
+from scheduler.background_budget import BackgroundBudget, OthersLoad
 from scheduler.interface import BACKGROUND, BeamSearch
 from tests.scheduler.driving import make_engine, make_request, run, shares, tokens_of
 
@@ -47,26 +47,26 @@ def drive(room, device, num_steps, rows_of=lambda step: 1, *, only_decodes=True)
 @pytest.mark.parametrize("device", [Device(1, 0.03), Device(1, 0.3), Device(8, 0.1), Device(0, 5.0)])
 @pytest.mark.parametrize("rows_of", [lambda step: 1, lambda step: 8, lambda step: 1 + step % 7, lambda step: 40])
 def test_others_lose_less_than_a_tenth_of_their_time(device, rows_of):
-    slower, added = drive(IdleRoom(512), device, 3000, rows_of)
+    slower, added = drive(BackgroundBudget(512), device, 3000, rows_of)
     assert slower < 1.1
     assert added > 0, "and something is done"
 
 
 def test_where_rows_cost_nothing_all_of_it_is_in_nearly_every_step():
-    slower, added = drive(IdleRoom(512), Device(1000, 1.0), 1000)
+    slower, added = drive(BackgroundBudget(512), Device(1000, 1.0), 1000)
     assert slower == 1
     assert added > 0.8 * 512
 
 
 def test_what_is_added_follows_what_it_costs():
-    room = IdleRoom(512)
+    room = BackgroundBudget(512)
     _, much = drive(room, Device(1, 0.001), 1000)
     _, little = drive(room, Device(1, 0.3), 1000)
     assert much > 10 * little > 0
 
 
 def test_nothing_is_added_beside_prompts_or_before_steps_without_it_were_seen():
-    room = IdleRoom(512)
+    room = BackgroundBudget(512)
     assert drive(room, Device(1, 0.0), 100, only_decodes=False)[1] == 0
     assert room.num_tokens(OthersLoad(3, only_decodes=True), 1) == 0
     assert room.num_tokens(OthersLoad(0, only_decodes=True), 1) == 128, "alone it has a part of a step, soon over"
@@ -194,7 +194,7 @@ def test_steps_ahead_are_planned_where_all_is_background_work():
 
 
 def test_one_slow_step_is_soon_forgotten():
-    room = IdleRoom(512)
+    room = BackgroundBudget(512)
     others = OthersLoad(1, only_decodes=True)
     room.observe(others, 0, 100.0)
     slow = 0

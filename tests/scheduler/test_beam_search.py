@@ -7,9 +7,8 @@ import pytest
 
 from model_runner.contract import Candidate, SamplingParams
 from scheduler.beam_search import BeamSearcher, Continuation, Rules
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
-from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason
+from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import make_engine, make_request, run, tokens_of
 from tests.scheduler.simulated_beams import best_of_all, expected_sequences

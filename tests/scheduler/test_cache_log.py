@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from model_runner.contract import Contrastive, SamplingParams
-from scheduler.cache_log import AllBlocksCleared, BlockRemoved, BlockStored, CacheLog
 from scheduler.engine import Engine
 from scheduler.interface import BeamSearch
+from scheduler.prefix_cache import AllBlocksCleared, BlockRemoved, BlockStored, CacheLog
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import CONFIG, RecordingRunner, make_request, run
 from tests.scheduler.simulated_runner import extend_hash

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from model_runner.contract import SamplingParams
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.history import ChoiceHistory, MethodDrafts
-from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason
+from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import CONFIG
 from tests.scheduler.simulated_runner import SimulatedRunner

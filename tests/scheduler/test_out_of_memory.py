@@ -7,8 +7,7 @@ import pytest
 
 from model_runner.contract import SamplingParams
 from scheduler import out_of_memory
-from scheduler.config import SchedulerConfig
-from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason
+from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
 from scheduler.out_of_memory import OUT_OF_MEMORY
 from tests.scheduler.driving import make_engine, make_request, run, shares, tokens_of
 from tests.scheduler.simulated_beams import expected_sequences

@@ -6,7 +6,7 @@ from threading import Timer
 
 import pytest
 
-from scheduler import preparing
+from scheduler import engine as module
 from scheduler.engine import Engine
 from scheduler.interface import BACKGROUND, BeamSearch, FinishReason
 from scheduler.scheduler import Scheduler
@@ -32,7 +32,7 @@ class PreparingRunner(RecordingRunner):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(preparing, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_what_could_never_run_is_refused_before_anything_is_prepared(engine):
 
 
 def test_with_nothing_else_to_do_a_step_waits_for_it(engine, monkeypatch):
-    monkeypatch.setattr(preparing, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(module, "_PATIENCE_S", 60.0)
     engine.add(make_request("held", grammar="g"))
     done = Timer(0.01, engine.runner.works["g"].set_result, (None,))
     done.start()

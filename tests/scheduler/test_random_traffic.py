@@ -4,8 +4,7 @@ import pytest
 
 from model_runner.contract import StepPlan
 from scheduler.block_pool import BlockPool, IntegrityError
-from scheduler.config import SchedulerConfig
-from scheduler.interface import FinishReason
+from scheduler.interface import FinishReason, SchedulerConfig
 from scheduler.prefix_cache import BlockChain, Lookup, PrefixCache
 from scheduler.scheduler import Scheduler
 from scheduler.sharing import KVSharing

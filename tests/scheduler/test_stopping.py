@@ -4,8 +4,7 @@ import pytest
 
 from model_runner.contract import SamplingParams
 from scheduler.interface import ChoiceState, EngineRequest, FinishReason
-from scheduler.request import make_choices
-from scheduler.stopping import Verdict, judge
+from scheduler.request import Verdict, judge, make_choices
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

@@ -7,8 +7,8 @@ import pytest
 from model_runner.contract import SamplingParams
 from scheduler.groups import Guided
 from scheduler.interface import EngineRequest
-from scheduler.queues.policy import make_queue
 from scheduler.request import make_choices
+from scheduler.waiting_queue import make_queue
 
 
 def make(arrival, priority=0, salt="", client="", **fields):

@@ -11,9 +11,8 @@ from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.runner import ModelRunner
 from model_runner.runner_interface import LaunchedStep
 from model_runner.sampling.sampler import NOT_FINITE
-from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
-from scheduler.interface import EngineRequest
+from scheduler.interface import EngineRequest, SchedulerConfig
 from scheduler.scheduler import Scheduler
 from tests.model_runner.triton.tiny_engines import TinyEngines
 

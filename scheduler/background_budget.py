@@ -32,8 +32,10 @@ class OthersLoad:
     """Whether none of them is within its prompt."""
 
 
-class IdleRoom:
-    """Background work is added to steps in which others only decode: so rarely, and so few tokens at a time, that the
+class BackgroundBudget:
+    """How much background work a step may have.
+
+    Background work is added to steps in which others only decode: so rarely, and so few tokens at a time, that the
     time between the tokens of others grows by less than a tenth. Where rows cost nothing, it is in nearly every step.
     """
 
