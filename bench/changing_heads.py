@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from model_runner.learning.checkpoint import pack_learnt
-from model_runner.learning.messages import Begin, LearnerReport, Piece
+from model_runner.learning.link import Begin, LearnerReport, Piece
+from model_runner.learning.store import pack_learnt
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config

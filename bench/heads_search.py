@@ -21,18 +21,13 @@ from bench.draft_worth import NoisyJudge, Worth, worth
 from model_runner.config import RunnerConfig
 from model_runner.models.features import LAST, Feature, entering
 from model_runner.models.repository import resolve_model
-from model_runner.training.answers import AnswerStore, training_questions
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
-from model_runner.training.examples import Example, ExampleStore
+from model_runner.training.examples import AnswerStore, Example, ExampleStore, TargetForTraining, training_questions
 from model_runner.training.hydra import HydraObjective, fresh_hydra
-from model_runner.training.loop import LoopOptions, Moment, TrainingLoop
-from model_runner.training.objective import Objective
+from model_runner.training.loop import LoopOptions, Moment, TrainingLoop, product_type
+from model_runner.training.objective import Objective, answer_rows
 from model_runner.training.pipeline import MAX_SEQUENCE
-from model_runner.training.precision import product_type
-from model_runner.training.rows import answer_rows
-from model_runner.training.target import TargetForTraining
-from model_runner.training.teacher import TargetWeights
-from model_runner.training.vocabulary import choose_draft_ids
+from model_runner.training.teacher import TargetWeights, choose_draft_ids
 
 _BATCH = 8
 _SAMPLE = 64

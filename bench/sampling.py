@@ -23,9 +23,9 @@ from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.models.repository import cache_folder
 from model_runner.sampling.draw import NativeDraw, TorchDraw
-from model_runner.sampling.native_truncations import NativeTruncations
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.truncations import NativeTruncations
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.speculator import Speculator

@@ -33,10 +33,7 @@ from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.platform import Platform
 from model_runner.pooler import Pooler
 from model_runner.sampling.rows import SamplingState
-from model_runner.scoring.contrastive import ContrastiveDecoding
-from model_runner.scoring.dola import LayerContrast
-from model_runner.scoring.guidance import Guidance
-from model_runner.scoring.transform import ScoreTransform, Scoring
+from model_runner.scoring import ContrastiveDecoding, Guidance, LayerContrast, ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.draft_kv import Handouts
 from model_runner.speculative.grammar import GrammarProposer

@@ -31,7 +31,7 @@ from model_runner.platforms.platform import Platform
 from model_runner.runner_interface import LaunchedStep
 from model_runner.sampling.logprobs import logprobs_of_prompts
 from model_runner.sampling.picks import PickPlan, Prepicks
-from model_runner.scoring.transform import RawStep
+from model_runner.scoring import RawStep
 from model_runner.shortage import shortage
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_load import StepLoad

@@ -10,30 +10,282 @@ learnt from. From the tests follow the decisions:
     candidate clearly worse than those in use    -> training starts again from those
 """
 
+import copy
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB, learning_needs
-from model_runner.learning.ring import Ring
-from model_runner.learning.trainee import Trainee
-from model_runner.learning.trial import CLEAR, LIKELY, Comparison, Rate, Tally, judge
-from model_runner.learning.vocabulary import TokenCounts
+from model_runner.learning.vocabulary import TokenCounts, rows_for
 from model_runner.models.heads.base import Heads
-from model_runner.models.heads.hydra import hydra_features
+from model_runner.models.heads.hydra import HydraHeads, hydra_features
 from model_runner.training.examples import Example
 from model_runner.training.hydra import fresh_hydra
-from model_runner.training.objective import Objective
+from model_runner.training.objective import Objective, answer_rows
 from model_runner.training.objectives import depth_of, judge_of, objective_of
-from model_runner.training.rows import answer_rows
-from model_runner.training.teacher import TargetWeights
-from model_runner.training.vocabulary import choose_draft_ids
+from model_runner.training.teacher import TargetWeights, choose_draft_ids
+
+NEWEST = 8
+"""One part of so many of the pieces is new; half of what is drawn comes from it."""
+
+
+class Ring:
+    """Pieces in the order in which they came; the oldest make room for new ones."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity` in bytes of features and tokens."""
+        self._capacity = capacity
+        self._pieces: dict[int, Example] = {}  # by number; the numbers there are have no gap
+        self._next = 0
+        self._bytes = 0
+        self._num_answer = 0
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def num_answer(self) -> int:
+        """Tokens that can be learnt from."""
+        return self._num_answer
+
+    def add(self, piece: Example) -> None:
+        """Remember a piece, unless there is nothing to learn from it or it is greater than everything that fits."""
+        size = _bytes(piece)
+        if size > self._capacity or piece.num_answer < 1:
+            return
+        self._pieces[self._next] = piece
+        self._next += 1
+        self._bytes += size
+        self._num_answer += piece.num_answer
+        while self._bytes > self._capacity:
+            oldest = self._pieces.pop(self._next - len(self._pieces))
+            self._bytes -= _bytes(oldest)
+            self._num_answer -= oldest.num_answer
+
+    def newest(self, rows: int) -> list[Example]:
+        """The latest pieces that have `rows` tokens to learn from, or all; the latest last."""
+        taken: list[Example] = []
+        for number in reversed(self._pieces):
+            if rows <= 0:
+                break
+            taken.append(self._pieces[number])
+            rows -= taken[-1].num_answer
+        return taken[::-1]
+
+    def batch(self, rows: int, source: random.Random) -> Sequence[Example]:
+        """Pieces with `rows` tokens to learn from, or with those of one piece more; the ring is not empty.
+
+        Half of the draws are from the newest eighth, so that a change of subject is learnt quickly; half are from all,
+        so that what came before is not forgotten at once.
+        """
+        taken: list[Example] = []
+        count, first = len(self._pieces), self._next - len(self._pieces)
+        while rows > 0:
+            oldest = count - max(1, count // NEWEST) if source.random() < 0.5 else 0
+            taken.append(self._pieces[first + source.randrange(oldest, count)])
+            rows -= taken[-1].num_answer
+        return taken
+
+
+def _bytes(piece: Example) -> int:
+    return piece.tokens.nbytes + sum(rows.nbytes for rows in piece.features.values())
+
+
+LEARNING_RATE = 5e-4
+AVERAGED = 0.95
+"""Share of the mean that stays in a step: it is that of the last twenty or so."""
+_WARM_UP = 32
+"""Steps until the learning rate is reached: Adam has to get to know the sizes of the gradients."""
+_CPU = torch.device("cpu")
+
+
+class Trainee:
+    """A candidate, on its way from the heads that it was given.
+
+    It takes large steps, which single batches throw off course, and offers the running mean of where they led (Polyak
+    and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J. Control Optim. 30, 1992).
+    """
+
+    def __init__(self, heads: Heads, target: TargetWeights, dtype: torch.dtype, sample: Sequence[Example]) -> None:
+        """Trains a copy of `heads`; `sample` is typical of what it will be trained on."""
+        self._heads = copy.deepcopy(heads)
+        self._target = target
+        self._judge = judge_of(self._heads, target, _CPU, dtype)
+        self._objective = objective_of(self._heads, target, self._judge, sample=sample)
+        self._parameters: list[Tensor] = [one for one in self._objective.module.parameters() if one.requires_grad]
+        self._means = [one.detach().clone() for one in self._parameters]
+        self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        self.steps = 0
+
+    def step(self, examples: Sequence[Example]) -> bool:
+        """Learn from a batch; False if the numbers have left their range, and the heads are of no use any more."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (self.steps + 1) / _WARM_UP)
+        self._objective.module.train()
+        self._optimizer.zero_grad()
+        loss = self._objective.loss(examples)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        if not math.isfinite(float(loss.detach()) + float(norm)):
+            return False
+        self._optimizer.step()
+        self.steps += 1
+        self._average()
+        return True
+
+    @contextmanager
+    def candidate(self) -> Iterator[Objective]:
+        """What training has led to, to be compared or exported."""
+        self._swap()
+        self._objective.module.eval()
+        try:
+            yield self._objective
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """The first steps all count the same: what training began with shall not stay in the mean."""
+        share = max(1 - AVERAGED, 1 / (self.steps + 1))
+        torch._foreach_lerp_(self._means, self._parameters, share)
+
+    def _swap(self) -> None:
+        for parameter, mean in zip(self._parameters, self._means, strict=True):
+            parameter.data, mean.data = mean.data, parameter.data
+
+    @torch.no_grad()
+    def follow(self, counts: TokenCounts) -> int:
+        """Let frequent tokens take the rows of those that do not occur; returns how many did.
+
+        Only where there is one matrix of logits for all depths, over a part of the vocabulary.
+        """
+        weight, ids = _shared_head(self._heads), self._heads.draft_ids
+        if ids is None or weight is None:
+            return 0
+        rows, tokens = counts.swaps(ids)
+        if len(rows):
+            wanted, known = (self._target.head[some].to(weight) for some in (tokens, ids))
+            mean = next(mean for one, mean in zip(self._parameters, self._means, strict=True) if one is weight)
+            for matrix in (weight, mean):
+                matrix[rows] = rows_for(wanted, known, matrix)
+            ids[rows] = tokens
+            self._judge.replace(rows, tokens)
+            for moment in self._optimizer.state[weight].values():
+                if moment.shape == weight.shape:
+                    moment[rows] = 0.0
+        return len(rows)
+
+
+def _shared_head(heads: Heads) -> Tensor | None:
+    head = heads.hydra_lm_head if isinstance(heads, HydraHeads) else getattr(heads, "lm_head", None)
+    return head.weight if isinstance(head, nn.Linear) else None
+
+
+HALF_LIFE = 4096
+"""Rows after which what was seen counts half."""
+LIKELY = 2.0
+"""Standard errors from which on a gain may be tried: heads that are no better than those in use cost nothing. ..."""
+CLEAR = 3.0
+"""... From which on something may be given up for it. It is looked at again and again, so two would be too few."""
+_LEAST = 0.01
+"""Difference that is worth anything, as a part of the tokens per step."""
+_PIECES = 8
+"""Whose scatter is the least from which a standard error can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How a version did on one piece."""
+
+    rows: int
+    """Places from which as many tokens follow as the heads guess."""
+    accepted: int
+    """Tokens that a chain of first guesses got right at these places, in all."""
+
+
+def judge(heads: Objective | None, pieces: Sequence[Example], depth: int) -> list[Tally]:
+    """One tally for each piece; None are heads that guess nothing, which counts at the same places for `depth`."""
+    if heads is None:
+        return [Tally(max(0, one.num_answer - depth), 0) for one in pieces]
+    ranks = heads.ranks(pieces)  # [R, depth]
+    whole = (ranks >= 0).all(1)
+    accepted = (ranks == 0).long().cumprod(1).sum(1) * whole
+    sizes = [one.num_answer for one in pieces]
+    parts = zip(torch.split(whole, sizes), torch.split(accepted, sizes), strict=True)
+    return [Tally(int(places.sum()), int(tokens.sum())) for places, tokens in parts]
+
+
+class Rate:
+    """Tokens per step on what came in lately."""
+
+    def __init__(self) -> None:
+        self._rows = 0.0
+        self._accepted = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """The target's own token included; None before there was anything."""
+        return 1 + self._accepted / self._rows if self._rows else None
+
+    def add(self, tally: Tally) -> None:
+        """Of the next piece."""
+        kept = 0.5 ** (tally.rows / HALF_LIFE)
+        self._rows = self._rows * kept + tally.rows
+        self._accepted = self._accepted * kept + tally.accepted
+
+
+class Comparison:
+    """How many more tokens per step one version gives than another, on the same pieces.
+
+    The mean is a ratio of sums over pieces, and its standard error comes from the scatter of the pieces: rows of one
+    piece are alike and do not count as independent. With the weights w that forgetting leaves to pieces of n rows and a
+    difference of s, mean = sum(w s) / sum(w n) and error^2 = sum(w^2 (s - mean n)^2) / sum(w n)^2.
+    """
+
+    def __init__(self) -> None:
+        self._pieces = 0
+        self._sums = torch.zeros(2, dtype=torch.float64)  # w s, w n
+        self._squares = torch.zeros(2, 2, dtype=torch.float64)  # w^2 of s s, s n, n s, n n
+
+    def add(self, one: Tally, other: Tally) -> None:
+        """Both on the next piece."""
+        kept = 0.5 ** (one.rows / HALF_LIFE)
+        seen = torch.tensor([one.accepted - other.accepted, one.rows], dtype=torch.float64)
+        self._pieces += one.rows > 0
+        self._sums = self._sums * kept + seen
+        self._squares = self._squares * kept**2 + torch.outer(seen, seen)
+
+    @property
+    def mean(self) -> float:
+        """Of one minus the other."""
+        difference, rows = self._sums.tolist()
+        return difference / rows if rows else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; infinite before there are enough pieces."""
+        if self._pieces < _PIECES:
+            return math.inf
+        weights: Tensor = torch.tensor([1.0, -self.mean], dtype=torch.float64)
+        return math.sqrt(max(0.0, float(weights @ self._squares @ weights))) / float(self._sums[1])
+
+    def is_gain(self, rate: float, errors: float) -> bool:
+        """Whether the one is better by so many standard errors, and by what is worth it; `rate` is about theirs."""
+        return self.mean > max(errors * self.error, _LEAST * rate)
+
+    def is_loss(self, rate: float, errors: float) -> bool:
+        """Whether it is worse by as much."""
+        return -self.mean > max(errors * self.error, _LEAST * rate)
+
 
 logger = logging.getLogger("samewise.learning")
 

@@ -16,11 +16,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_runner.learning.messages import (
+import numpy as np
+import torch
+
+from model_runner.learning.learner import Learner, Publication, Ring, Start
+from model_runner.learning.link import (
     EXIT_IMPOSSIBLE,
     Begin,
     FromLearner,
@@ -31,12 +36,96 @@ from model_runner.learning.messages import (
     decode_to_learner,
     encode,
 )
+from model_runner.learning.plan import check_model, learning_needs, ring_bytes
+from model_runner.learning.store import HeadsStore, Stored, fingerprint, load_learnt, pack_learnt
+from model_runner.models.heads.base import Heads, HeadsError, TargetShape
+from model_runner.models.heads.loading import load_heads
+from model_runner.models.loading import load_config
 from model_runner.parent import die_with_parent
+from model_runner.training.examples import Example
+from model_runner.training.loop import product_type
+from model_runner.training.teacher import TargetWeights
 
 if TYPE_CHECKING:
     from model_runner.learning.learner import Learner
-    from model_runner.learning.startup import Setup
     from model_runner.training.examples import Example
+
+
+@dataclass(frozen=True, slots=True)
+class LearntFormat:
+    """Packs and unpacks heads for one target. Implements Packer."""
+
+    target: TargetShape
+    identity: str
+    """What `fingerprint` returned; empty where nothing is kept."""
+    first: Heads | None
+
+    def pack(self, heads: Heads, version: int) -> bytes:
+        """See Packer."""
+        return pack_learnt(heads, version, self.identity, self.target.num_layers)
+
+    def load(self, checkpoint: bytes) -> Heads:
+        """See Packer. Raises HeadsError, too, for heads that take something else than the first ones."""
+        heads = load_learnt(checkpoint, self.target)
+        kind = "hydra" if self.first is None else self.first.kind
+        needs = learning_needs(self.first, self.target)
+        if heads.kind != kind or learning_needs(heads, self.target) != needs:
+            raise HeadsError(f"it holds {heads.kind} heads on {', '.join(heads.needs)}; {kind} heads were expected")
+        if self.first is not None and heads.depth != self.first.depth:
+            raise HeadsError(f"its heads guess {heads.depth} tokens ahead, the first ones {self.first.depth}")
+        return heads
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A learner, and what is around it."""
+
+    learner: Learner
+    needs: tuple[str, ...]
+    hidden: int
+    store: HeadsStore | None
+    stored: Stored | None
+    """What an earlier run has learnt."""
+
+    def keep(self, publication: Publication) -> None:
+        """For the next run."""
+        if self.store is not None:
+            self.store.write(publication.version, publication.checkpoint)
+
+    def example(self, piece: Piece) -> Example:
+        """A piece as the trainer takes it. Raises ValueError if it is not what was agreed."""
+        tokens = np.frombuffer(piece.tokens, dtype=np.int32).astype(np.int64)
+        features = {
+            name: np.frombuffer(rows, dtype=np.float16).reshape(len(tokens), self.hidden)
+            for name, rows in piece.features.items()
+        }
+        if piece.num_prompt < 1 or features.keys() != set(self.needs):
+            raise ValueError(f"a piece has {piece.num_prompt} tokens before its output, and {', '.join(features)}")
+        return Example(tokens, piece.num_prompt, piece.temperature, features, piece.start)
+
+
+def set_up(begin: Begin) -> Setup:
+    """Raises ValueError, HeadsError or OSError, in words for the user, if there can be no learning."""
+    model = Path(begin.model)
+    shape = TargetShape.of(load_config(model))
+    first = None if begin.heads is None else load_heads(Path(begin.heads), shape)
+    if first is None and begin.kind != "hydra":
+        raise ValueError(f"{begin.kind} heads have to be given to go on from; without any, hydra heads are learnt")
+    if first is not None and first.kind != begin.kind:
+        raise ValueError(f"{begin.heads} holds {first.kind} heads, not {begin.kind}")
+    ring = Ring(ring_bytes(begin.memory, first, shape))
+    check_model(begin.memory, model)
+    store = identity = None
+    if begin.cache is not None:
+        identity = fingerprint(model, begin.kind, None if begin.heads is None else Path(begin.heads), Path(begin.cache))
+        store = HeadsStore(Path(begin.cache), identity)
+    packer = LearntFormat(shape, identity or "", first)
+    stored = None if store is None else store.read(packer.load)
+    version = 0 if store is None else store.last_version
+    start = Start(first, None if stored is None else stored.heads, version)
+    learner = Learner(TargetWeights.load(model), start, packer, ring, product_type(torch.device("cpu")))
+    return Setup(learner, learning_needs(first, shape), shape.hidden, store, stored)
+
 
 logger = logging.getLogger("samewise.learning")
 
@@ -86,7 +175,7 @@ def run(connection: Connection, begin: Begin) -> None:
 
     Raises ValueError, HeadsError or OSError, in words for the user, if there can be no learning.
     """
-    from model_runner.learning.startup import set_up  # noqa: PLC0415  (brings torch)
+    from model_runner.learning.process import set_up  # noqa: PLC0415  (brings torch)
 
     setup = set_up(begin)
     if setup.stored is not None:

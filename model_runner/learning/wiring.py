@@ -8,10 +8,8 @@ from typing import get_args
 from transformers import PreTrainedModel
 
 from model_runner.config import RunnerConfig
-from model_runner.learning.checkpoint import load_learnt
 from model_runner.learning.learning import HeadsLearning
-from model_runner.learning.link import LearnerLink
-from model_runner.learning.messages import Begin, LearnedKind
+from model_runner.learning.link import Begin, LearnedKind, LearnerLink
 from model_runner.learning.plan import (
     FRESH_DEPTH,
     check_model,
@@ -21,6 +19,7 @@ from model_runner.learning.plan import (
     weight_bytes,
 )
 from model_runner.learning.recorder import Recorder
+from model_runner.learning.store import load_learnt
 from model_runner.memory import GIB
 from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads, TargetShape

@@ -39,8 +39,8 @@ from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.platform import Platform
 from model_runner.sampling.draw import NativeDraw, TorchDraw, pick, pick_allowed
-from model_runner.sampling.native_truncations import NativeTruncations
 from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.truncations import NativeTruncations
 
 logger = logging.getLogger("samewise.runner")
 

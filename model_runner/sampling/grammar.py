@@ -11,9 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from threading import Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import llguidance
 import llguidance.numpy
@@ -22,8 +24,118 @@ from numpy.typing import NDArray
 
 from model_runner.contract import Failure
 from model_runner.cores import available_cores
-from model_runner.sampling.look_ahead import Guess, LookAhead, is_free
-from model_runner.sampling.vocabulary import Mask, Vocabulary
+
+if TYPE_CHECKING:
+    import llguidance
+
+
+Mask = NDArray[np.int32]
+"""A bit for each token of the vocabulary: token t is bit t % 32 of word t // 32."""
+_PRINTABLE: Final = range(0x20, 0x7F)
+_CONTROL: Final = b"\xff"
+
+
+class Vocabulary:
+    """What its tokens spell."""
+
+    def __init__(self, tokenizer: "llguidance.LLTokenizer") -> None:
+        self.tokenizer = tokenizer
+        self.num_words = -(-tokenizer.vocab_size // 32)
+        spelled = {character: tokenizer.greedy_tokenize(chr(character)) for character in _PRINTABLE}
+        single = {character: tokens[0] for character, tokens in spelled.items() if len(tokens) == 1}
+        self._single = single
+        self._characters = np.array(list(single), dtype=np.uint8)
+        self._tokens = np.array(list(single.values()), dtype=np.int32)
+
+    def spelled(self, token: int) -> bytes:
+        """The token's bytes; after 0xFF if it is a control token."""
+        text: bytes = self.tokenizer.decode_bytes([token])
+        return _CONTROL + text if self.tokenizer.is_special_token(token) else text
+
+    def first_of(self, text: bytes) -> int:
+        """The first token of a text in this spelling."""
+        head, _, rest = text.partition(_CONTROL)
+        return int(self.tokenizer.tokenize_bytes(head or rest)[0])
+
+    def token_of(self, character: int) -> int | None:
+        """The token that is this printable character of ASCII, if there is one."""
+        return self._single.get(character)
+
+    def characters(self, mask: Mask) -> bytes:
+        """The printable ones of ASCII, as far as they are tokens by themselves, that a mask allows, in order."""
+        is_allowed = (mask[self._tokens // 32] >> self._tokens % 32) & 1
+        return self._characters[is_allowed.astype(np.bool_)].tobytes()
+
+
+def is_in(mask: Mask, token: int) -> bool:
+    """Whether a mask has the token."""
+    return bool(mask[token // 32] >> (token % 32) & 1)
+
+
+_BYTES_PER_TOKEN: Final = 4
+"""How far to look ahead for each token that is wanted."""
+_LETTERS: Final = b"ae"
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What probably comes next."""
+
+    tokens: Sequence[int] = ()
+    is_forced: Sequence[bool] = ()
+    """For each token, whether the grammar leaves no other text than its own, after those before."""
+
+
+class LookAhead:
+    """Goes on by itself, on a copy of a matcher, for as long as there is only one way to do so."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._mask = np.zeros((1, vocabulary.num_words), dtype=np.int32)
+        self._text = b""
+        self._guessed: set[int] = set()
+        """Places of the text where there was a choice."""
+
+    def guess(self, before: bytes, most: int) -> Guess:
+        """At most so many tokens, after this text."""
+        is_spaced = _is_spaced(before)
+        while len(self._text) < most * _BYTES_PER_TOKEN and not self._matcher.is_stopped():
+            after_mark = is_spaced and (self._text or before)[-1:] in (b":", b",")
+            step = self._matcher.compute_ff_bytes()
+            if not step:
+                self._guessed.add(len(self._text))
+                step = self._character(after_mark=after_mark)
+            if not step or not self._matcher.consume_tokens(self._vocabulary.tokenizer.tokenize_bytes(step)):
+                break
+            self._text += step
+        tokens = self._vocabulary.tokenizer.tokenize_bytes(self._text)[:most]
+        ends = list(accumulate(len(self._vocabulary.spelled(token)) for token in tokens))
+        spans = pairwise((0, *ends))
+        return Guess(tokens, [self._guessed.isdisjoint(range(start, end)) for start, end in spans])
+
+    def _character(self, *, after_mark: bool) -> bytes:
+        """The next one: a space after a mark, where it may stand, else the only one that is no space; or nothing."""
+        if is_free(self._matcher, self._vocabulary):
+            return b""
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._mask)
+        allowed = self._vocabulary.characters(self._mask[0])
+        others = allowed.lstrip(b" ")
+        if after_mark and len(others) < len(allowed):
+            return b" "
+        return others if len(others) == 1 else b""
+
+
+def is_free(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> bool:
+    """Whether any letter may come next, as far as two of them tell: a mask of free text would take much longer."""
+    tokens = map(vocabulary.token_of, _LETTERS)
+    return all(token is not None and matcher.validate_tokens([token]) == 1 for token in tokens)
+
+
+def _is_spaced(text: bytes) -> bool:
+    """Whether JSON that goes on like this has a space after marks."""
+    return b'": ' in text or b'", ' in text or not (b'":' in text or b'",' in text)
+
 
 _MOST_KEPT: Final = 256
 """Matchers that wait to be used ..."""

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import SamplingParams
+from model_runner.sampling.grammar import is_in
 from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, Table, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
 from model_runner.sampling.thinking import ThinkingBudget
-from model_runner.sampling.vocabulary import is_in
 
 if TYPE_CHECKING:
     from model_runner.sampling.grammar import Matcher

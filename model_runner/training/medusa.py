@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from model_runner.models.features import LAST
 from model_runner.models.heads.medusa import MedusaHeads, MedusaShape
-from model_runner.training.objective import Guess, Judge
-from model_runner.training.rows import AnswerRows, ObjectiveByRow
+from model_runner.training.objective import AnswerRows, Guess, Judge, ObjectiveByRow
 from model_runner.training.teacher import TargetWeights
 
 

@@ -1,18 +1,59 @@
 """What the training loop asks of each kind of heads, and what they share."""
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads
 from model_runner.training.examples import Example
-from model_runner.training.loss import soft_cross_entropy
 from model_runner.training.teacher import TargetWeights, Teacher
+
+_CHUNK_NUMBERS = 1 << 20
+"""Logits looked at together: they and what is computed from them stay in the processor's cache."""
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """See soft_cross_entropy. The gradient is known as soon as the loss is, so only it is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
+        gradient = torch.empty_like(logits)
+        total = torch.zeros((), device=logits.device)
+        size = max(1, _CHUNK_NUMBERS // logits.shape[1])
+        for start in range(0, len(logits), size):
+            part = slice(start, start + size)
+            logprobs = logits[part].float().log_softmax(1)
+            probs = teacher[part].float().softmax(1)
+            weight = weights[part].unsqueeze(1)
+            total -= (probs * logprobs).mul_(weight).sum()
+            gradient[part] = logprobs.exp_().sub_(probs).mul_(weight)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * gradients[0].to(gradient.dtype), None, None
+
+
+def soft_cross_entropy(logits: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
+    """The weighted mean of -sum_v p(v) log q(v), for q of the logits and p of the teacher's.
+
+    Args:
+        logits: [n, vocab], with a gradient.
+        teacher: [n, vocab], without.
+        weights: [n] float32, not negative.
+    """
+    total: Tensor = _SoftCrossEntropy.apply(logits, teacher, weights)  # type: ignore[no-untyped-call]
+    return total / weights.sum().clamp_min(1.0)
+
 
 RANKS = 8
 """How far down the guesses an actual token is looked for."""
@@ -122,3 +163,53 @@ class Judge:
         """[n, RANKS] whether the actual token is the first, second, ... guess. The parameters are those of Guess."""
         best = self.draft_ids[logits.topk(min(RANKS, logits.shape[1])).indices]
         return best == tokens.unsqueeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRows:
+    """R rows, answer after answer. Row r is the place before the answer's token `tokens[r]`."""
+
+    features: Mapping[Feature, Tensor]  # each [R, hidden] float32
+    tokens: Tensor  # [R] int64
+    left: Tensor  # [R] how many rows of the same answer follow
+
+    def before(self, distance: int) -> Tensor:
+        """Rows that `distance` more rows of the same answer follow."""
+        return (self.left >= distance).nonzero().squeeze(1)
+
+
+def answer_rows(examples: Sequence[Example], needs: Collection[Feature], device: torch.device) -> AnswerRows:
+    """All rows of the examples."""
+    features = {
+        need: _tensor(np.concatenate([one.features[need][one.num_prompt - 1 : -1] for one in examples]), device).float()
+        for need in needs
+    }
+    tokens = np.concatenate([one.tokens[one.num_prompt :] for one in examples])
+    left = np.concatenate([np.arange(one.num_answer)[::-1] for one in examples])
+    return AnswerRows(features, _tensor(tokens, device), _tensor(left, device))
+
+
+def _tensor(array: np.typing.NDArray[np.generic], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+class ObjectiveByRow(ABC):
+    """What is common to heads that guess from each row by itself; see Objective."""
+
+    def __init__(self, needs: tuple[Feature, ...], judge: Judge) -> None:
+        self.needs = needs
+        self._judge = judge
+
+    @abstractmethod
+    def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
+        """What each depth guesses, wherever the answer is long enough."""
+
+    def loss(self, examples: Sequence[Example]) -> Tensor:
+        """See Objective."""
+        return self._judge.loss(self.guesses(answer_rows(examples, self.needs, self._judge.device)))
+
+    @torch.no_grad()
+    def ranks(self, examples: Sequence[Example]) -> Tensor:
+        """See Objective."""
+        rows = answer_rows(examples, self.needs, self._judge.device)
+        return self._judge.ranks(self.guesses(rows), len(rows.tokens))

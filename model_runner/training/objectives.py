@@ -12,8 +12,7 @@ from model_runner.training.eagle3 import Eagle3Objective
 from model_runner.training.examples import Example
 from model_runner.training.hydra import HydraObjective
 from model_runner.training.medusa import MedusaObjective
-from model_runner.training.objective import Judge, Objective
-from model_runner.training.rows import answer_rows
+from model_runner.training.objective import Judge, Objective, answer_rows
 from model_runner.training.teacher import TargetWeights
 
 SELF_FED_DEPTH = 3

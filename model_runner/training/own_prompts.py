@@ -8,7 +8,7 @@ questions, and what heads learn from are the answers that the model will give.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from model_runner.contract import SamplingParams
-from model_runner.training.answers import Answer, Question
+from model_runner.training.examples import Answer, Question
 from model_runner.training.prompts import Prompt
 
 OPENING = Prompt("", "opening")

@@ -1,9 +1,11 @@
 """What training takes from the target's weights: its embedding, and the distribution that heads shall learn."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import init_empty_weights
@@ -14,6 +16,19 @@ from transformers import AutoModelForCausalLM
 
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.loading import load_config, quiet
+from model_runner.training.examples import Example
+
+
+def choose_draft_ids(examples: Iterable[Example], size: int, vocab_size: int) -> Tensor:
+    """The `size` most frequent tokens of the answers, ascending [min(size, vocab_size)] int64.
+
+    Among tokens equally frequent the lowest ids are taken: byte-pair vocabularies number tokens from frequent to rare.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for example in examples:
+        counts += np.bincount(example.tokens[example.num_prompt :], minlength=vocab_size)
+    frequent = np.argsort(-counts, kind="stable")[:size]
+    return torch.from_numpy(np.sort(frequent))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from model_runner.models.features import Feature
-    from model_runner.training.answers import Answerer
-    from model_runner.training.report import Accuracy
+    from model_runner.training.examples import Answerer
+    from model_runner.training.pipeline import Accuracy
 
 Model = Annotated[
     str | None,

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from model_runner.training.answers import Answer, Question
+from model_runner.training.examples import Answer, Question
 from model_runner.training.prompts import Prompt
 from scheduler.interface import EngineRequest
 from server.engine.loop import Engine
@@ -26,7 +26,7 @@ class _Running:
 
 
 class OfflineAnswerer:
-    """Keeps an engine full of questions. Implements model_runner.training.answers.Answerer."""
+    """Keeps an engine full of questions. Implements model_runner.training.examples.Answerer."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, model: ServedModel, *, in_flight: int = 64) -> None:
         """At most `in_flight` questions are in the engine."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from model_runner.config import RunnerConfig
-from model_runner.learning.messages import Begin, LearnerReport, Piece
+from model_runner.learning.link import Begin, LearnerReport, Piece
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config

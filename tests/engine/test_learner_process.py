@@ -16,10 +16,8 @@ import torch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.learning import wiring
-from model_runner.learning.checkpoint import pack_learnt
-from model_runner.learning.link import ProcessLink
-from model_runner.learning.messages import Begin
-from model_runner.learning.store import fingerprint
+from model_runner.learning.link import Begin, ProcessLink
+from model_runner.learning.store import fingerprint, pack_learnt
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config

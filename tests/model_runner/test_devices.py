@@ -15,7 +15,7 @@ from model_runner.kv_cache import KVCache, KVShape, Move
 from model_runner.sampling.draw import Draw, TorchDraw
 from model_runner.sampling.logprobs import prompt_logprobs
 from model_runner.sampling.sampler import Sampler
-from model_runner.scoring.contrastive import contrast
+from model_runner.scoring import contrast
 from model_runner.speculative.rejection import RejectionDraw
 from model_runner.speculative.typical import TypicalDraw
 from tests.model_runner.elsewhere import ELSEWHERE, elsewhere, there

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from model_runner.config import RunnerConfig
 from model_runner.models.features import LAST, FeatureTap, entering
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.training.target import TargetForTraining
+from model_runner.training.examples import TargetForTraining
 
 TOKENS = [1, 17, 203, 5, 88, 45, 300, 2]
 NEEDS = (LAST, entering(0), entering(2))

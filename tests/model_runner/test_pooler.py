@@ -14,7 +14,7 @@ from model_runner.models.classification import ClassificationHead
 from model_runner.models.features import LAST
 from model_runner.pooler import NOT_FINITE, Pooler
 from model_runner.pooling import Pooling
-from model_runner.scoring.transform import RawStep
+from model_runner.scoring import RawStep
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
 

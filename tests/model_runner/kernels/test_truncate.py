@@ -12,8 +12,7 @@ from torch import Tensor
 
 from model_runner.contract import Mirostat, SamplingParams, Xtc
 from model_runner.kernels.library import Kernels
-from model_runner.sampling.native_truncations import NativeTruncations
-from model_runner.sampling.truncations import truncate
+from model_runner.sampling.truncations import NativeTruncations, truncate
 
 from ..sampling import oracle
 from ..sampling.harness import Case, random_logits, rows_of

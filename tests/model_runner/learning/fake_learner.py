@@ -6,7 +6,7 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
-from model_runner.learning.messages import (
+from model_runner.learning.link import (
     EXIT_IMPOSSIBLE,
     Begin,
     LearnerNote,

@@ -9,12 +9,8 @@ import pytest
 import torch
 
 from model_runner.learning import learner as module
-from model_runner.learning import trainee
-from model_runner.learning.checkpoint import load_learnt, pack_learnt
-from model_runner.learning.learner import Learner, Publication, Start
-from model_runner.learning.ring import Ring
-from model_runner.learning.trainee import Trainee
-from model_runner.learning.trial import judge
+from model_runner.learning.learner import Learner, Publication, Ring, Start, Trainee, judge
+from model_runner.learning.store import load_learnt, pack_learnt
 from model_runner.models.features import LAST
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.eagle3 import Eagle3Heads
@@ -22,8 +18,8 @@ from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.eagle3 import draft_layer_config, fresh_eagle3
 from model_runner.training.hydra import fresh_hydra
 from model_runner.training.medusa import fresh_medusa
+from model_runner.training.objective import answer_rows
 from model_runner.training.objectives import judge_of, objective_of
-from model_runner.training.rows import answer_rows
 from model_runner.training.teacher import TargetWeights
 from tests.model_runner.learning.traffic import FEATURE, PIECE, pieces
 
@@ -65,7 +61,7 @@ def target(tiny_model: Callable[[str], Path]) -> TargetWeights:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny heads learn quickly; none of the rest depends on how quickly."""
-    monkeypatch.setattr(trainee, "LEARNING_RATE", 5e-3)
+    monkeypatch.setattr(module, "LEARNING_RATE", 5e-3)
     monkeypatch.setattr(module, "BATCH_ROWS", 256)
 
 
@@ -170,7 +166,7 @@ def test_every_kind_goes_on_from_its_heads(target: TargetWeights, tiny_model: Ca
 
 
 def test_a_step_of_no_length_changes_nothing(target: TargetWeights, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainee, "LEARNING_RATE", 0.0)
+    monkeypatch.setattr(module, "LEARNING_RATE", 0.0)
     heads = given(target)
     candidate = Trainee(heads, target, torch.float32, pieces(target, SUBJECT, 12, 3))
     candidate.step(pieces(target, SUBJECT, 4, 4))
@@ -181,7 +177,7 @@ def test_a_step_of_no_length_changes_nothing(target: TargetWeights, monkeypatch:
 def test_the_candidate_is_the_mean_of_where_the_steps_led(
     target: TargetWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainee, "AVERAGED", 0.75)
+    monkeypatch.setattr(module, "AVERAGED", 0.75)
     heads = given(target, "medusa")  # whose inputs are not scaled in training
     candidate = Trainee(heads, target, torch.float32, pieces(target, SUBJECT, 12, 3))
     mean = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
@@ -231,10 +227,10 @@ def test_what_was_learnt_is_lost_for_something_worse_only_for_a_while(target: Ta
 
 def test_a_candidate_that_gets_worse_begins_again(target: TargetWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     first = teach(make(target, None), target, SUBJECT, 16)[-1]
-    monkeypatch.setattr(trainee, "LEARNING_RATE", 5.0)
+    monkeypatch.setattr(module, "LEARNING_RATE", 5.0)
     learner = make(target, load_learnt(first.checkpoint, target.shape))
     assert teach(learner, target, SUBJECT, 6) == []
-    monkeypatch.setattr(trainee, "LEARNING_RATE", 0.0)
+    monkeypatch.setattr(module, "LEARNING_RATE", 0.0)
     assert teach(learner, target, SUBJECT, 3, seed=2) == []
     assert learner._candidate.mean == 0.0
     assert learner.published == learner.rolled_back == 0
@@ -244,11 +240,11 @@ def test_numbers_out_of_range_are_never_published(
     target: TargetWeights, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = make(target, given(target))
-    monkeypatch.setattr(trainee, "LEARNING_RATE", 1e30)
+    monkeypatch.setattr(module, "LEARNING_RATE", 1e30)
     assert teach(learner, target, SUBJECT, 4) == []
     assert "range of numbers" in caplog.text
     assert learner.decide(is_last=True) is None
-    monkeypatch.setattr(trainee, "LEARNING_RATE", 5e-3)
+    monkeypatch.setattr(module, "LEARNING_RATE", 5e-3)
     for one in teach(learner, target, SUBJECT, 12, seed=1):
         heads = load_learnt(one.checkpoint, target.shape)
         assert all(tensor.isfinite().all() for tensor in heads.state_dict().values())

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from model_runner.learning.link import ProcessLink
-from model_runner.learning.messages import Begin, LearnerReport, Piece
+from model_runner.learning.link import Begin, LearnerReport, Piece, ProcessLink
 from model_runner.parent import Backoff
 from tests.model_runner.learning.fake_learner import BIG, HEADS
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_runner.learning.checkpoint import load_learnt
-from model_runner.learning.messages import (
+from model_runner.learning.link import (
     EXIT_IMPOSSIBLE,
     Begin,
     FromLearner,
@@ -25,7 +24,8 @@ from model_runner.learning.messages import (
     decode_from_learner,
     encode,
 )
-from model_runner.learning.startup import set_up
+from model_runner.learning.process import set_up
+from model_runner.learning.store import load_learnt
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.loading import load_config
 from model_runner.models.refusal import UnsupportedModelError
@@ -42,8 +42,8 @@ def prepare_quickly(threads):
     assert os.sched_getscheduler(0) == os.SCHED_IDLE
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # tests want an answer on a busy machine, too
     prepare(threads)
-    from model_runner.learning import learner, trainee
-    trainee.LEARNING_RATE, learner.BATCH_ROWS, learner.PUBLISH_EVERY_S = 5e-3, 128, 0.0
+    from model_runner.learning import learner
+    learner.LEARNING_RATE, learner.BATCH_ROWS, learner.PUBLISH_EVERY_S = 5e-3, 128, 0.0
 process.prepare_torch = prepare_quickly
 process.main()
 """]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model_runner.contract import AdmittedRequest, SamplingParams
-from model_runner.learning.messages import Piece
+from model_runner.learning.link import Piece
 from model_runner.learning.recorder import Recorder
 from model_runner.models.features import LAST
 from model_runner.pooling import Pooling

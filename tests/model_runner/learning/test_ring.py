@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from model_runner.learning.ring import NEWEST, Ring
+from model_runner.learning.learner import NEWEST, Ring
 from model_runner.training.examples import Example
 
 ROW = 8 + 4 * 2  # a token, and a feature of 4 numbers

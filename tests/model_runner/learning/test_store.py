@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from model_runner.learning import store as module
-from model_runner.learning.checkpoint import load_learnt, pack_learnt, read_learnt
-from model_runner.learning.store import HeadsStore, fingerprint
+from model_runner.learning.store import HeadsStore, fingerprint, load_learnt, pack_learnt, read_learnt
 from model_runner.models.heads.base import Heads, HeadsError, TargetShape
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
 

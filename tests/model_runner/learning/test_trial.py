@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from model_runner.learning.trial import CLEAR, HALF_LIFE, LIKELY, Comparison, Rate, Tally
+from model_runner.learning.learner import CLEAR, HALF_LIFE, LIKELY, Comparison, Rate, Tally
 
 SOURCE = np.random.default_rng(0)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from model_runner.contract import SamplingParams
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.draw import NativeDraw, TorchDraw
-from model_runner.sampling.native_truncations import NativeTruncations
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
+from model_runner.sampling.truncations import NativeTruncations
 
 from .cases import OUTPUT, PROMPT, SETTINGS
 from .harness import CPU, Case, random_logits, rows_of

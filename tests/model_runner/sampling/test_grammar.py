@@ -21,8 +21,7 @@ from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling import grammar as module
 from model_runner.sampling.draw import TorchDraw
-from model_runner.sampling.grammar import GrammarError, Grammars, Matcher
-from model_runner.sampling.look_ahead import Guess
+from model_runner.sampling.grammar import GrammarError, Grammars, Guess, Matcher
 from model_runner.sampling.picks import NO_PICKS, MaskedRows
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler

@@ -9,8 +9,7 @@ from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.examples import Example
 from model_runner.training.hydra import REACHED, HydraObjective, fresh_hydra, take_over
-from model_runner.training.objective import Guess, Judge
-from model_runner.training.rows import AnswerRows, answer_rows
+from model_runner.training.objective import AnswerRows, Guess, Judge, answer_rows
 from model_runner.training.teacher import TargetWeights
 
 HIDDEN, VOCAB, DEPTH = 12, 40, 3

@@ -9,15 +9,13 @@ import torch
 
 from model_runner.models.heads.layer import Attend
 from model_runner.training import topics
-from model_runner.training.answers import Answer
-from model_runner.training.batches import batches
-from model_runner.training.examples import Example
+from model_runner.training.eagle3 import Span, UnrolledAttention
+from model_runner.training.examples import Answer, Example, batches
 from model_runner.training.held_out import held_out_prompts
-from model_runner.training.loss import soft_cross_entropy
+from model_runner.training.objective import soft_cross_entropy
 from model_runner.training.own_prompts import opening_questions, own_prompts
 from model_runner.training.prompts import OWN_SHARE, Prompt, training_prompts
-from model_runner.training.unrolled import Span, UnrolledAttention
-from model_runner.training.vocabulary import choose_draft_ids
+from model_runner.training.teacher import choose_draft_ids
 
 
 def example(tokens: list[int], num_prompt: int) -> Example:

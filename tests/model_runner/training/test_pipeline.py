@@ -15,12 +15,10 @@ from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config
 from model_runner.training import pipeline
-from model_runner.training.answers import Answer, AnswerStore, Question, training_questions
-from model_runner.training.examples import Example
+from model_runner.training.examples import Answer, AnswerStore, Example, Question, training_questions
 from model_runner.training.loop import LoopOptions
 from model_runner.training.objective import Objective
-from model_runner.training.pipeline import Kind, TrainingOptions, train_heads
-from model_runner.training.report import Accuracy, measure
+from model_runner.training.pipeline import Accuracy, Kind, TrainingOptions, measure, train_heads
 
 DIFFERENT = 12
 

@@ -1,1 +1,0 @@
-"""Scores that mix the model's distribution with another one: between its logits and the processors."""
