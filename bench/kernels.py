@@ -24,12 +24,12 @@ from bench.engine_environment import use_engine_environment
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.cpu import NativeAttention
 from model_runner.batch import Batch
-from model_runner.cores import available_cores
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.onednn import OneDNNPacker
+from model_runner.models.packed import OneDNNPacker
 from model_runner.models.repository import cache_folder
+from model_runner.processes import available_cores
 
 LINEARS = {"qkv": (960, 576), "output": (576, 576), "gate, up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}
 HEADS, KV_HEADS, DIM = 9, 3, 64

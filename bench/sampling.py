@@ -27,7 +27,7 @@ from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.truncations import NativeTruncations
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.draft_kv import Handouts
+from model_runner.speculative.draft_model import Handouts
 from model_runner.speculative.speculator import Speculator
 from model_runner.state import RunnerState
 

@@ -35,7 +35,7 @@ from model_runner.pooler import Pooler
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring import ContrastiveDecoding, Guidance, LayerContrast, ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.draft_kv import Handouts
+from model_runner.speculative.draft_model import Handouts
 from model_runner.speculative.grammar import GrammarProposer
 from model_runner.speculative.heads import (
     BY_WORTH,

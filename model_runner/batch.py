@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from model_runner.contract import Verification
+from model_runner.contract import Pooling, Verification
 from model_runner.draft_tree import DraftTree
-from model_runner.pooling import Pooling
 
 IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
@@ -159,3 +160,9 @@ def prompt_batch(prompts: Sequence[Sequence[int]], block_size: int) -> Batch:
 
 _NONE = np.empty(0, dtype=np.int64)
 NO_TOKENS = Batch(_NONE, _NONE, _NONE, [], _NONE, _NONE, _NONE, [], [])
+
+
+def to_device(array: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:
+    """The array on the device. On CUDA nobody waits: it leaves from memory that torch keeps until it has left."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

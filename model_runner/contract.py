@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from model_runner.pooling import Pooling
 from model_runner.shared_list import SharedList
 
 Verification = Literal["match", "rejection", "typical"]
@@ -111,6 +110,26 @@ class DoLa:
     layers: Literal["low", "high"] | tuple[int, ...]
     """The candidates: every other one of the lower or the upper half, or these. 0 is what enters the first layer."""
     alpha: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Which numbers."""
+
+    by: Literal["last", "mean", "logits", "classes"] = "last"
+    """last: the hidden state of the last token, after the model's final norm. mean: the mean of those of all tokens.
+    logits: of `tokens`, after the last token. classes: what the model's classification head makes of the last token's
+    hidden state."""
+    dimensions: int | None = None
+    """Keep so many of the first numbers; None keeps all."""
+    normalizes: bool = False
+    """Divide by the Euclidean length of what is kept."""
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether no token may be skipped because others computed it."""
+        return self.by == "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,3 +410,28 @@ class StepResult:
     out_of_memory: str = ""
     """What device or host said if memory ran out. Then the plan's releases, copies, admissions and blocks stand, but
     nothing was computed for anybody, and what the scheduled choices had offered to verify or to compare is lost."""
+
+
+def blamed(sampling: SamplingParams) -> str:
+    """The fields that may have barred tokens, or made some impossible, by their names in requests."""
+    used = {
+        "logit_bias": sampling.logit_bias,
+        "allowed_token_ids": sampling.allowed_token_ids is not None,
+        "thinking_token_budget": sampling.thinking,
+        "grammar": sampling.grammar,
+        "stop_token_ids": sampling.grammar and len(sampling.stop_token_ids) > 1,  # they are no text then
+        "bad_words": sampling.bad_words,
+        "min_tokens": sampling.min_tokens,
+        "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
+        "repetition_penalty": sampling.repetition_penalty != 1,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "dry_multiplier": sampling.dry,
+        "exponential_decay_length_penalty": sampling.exponential_decay_length_penalty,
+    }
+    return ", ".join(name for name, value in used.items() if value)
+
+
+def no_token_left(sampling: SamplingParams) -> Failure:
+    """The end of a choice for which no token can be drawn."""
+    return Failure(f"no token can be chosen with these settings: {blamed(sampling)}", by_request=True)

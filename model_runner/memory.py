@@ -191,3 +191,20 @@ def _size(num_bytes: int) -> str:
         if num_bytes >= scale:
             return f"{num_bytes / scale:.1f} {unit}"
     return f"{num_bytes} bytes"
+
+
+_HOST_TENSORS = ("you tried to allocate", "std::bad_alloc")
+"""Torch has no class of errors for the memory of tensors on the CPU."""
+
+
+def shortage(error: Exception) -> str:
+    """What an error says if it says that memory ran out: never empty.
+
+    Raises:
+        Exception: the error itself, if it says anything else.
+    """
+    says = str(error)
+    is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if is_memory or (isinstance(error, RuntimeError) and any(words in says for words in _HOST_TENSORS)):
+        return says or "the host has no memory left"
+    raise error

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import IntArray, PooledRows
-from model_runner.contract import Failure, SamplingParams
+from model_runner.contract import Failure, Pooling, SamplingParams
 from model_runner.models.classification import ClassificationHead, FloatArray
 from model_runner.models.features import LAST, Feature
-from model_runner.pooling import Pooling
 from model_runner.scoring import RawStep
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice

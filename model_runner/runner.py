@@ -26,13 +26,13 @@ from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
 from model_runner.kv_cache import Move
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
+from model_runner.memory import shortage
 from model_runner.models.refusal import refused
 from model_runner.platforms.platform import Platform
 from model_runner.runner_interface import LaunchedStep
 from model_runner.sampling.logprobs import logprobs_of_prompts
 from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.scoring import RawStep
-from model_runner.shortage import shortage
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.step_times import StepTimes

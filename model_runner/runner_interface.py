@@ -1,5 +1,6 @@
 """What the engine drives: something that executes plans. Plain data and no torch, as in contract.py."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -53,3 +54,25 @@ class Runner(Protocol):
     def learning_stats(self) -> LearningStats | None:
         """What came of learning since the start; None where nothing is learnt."""
         ...
+
+
+class DoneAtLaunch(ABC):
+    """What makes a Runner of one that can only execute."""
+
+    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
+        """See Runner.prepare."""
+        return None
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See Runner.execute."""
+
+    def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
+        """See Runner.launch."""
+        assert not is_ahead, "no step can follow"
+        done = self.execute(plan)
+        return LaunchedStep(can_follow=False, result=lambda: done)
+
+    def learning_stats(self) -> LearningStats | None:
+        """See Runner.learning_stats."""
+        return None

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from model_runner.blame import blamed
-from model_runner.contract import Candidate, ChoiceResult, Failure, SamplingParams, TokenLogprobs
+from model_runner.contract import Candidate, ChoiceResult, Failure, SamplingParams, TokenLogprobs, blamed
 from scheduler.beam_search import BeamSearcher, Continuation, Finished, Rules
 from scheduler.history import ChoiceHistory
 from scheduler.interface import (

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from bench.on_gpu.timing import Spans, watch
 from model_runner.config import RunnerConfig
-from model_runner.cuda_graphs import CudaGraphs, GraphMaker
 from model_runner.platforms.cuda import CudaPlatform
+from model_runner.platforms.cuda_graphs import CudaGraphs, GraphMaker
 
 Result = TypeVar("Result")
 

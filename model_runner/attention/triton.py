@@ -9,11 +9,17 @@ from torch import Tensor
 
 from model_runner.attention.attention_plan import AttentionPlan, Cutting, empty_items, longest_run, make_plan
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
-from model_runner.attention.cache_layer import cache_layer
 from model_runner.batch import Batch
 from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Step, attend, padded
-from model_runner.kernels.triton.kv_write import write_kv
+from model_runner.kernels.triton.kv_write import CacheLayer, write_kv
 from model_runner.kv_cache import LARGEST, KVCache
+
+
+def cache_layer(cache: KVCache, layer: int) -> CacheLayer:
+    """Where the kernels find a layer's keys and values."""
+    scales = (cache.key_scales[layer], cache.value_scales[layer]) if cache.key_scales else (None, None)
+    return CacheLayer(cache.keys[layer], cache.values[layer], *scales)
+
 
 _EXACT_M = 64
 """Rows of a tile in exact mode: those of a Hopper tensor core's wide products, for a single token as for a prompt."""

@@ -8,8 +8,8 @@ from model_runner.contract import AdmittedRequest
 from model_runner.info import LearningStats
 from model_runner.learning.link import LearnerLink
 from model_runner.learning.recorder import Recorder
+from model_runner.memory import shortage
 from model_runner.models.features import Feature
-from model_runner.shortage import shortage
 from model_runner.speculative.proposer import TargetStep
 
 logger = logging.getLogger("samewise.learning")

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Literal, Protocol
 
 from model_runner.models.heads.base import Heads
-from model_runner.parent import Backoff, describe_end, isolated_module
+from model_runner.processes import Backoff, describe_end, isolated_module
 
 EXIT_IMPOSSIBLE = 65
 """Exit code of a learner that would end in the same way if it was started again."""

@@ -41,7 +41,7 @@ from model_runner.learning.store import HeadsStore, Stored, fingerprint, load_le
 from model_runner.models.heads.base import Heads, HeadsError, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config
-from model_runner.parent import die_with_parent
+from model_runner.processes import die_with_parent
 from model_runner.training.examples import Example
 from model_runner.training.loop import product_type
 from model_runner.training.teacher import TargetWeights

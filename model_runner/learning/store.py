@@ -24,11 +24,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from model_runner.models.content_hash import hash_file
 from model_runner.models.heads.base import Heads, HeadsError, TargetShape
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
-from model_runner.models.heads.loading import heads_of
-from model_runner.models.heads.saving import heads_checkpoint, stored_as
+from model_runner.models.heads.loading import heads_checkpoint, heads_of, stored_as
+from model_runner.models.repository import hash_file
 
 _METADATA = "__metadata__"
 _ALIGNMENT = 8

@@ -27,8 +27,7 @@ from model_runner.models.repository import cache_folder
 from model_runner.platforms.platform import Platform
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.growing import GrowthLimits
-from model_runner.speculative.heads import BY_WORTH, HeadsProposer, method_of
-from model_runner.speculative.hydra import HydraProposer
+from model_runner.speculative.heads import BY_WORTH, HeadsProposer, HydraProposer, method_of
 
 _THREADS = 1
 _RING_BYTES = GIB // 4

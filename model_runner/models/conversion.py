@@ -13,11 +13,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from model_runner.models.gguf_checks import check_config, check_head, check_tensors
-from model_runner.models.gguf_file import GgufFile, read_gguf
-from model_runner.models.gguf_splitting import check_splitting, set_splitting
+from model_runner.models.gguf import (
+    GgufFile,
+    check_config,
+    check_head,
+    check_splitting,
+    check_tensors,
+    read_gguf,
+    set_splitting,
+)
 from model_runner.models.refusal import UnsupportedModelError, refused
-from model_runner.parent import die_with_parent
+from model_runner.processes import die_with_parent
 
 
 def convert_gguf(source: Path, target: Path) -> None:

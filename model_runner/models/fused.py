@@ -11,8 +11,8 @@ from model_runner.kernels.library import NativeWeight
 from model_runner.kernels.structs import AttentionStruct, DecoderLayerStruct, KVCacheStruct
 from model_runner.models.decoder_form import DecoderForm, replace_recognised
 from model_runner.models.hf_attention import StepAttention
-from model_runner.models.native import NativePacker
 from model_runner.models.native_experts import ACTIVATIONS, RoutedExperts
+from model_runner.models.packed import NativePacker
 
 
 class FusedDecoderLayer(nn.Module):

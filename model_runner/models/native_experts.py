@@ -11,7 +11,7 @@ from model_runner.kernels.library import NativeWeight
 from model_runner.kernels.structs import ExpertsStruct, WeightStruct
 from model_runner.models.decoder_form import Activation, Experts, activation_of
 from model_runner.models.experts import has_usual_gate
-from model_runner.models.native import NativePacker
+from model_runner.models.packed import NativePacker
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 _SCORINGS = {"softmax": 0, "sigmoid": 1}

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
-from model_runner.batch import Batch, IntArray
-from model_runner.host_arrays import to_device
+from model_runner.batch import Batch, IntArray, to_device
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention

@@ -15,7 +15,6 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
-from model_runner.cores import available_cores
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
@@ -28,16 +27,14 @@ from model_runner.models.fused import bind_layers, fuse_layers, part_layers
 from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.inspection import ModelShape
 from model_runner.models.loading import load_model
-from model_runner.models.native import NativePacker
 from model_runner.models.native_experts import make_native_experts
-from model_runner.models.native_model import NativeModel, read_native_model
-from model_runner.models.native_target import NativeEarlyExit, NativeTargetModel
-from model_runner.models.onednn import OneDNNPacker
-from model_runner.models.packed import Packer, pack_weights
+from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, read_native_model
+from model_runner.models.packed import NativePacker, OneDNNPacker, Packer, pack_weights
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.platform import Platform
+from model_runner.processes import available_cores
 from model_runner.sampling.draw import NativeDraw, TorchDraw, pick, pick_allowed
 from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.truncations import NativeTruncations

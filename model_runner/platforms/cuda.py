@@ -15,23 +15,27 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
-from model_runner.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
 from model_runner.kernels.triton.linear_fp8 import FP8
 from model_runner.kernels.triton.pick import pick
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
 from model_runner.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.models.checkpoint_quantization import is_quantized
-from model_runner.models.compiled import compile_layers
-from model_runner.models.cuda_layer import replace_layers
-from model_runner.models.cuda_linear import GpuWeightKind, make_product, tile_shapes_agree
-from model_runner.models.cuda_norms import replace_norms
+from model_runner.models.cuda_layer import compile_layers, replace_layers, replace_norms
+from model_runner.models.cuda_linear import (
+    GROUPED_EXPERTS_NAME,
+    GpuWeightKind,
+    group_experts,
+    make_product,
+    register_grouped_experts,
+    tile_shapes_agree,
+)
 from model_runner.models.features import Feature
-from model_runner.models.grouped_experts import GROUPED_EXPERTS_NAME, group_experts, register_grouped_experts
 from model_runner.models.inspection import ModelShape
 from model_runner.models.loading import load_config, load_model
 from model_runner.models.packed import pack_weights
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
 from model_runner.platforms.platform import Platform
 from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.triton_draw import TritonDraw

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import Failure
-from model_runner.cores import available_cores
+from model_runner.processes import available_cores
 
 if TYPE_CHECKING:
     import llguidance

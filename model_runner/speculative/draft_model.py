@@ -1,16 +1,199 @@
 """Drafts by a model: a smaller one with the same tokenizer, or the target's own first layers."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from model_runner.batch import Batch, IntArray, TreePaths
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.models.features import Feature
 from model_runner.models.target import TargetModel
-from model_runner.speculative.draft_kv import DraftKV
 from model_runner.speculative.growing import Bud, GrowthLimits, grow
-from model_runner.speculative.proposer import NewChoice, TargetStep
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
+
+
+def num_draft_blocks(num_blocks: int, max_num_seqs: int, block_size: int, nodes: int) -> int:
+    """Blocks of a cache for drafts: one for each of the target's, and for each choice some for `nodes` tree nodes."""
+    return num_blocks + max_num_seqs * _scratch_of_slot(block_size, nodes)
+
+
+def _scratch_of_slot(block_size: int, nodes: int) -> int:
+    return -(-(nodes + 1) // block_size)  # the last known token may have no block yet, and goes there as well
+
+
+@dataclass(slots=True)
+class _Slot:
+    length: int
+    """Leading tokens whose keys and values are in the cache."""
+    num_blocks: int
+    """Blocks of the choice that were looked at."""
+    table: list[int] = field(default_factory=list)
+    """The choice's blocks, then its scratch blocks."""
+    paths: dict[int, list[int]] = field(default_factory=dict)
+    """Of each node of the tree that is growing: the places of its ancestors and its own."""
+
+
+class Handouts:
+    """How often each of the target's blocks was handed out to be written to.
+
+    Who gets a block may use another drafter, or none, and those after that find its new content in the prefix cache. So
+    what a drafter has of a block counts until the next time, whoever gets it.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._counts = np.zeros(num_blocks, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """How many blocks there are."""
+        return len(self._counts)
+
+    def note(self, blocks: Sequence[int]) -> None:
+        """These are handed out. Each stands there once."""
+        self._counts[np.array(blocks, dtype=np.int64)] += 1
+
+    def of(self, blocks: Sequence[int]) -> IntArray:
+        """How often each of these was."""
+        return self._counts[np.array(blocks, dtype=np.int64)]
+
+
+class DraftKV:
+    """Which keys and values a drafter has, and batches for those that it computes next.
+
+    A known token has its keys and values in the block, and at the place in it, where the target has its own: what the
+    prefix cache or a fork finds for the target, it finds for the drafter, too. Nodes of a tree have theirs in scratch
+    blocks of the slot, for no longer than the tree grows.
+
+        table   | the choice's blocks ......................... | scratch blocks         |
+                | known tokens, at their own places             | last token?  | nodes   |
+    """
+
+    def __init__(
+        self, handouts: Handouts, block_size: int, nodes: int, *, is_targets: bool = False, lag: int = 0
+    ) -> None:
+        """
+        Args:
+            handouts: of the target's blocks.
+            block_size: of both.
+            nodes: of one tree that are computed, at most.
+            is_targets: whether the cache is the target's own, which fills it.
+            lag: how many of the last known tokens have no keys and values; the tree grows from the one before them.
+        """
+        self._lag = lag
+        self._is_targets = is_targets
+        self._handouts = handouts
+        self._block_size = block_size
+        self._scratch = _scratch_of_slot(block_size, nodes)
+        self._filled_in = np.full(len(handouts), -1, dtype=np.int64)
+        """How often a block had been handed out when all its tokens had their keys and values here."""
+        self._slots: dict[int, _Slot] = {}
+
+    def begin(self, choice: NewChoice) -> None:
+        """A choice begins; what is in the blocks that it shares need not be computed again if it is here."""
+        shared = choice.blocks[: choice.num_computed // self._block_size]
+        is_filled = self._filled_in[list(shared)] == self._handouts.of(shared)
+        num_filled = int(np.logical_and.accumulate(is_filled).sum())
+        self._slots[choice.slot] = _Slot(num_filled * self._block_size, len(choice.blocks))
+
+    def end(self, slot: int) -> None:
+        """A choice has ended."""
+        del self._slots[slot]
+
+    def missing(self, step: ChoiceStep, end: int) -> range:
+        """Positions below `end` that are still to be computed. Begins a new step of the choice."""
+        slot = self._take_up(step)
+        if self._is_targets:
+            slot.length = step.num_computed
+        return range(min(slot.length, end - 1), end)
+
+    def computed(self, step: ChoiceStep) -> range:
+        """Positions that the target computed in the step. Begins a new step of the choice."""
+        self._take_up(step)
+        return range(step.num_computed - len(step.rows), step.num_computed)
+
+    def _take_up(self, step: ChoiceStep) -> _Slot:
+        slot = self._slots[step.slot]
+        slot.num_blocks = len(step.blocks)
+        first = len(self._handouts) + step.slot * self._scratch
+        slot.table = [*step.blocks, *range(first, first + self._scratch)]
+        slot.paths = {}
+        return slot
+
+    def known_batch(self, steps: Sequence[ChoiceStep], spans: Sequence[range]) -> Batch:
+        """Known tokens of these choices at these positions; logits are wanted of the last of each."""
+        places = [position for span in spans for position in span]
+        positions = np.array(places, dtype=np.int64)
+        choice_of = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
+        tokens = [
+            token for step, span in zip(steps, spans, strict=True) for token in step.tokens[span.start : span.stop]
+        ]
+        tables = [self._slots[step.slot].table for step in steps]
+        last = np.cumsum([len(span) for span in spans]) - 1
+        return self._batch(np.array(tokens), positions, positions, choice_of, tables, last)
+
+    def keep(self, step: ChoiceStep, span: range) -> None:
+        """Known tokens at these positions were computed. Those that have no block yet will have to be again."""
+        slot = self._slots[step.slot]
+        slot.length = min(span.stop, len(step.blocks) * self._block_size)
+        filled = step.blocks[span.start // self._block_size : slot.length // self._block_size]
+        self._filled_in[list(filled)] = self._handouts.of(filled)
+
+    def node_batch(self, buds: Sequence[Bud]) -> Batch:
+        """Nodes of trees, whose ancestors but the root were in earlier such batches; logits are wanted of all."""
+        choices = sorted({bud.choice for bud in buds})
+        ordered = sorted(range(len(buds)), key=lambda index: buds[index].choice)
+        paths = [self._path(buds[index]) for index in ordered]
+        nodes = [buds[index] for index in ordered]
+        start = np.array([len(bud.step.tokens) - self._lag for bud in nodes], dtype=np.int64)
+        positions = start - 1 + np.array([bud.depth for bud in nodes], dtype=np.int64)
+        row_of = np.argsort(ordered)  # of each bud
+        first = np.cumsum([0, *(len(path) for path in paths)])
+        slots = {bud.choice: self._slots[bud.step.slot] for bud in nodes}
+        return self._batch(
+            np.array([bud.token for bud in nodes]),
+            positions,
+            np.array([path[-1] for path in paths], dtype=np.int64),
+            np.searchsorted(choices, [bud.choice for bud in nodes]),
+            [slots[choice].table for choice in choices],
+            row_of,
+            TreePaths(start, first, np.array([place for path in paths for place in path], dtype=np.int64)),
+        )
+
+    def _path(self, bud: Bud) -> list[int]:
+        """Places of the node's ancestors and its own, which it gets now."""
+        slot = self._slots[bud.step.slot]
+        first = max(len(bud.step.tokens) - self._lag, slot.num_blocks * self._block_size)
+        path = [*slot.paths.get(bud.parent, ()), first + len(slot.paths)]
+        slot.paths[bud.node] = path
+        return path
+
+    def _batch(
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        places: IntArray,
+        choice_of: IntArray,
+        tables: list[list[int]],
+        logits_index: IntArray,
+        paths: TreePaths | None = None,
+    ) -> Batch:
+        block_of = np.array(
+            [tables[choice][place // self._block_size] for choice, place in zip(choice_of, places, strict=True)]
+        )
+        return Batch(
+            tokens=tokens,
+            positions=positions,
+            choice_of=choice_of,
+            block_tables=tables,
+            block_of=block_of,
+            offset_of=places % self._block_size,
+            logits_index=logits_index,
+            samples=[],
+            prompt_rows=[],
+            paths=paths,
+        )
 
 
 class DraftModelProposer:

@@ -8,15 +8,13 @@ from transformers import PreTrainedModel
 from model_runner.kernels.build import NoKernelsError, build_suffix
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import TargetModel
-from model_runner.speculative.draft_kv import DraftKV, Handouts, num_draft_blocks
-from model_runner.speculative.draft_model import DraftModelProposer
+from model_runner.speculative.draft_model import DraftKV, DraftModelProposer, Handouts, num_draft_blocks
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.lookahead import LookaheadProposer
-from model_runner.speculative.native_suffix import SuffixLibrary
 from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import Proposer
-from model_runner.speculative.suffix import SuffixProposer
+from model_runner.speculative.suffix import SuffixLibrary, SuffixProposer
 
 logger = logging.getLogger("samewise.runner")
 

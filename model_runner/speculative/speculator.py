@@ -16,10 +16,9 @@ from model_runner.speculative.budget import Budget, Offer
 from model_runner.speculative.calibration import Calibration
 from model_runner.speculative.grammar import MatcherOf, prune
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
-from model_runner.speculative.rejection import blind_confidence
 from model_runner.speculative.step_load import StepLoad
 from model_runner.speculative.tally import Tally
-from model_runner.speculative.verify import Verdict
+from model_runner.speculative.verify import Verdict, blind_confidence
 
 
 @dataclass(slots=True)

@@ -1,14 +1,277 @@
 """SuffixDecoding: what followed the longest stretch of the last tokens, here and in earlier answers."""
 
+import ctypes
+import weakref
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from ctypes import POINTER, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
-from model_runner.draft_tree import DraftTree
+import numpy as np
+
+from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.kernels.build import NoKernelsError
 from model_runner.models.features import Feature
 from model_runner.speculative.intake import share_out
-from model_runner.speculative.native_suffix import DEPTH, DraftCall, NativeChoice, SuffixLibrary
-from model_runner.speculative.past_outputs import PastOutputs
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
+
+DEPTH = 64
+"""Tokens of context that are looked at, at most, those of a draft included."""
+
+
+class _WriterStruct(ctypes.Structure):
+    """SwWriter."""
+
+    _fields_ = (("last", c_int32), ("end_state", c_int32), ("end_length", c_int32))
+
+
+_SIGNATURES = {
+    "sw_create_automaton": (c_void_p, [c_int32]),
+    "sw_destroy_automaton": (None, [c_void_p]),
+    "sw_extend": (c_int32, [c_void_p, POINTER(_WriterStruct), c_void_p, c_int64, c_int32]),
+    "sw_create_choice": (c_void_p, [c_int32, c_void_p, c_int64]),
+    "sw_destroy_choice": (None, [c_void_p]),
+    "sw_propose": (c_int32, [c_void_p, c_int64, *[c_void_p] * 5]),
+}
+_STEP_FIELDS = 8
+"""Numbers of 64 bits that an SwChoiceStep is."""
+
+
+class SuffixLibrary:
+    """The loaded library. One call at a time for each automaton and choice."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises NoKernelsError if the library cannot be loaded."""
+        try:
+            self.functions = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NoKernelsError(f"the native library suffix cannot be loaded: {error}") from error
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self.functions, name)
+            function.restype, function.argtypes = result, arguments
+
+
+class SuffixAutomaton:
+    """Of past outputs; see kernels/suffix/automaton.h."""
+
+    def __init__(self, library: SuffixLibrary, depth: int = DEPTH) -> None:
+        self.functions = library.functions
+        self.handle: int = _not_null(self.functions.sw_create_automaton(depth))
+        weakref.finalize(self, self.functions.sw_destroy_automaton, self.handle)
+
+
+class Writer:
+    """Adds one sequence to an automaton; several can take turns."""
+
+    def __init__(self, automaton: SuffixAutomaton) -> None:
+        self._automaton = automaton
+        self._struct = _WriterStruct()
+
+    def extend(self, tokens: "array[int]", *, counted: bool = True) -> None:
+        """Add tokens; if they are only context, strings that end in them are not counted as occurrences."""
+        automaton, (address, count) = self._automaton, tokens.buffer_info()
+        _check(automaton.functions.sw_extend(automaton.handle, self._struct, address, count, counted))
+
+
+class NativeChoice:
+    """A running choice's own automaton, and where its last tokens stand in those of past outputs."""
+
+    def __init__(self, library: SuffixLibrary, tokens: Sequence[int], depth: int = DEPTH) -> None:
+        """Begins after the last `depth` of the tokens, which are still to be taken in."""
+        functions, context = library.functions, as_tokens(tokens[-depth:])
+        self.handle: int = _not_null(functions.sw_create_choice(depth, *context.buffer_info()))
+        weakref.finalize(self, functions.sw_destroy_choice, self.handle)
+
+
+class DraftCall:
+    """What a step brought some choices, gathered for one native call, and the trees that it drafts for them.
+
+    Whoever adds choices and automata keeps them alive until then.
+    """
+
+    def __init__(self, library: SuffixLibrary) -> None:
+        self._propose = library.functions.sw_propose
+        self._choices: list[int] = []
+        self._tokens: list[int] = []
+        self._room = 0
+
+    def add(self, choice: NativeChoice, taken_in: Sequence[int]) -> None:
+        """A choice whose prompt is being computed: it takes in tokens, and nothing is drafted."""
+        self._choices += (choice.handle, 0, 0, len(taken_in), 0, 0, 0, 0)
+        self._tokens += taken_in
+
+    def add_running(
+        self,
+        choice: NativeChoice,
+        taken_in: Sequence[int],
+        new: Sequence[int],
+        past: Sequence[SuffixAutomaton],
+        *,
+        is_whole: bool,
+        max_nodes: int,
+    ) -> None:
+        """A choice that is drafted for.
+
+        Args:
+            choice: from its own tokens, and ...
+            taken_in: tokens for its own automaton, in order.
+            new: what is known since this was called last, or since it began.
+            past: ... from at most two automata of past outputs.
+            is_whole: whether its own automaton has all its tokens now.
+            max_nodes: of the tree.
+        """
+        handles = [automaton.handle for automaton in past] + [0, 0]
+        self._choices += (choice.handle, *handles[:2], len(taken_in), is_whole, 1, len(new), max_nodes)
+        self._tokens += taken_in
+        self._tokens += new
+        self._room += max_nodes
+
+    def trees(self) -> list[DraftTree]:
+        """One for each choice that was added."""
+        choices, tokens = array("q", self._choices), as_tokens(self._tokens)
+        count = len(choices) // _STEP_FIELDS
+        num_nodes = np.empty(count, dtype=np.int32)
+        columns = np.empty(self._room, np.int32), np.empty(self._room, np.int32), np.empty(self._room)
+        outputs = (column.ctypes.data for column in (num_nodes, *columns))
+        _check(self._propose(choices.buffer_info()[0], count, tokens.buffer_info()[0], *outputs))
+        ends = [0, *num_nodes.cumsum().tolist()]
+        token_of, parents, confidence = (tuple(column[: ends[-1]].tolist()) for column in columns)
+        return [
+            DraftTree(token_of[start:end], parents[start:end], confidence[start:end]) if start < end else NO_DRAFT
+            for start, end in pairwise(ends)
+        ]
+
+
+def as_tokens(tokens: Sequence[int]) -> "array[int]":
+    """As the library takes them."""
+    return array("i", tokens)
+
+
+def _not_null(handle: int | None) -> int:
+    if handle is None:
+        raise MemoryError("out of memory for a suffix automaton")
+    return handle
+
+
+def _check(code: int) -> None:
+    if code:
+        raise MemoryError("out of memory in a suffix automaton")
+
+
+_GENERATION = 1 << 16
+"""Tokens after which a salt's next output opens a new automaton; it keeps the one before, and no third."""
+_LIMIT = 1 << 18
+"""Tokens in all automata together: about 20 MB."""
+
+
+@dataclass(slots=True, eq=False)
+class _Generation:
+    """The outputs of one salt in some period."""
+
+    salt: str
+    automaton: SuffixAutomaton
+    num_tokens: int = 0
+    """Those that are not taken in yet included."""
+
+
+@dataclass(slots=True)
+class _Output:
+    """An output on its way into a generation."""
+
+    generation: _Generation
+    writer: Writer
+    tokens: "array[int]"
+    """The context before it, then the output."""
+    num_context: int
+    num_taken_in: int = 0
+
+    def take_in(self, most: int) -> int:
+        """Write so many more tokens, or all that are left; returns how many these were."""
+        start, end = self.num_taken_in, min(self.num_taken_in + most, len(self.tokens))
+        middle = min(max(start, self.num_context), end)
+        self.writer.extend(self.tokens[start:middle], counted=False)
+        self.writer.extend(self.tokens[middle:end])
+        self.num_taken_in = end
+        return end - start
+
+
+class PastOutputs:
+    """First in, first out, by generations: nothing can be taken from an automaton, so old ones are dropped whole.
+
+    A salt never sees what others generated: how fast an answer comes would tell. Over the limit, generations go from
+    the salt that has gone longest without a new output.
+    """
+
+    def __init__(self, library: SuffixLibrary, generation: int = _GENERATION, limit: int = _LIMIT) -> None:
+        """
+        Args:
+            library: makes the automata.
+            generation: tokens of a full one.
+            limit: tokens of all.
+        """
+        self._library = library
+        self._generation = generation
+        self._limit = limit
+        self._waiting: deque[_Output] = deque()
+        self._salts: dict[str, list[_Generation]] = {}
+        """Those that got an output last at the end; of each, the newest generation at the end."""
+        self.num_tokens = 0
+
+    def of_salt(self, salt: str) -> list[SuffixAutomaton]:
+        """At most two, the older one first."""
+        return [generation.automaton for generation in self._salts.get(salt, ())]
+
+    def add(self, salt: str, context: Sequence[int], tokens: Sequence[int]) -> None:
+        """Keep some output, found by the context before it and by itself; only the output counts as having occurred.
+
+        It is found once `take_in` has come to it. Raises MemoryError, and keeps nothing of it, if there is no memory.
+        """
+        if not tokens:
+            return
+        generations = self._salts.get(salt, [])
+        newest = generations[-1] if generations else None
+        if newest is None or newest.num_tokens >= self._generation:
+            newest = _Generation(salt, SuffixAutomaton(self._library))
+            generations = [*generations, newest]
+        self._waiting.append(_Output(newest, Writer(newest.automaton), as_tokens([*context, *tokens]), len(context)))
+        self._salts.pop(salt, None)
+        self._salts[salt] = generations
+        newest.num_tokens += len(context) + len(tokens)
+        self.num_tokens += len(context) + len(tokens)
+        while len(self._salts[salt]) > 2:
+            self._drop(self._salts[salt][0])
+        while self.num_tokens > self._limit:
+            self._drop(next(iter(self._salts.values()))[0])
+
+    def take_in(self, most: int) -> int:
+        """Take in at most so many tokens of the outputs that wait, oldest first; returns how many these were.
+
+        Raises MemoryError if memory runs out. The generation that grew then is dropped: its automaton is half-written.
+        """
+        left = most
+        while left and self._waiting:
+            output = self._waiting[0]
+            try:
+                left -= output.take_in(left)
+            except MemoryError:
+                self._drop(output.generation)
+                raise
+            if output.num_taken_in == len(output.tokens):
+                self._waiting.popleft()
+        return most - left
+
+    def _drop(self, dropped: _Generation) -> None:
+        generations = self._salts[dropped.salt]
+        generations.remove(dropped)
+        self.num_tokens -= dropped.num_tokens
+        self._waiting = deque(output for output in self._waiting if output.generation is not dropped)
+        if not generations:
+            del self._salts[dropped.salt]
+
 
 INTAKE = 4096
 """Tokens of running choices that are taken in in a step at most: 0.15 us each, so half a millisecond; and ..."""

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import server.api.dialects  # noqa: F401 - most errands are functions of these
-from model_runner.parent import die_with_parent
+from model_runner.processes import die_with_parent
 from server.api.body_workers import Errand, Limits, Outcome, too_much_memory
 from server.api.intake import IntakeContext
 from server.errors import ApiError

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-from model_runner.parent import describe_end, isolated_module
+from model_runner.processes import describe_end, isolated_module
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError
 from server.telemetry.request_record import Sender
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from model_runner.parent import describe_end, isolated_module
+from model_runner.processes import describe_end, isolated_module
 from server.engine.environment import engine_environment
 from server.engine.framing import FrameReader, framed
 from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_from_engine, encode

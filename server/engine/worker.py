@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 
 from model_runner.config import RunnerConfig
-from model_runner.parent import die_with_parent
+from model_runner.processes import die_with_parent
 from scheduler.prefix_cache import CacheLog
 from server.engine.framing import FrameReader, framed
 from server.engine.loop import EXIT_STOPPED, LoadedEngine, run

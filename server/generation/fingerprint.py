@@ -8,8 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from model_runner.info import RunnerInfo
-from model_runner.models.content_hash import hash_file
-from model_runner.models.repository import cache_folder
+from model_runner.models.repository import cache_folder, hash_file
 from server import __version__
 from server.config import Settings
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from model_runner.pooling import Pooling
+from model_runner.contract import Pooling
 from server.generation.constraints.constraint import Constraint
 from server.generation.notices import Notice
 from server.generation.settings import DecodingSettings

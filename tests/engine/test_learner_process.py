@@ -21,7 +21,7 @@ from model_runner.learning.store import fingerprint, pack_learnt
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config
-from model_runner.parent import Backoff
+from model_runner.processes import Backoff
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import SMALL_VOCAB, Harness

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model_runner.contract import SamplingParams
-from model_runner.pooling import Pooling
+from model_runner.contract import Pooling, SamplingParams
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import Answer, Harness
 from tests.engine.test_sameness import make_requests, same

@@ -10,7 +10,7 @@ import torch
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import Contrastive, DoLa, SamplingParams, Speculation
 from model_runner.kv_cache import KVCaches
-from model_runner.models.native_target import NativeTargetModel
+from model_runner.models.native_model import NativeTargetModel
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest

@@ -9,7 +9,7 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
-from model_runner.parent import Backoff
+from model_runner.processes import Backoff
 from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess

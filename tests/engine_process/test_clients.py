@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from model_runner.contract import SamplingParams
-from model_runner.parent import Backoff
+from model_runner.processes import Backoff
 from scheduler.interface import BACKGROUND, BeamSearch, ChoiceState, EngineStats, FinishReason
 from server.engine.client import (
     EngineClient,

@@ -17,13 +17,13 @@ from model_runner.contract import (
     Dry,
     Failure,
     Mirostat,
+    Pooling,
     SamplingParams,
     Speculation,
     TokenLogprobs,
     Xtc,
 )
 from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
-from model_runner.pooling import Pooling
 from scheduler.history import ChoiceHistory, MethodDrafts
 from scheduler.interface import (
     BeamScore,

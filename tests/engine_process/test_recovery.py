@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from model_runner.parent import Backoff
+from model_runner.processes import Backoff
 from server.engine.recovery import CrashPolicy
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from model_runner.cores import available_cores
+from model_runner.processes import available_cores
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from model_runner.sampling.draw import Draw, TorchDraw
 from model_runner.sampling.logprobs import prompt_logprobs
 from model_runner.sampling.sampler import Sampler
 from model_runner.scoring import contrast
-from model_runner.speculative.rejection import RejectionDraw
-from model_runner.speculative.typical import TypicalDraw
+from model_runner.speculative.verify import RejectionDraw, TypicalDraw
 from tests.model_runner.elsewhere import ELSEWHERE, elsewhere, there
 from tests.model_runner.sampling.cases import OUTPUT, PROMPT, SETTINGS
 from tests.model_runner.sampling.harness import CPU, Case, random_logits, rows_of

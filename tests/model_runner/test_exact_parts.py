@@ -10,8 +10,14 @@ from transformers import activations as hf
 
 from model_runner.models.activations import ExactActivation, replace_activations
 from model_runner.models.experts import PackedExperts, packed_experts
-from model_runner.models.onednn import ExactnessError, OneDNNPacker, RowRange, probe_row_range
-from model_runner.models.packed import PackedWeight, pack_weights
+from model_runner.models.packed import (
+    ExactnessError,
+    OneDNNPacker,
+    PackedWeight,
+    RowRange,
+    pack_weights,
+    probe_row_range,
+)
 
 SHAPES = [(64, 48), (100, 37), (13, 7), (576, 1536), (512, 4096), (1, 64)]
 

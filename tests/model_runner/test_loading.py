@@ -19,8 +19,7 @@ from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, Needs, Room, S
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.models.inspection import ModelShape, inspect_model
 from model_runner.models.loading import load_config, load_model
-from model_runner.models.native import NativePacker
-from model_runner.models.packed import PackedWeight
+from model_runner.models.packed import NativePacker, PackedWeight
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, prepare, resolve_quantization, resolve_rows

@@ -22,7 +22,7 @@ from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.draft_kv import Handouts
+from model_runner.speculative.draft_model import Handouts
 from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.speculator import Speculator

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.shortage import shortage
+from model_runner.memory import shortage
 
 HUGE = 1 << 60
 

@@ -16,7 +16,7 @@ from model_runner.contract import (
     StepResult,
     TokenLogprobs,
 )
-from model_runner.done_at_launch import DoneAtLaunch
+from model_runner.runner_interface import DoneAtLaunch
 
 VOCAB = 50
 POISON = VOCAB - 1  # a choice that would sample this token fails instead

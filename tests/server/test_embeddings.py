@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from openai import BadRequestError, OpenAI
 from safetensors.numpy import save_file
 
-from model_runner.pooling import Pooling
+from model_runner.contract import Pooling
 from server.api.embeddings.intent import embedding_intent
 from server.api.embeddings.schema import EmbeddingRequest
 from server.engine.client import QueueFullError

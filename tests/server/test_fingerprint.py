@@ -9,8 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.info import RunnerInfo
-from model_runner.models.content_hash import hash_file
-from model_runner.models.repository import ModelFolder
+from model_runner.models.repository import ModelFolder, hash_file
 from server.config import Settings
 from server.generation import fingerprint
 from server.generation.fingerprint import Fingerprint

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from model_runner.pooling import Pooling
+from model_runner.contract import Pooling
 from server.api.rerank.intent import rerank_intent
 from server.api.rerank.schema import RerankRequest
 from server.generation.pooling import rules

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_runner.kernels.triton.rows import regular_rows
+from model_runner.kernels.triton.tiles import regular_rows
 
 _TILE = 1024
 """Numbers that a program has at the least: narrow rows, such as heads, are taken several at a time."""

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model_runner.kernels.triton.kv_write import CacheLayer, heads_at_once, num_warps, store_heads
-from model_runner.kernels.triton.rows import regular_rows
+from model_runner.kernels.triton.tiles import regular_rows
 
 
 def rotate_and_write(

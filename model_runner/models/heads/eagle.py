@@ -24,8 +24,7 @@ from transformers import LlamaConfig
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
-from model_runner.models.heads.layer import Attend, DraftLayer, LayerShape, Rotary, layer_config
-from model_runner.models.heads.recurrent import RecurrentHeads
+from model_runner.models.heads.layer import Attend, DraftLayer, LayerShape, RecurrentHeads, Rotary, layer_config
 
 _PUBLISHED = "layers.0."
 _SPECULATORS = "transformer."

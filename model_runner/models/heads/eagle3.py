@@ -30,8 +30,15 @@ from transformers import LlamaConfig
 from model_runner.models.features import Feature, entering, layer_of
 from model_runner.models.heads.base import TargetShape, to_offsets
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
-from model_runner.models.heads.layer import Attend, DraftLayer, LayerShape, RMSNorm, Rotary, layer_config
-from model_runner.models.heads.recurrent import RecurrentHeads
+from model_runner.models.heads.layer import (
+    Attend,
+    DraftLayer,
+    LayerShape,
+    RecurrentHeads,
+    RMSNorm,
+    Rotary,
+    layer_config,
+)
 
 _UNKNOWN_OPTIONS = ("norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")
 """What newer checkpoints may ask for and nobody here computes."""

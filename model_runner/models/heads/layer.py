@@ -1,5 +1,6 @@
 """The decoder layer of draft heads: a layer of Llama whose attention is supplied from outside."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from model_runner.kv_cache import KVShape
+from model_runner.models.features import Feature
+from model_runner.models.heads.base import Heads
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -160,3 +163,35 @@ def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = (part.unsqueeze(1) for part in rotation)
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class RecurrentHeads(Heads):
+    """A step at place i takes a state for i and the embedding of the token at i + 1, and guesses the token at i + 2.
+
+    The first state of a place comes from the target's features there; the states of guessed places are what the steps
+    before them returned. Keys and values of a place are those of the step that had the target's features.
+    """
+
+    kv: KVShape
+    """What attention keeps for each place."""
+    scale: float
+    """Factor on the products of queries and keys."""
+
+    @abstractmethod
+    def first_state(self, features: Mapping[Feature, Tensor]) -> Tensor:
+        """The target's features [n, hidden] at n places -> their states [n, d]."""
+
+    @abstractmethod
+    def step(self, embedded: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """States after n places.
+
+        Args:
+            embedded: [n, d] of the tokens after the places, by `embed_tokens` if the heads have one.
+            state: [n, d].
+            positions: [n] int64, of the places.
+            attend: the attention over the places before, which also remembers these.
+        """
+
+    @abstractmethod
+    def logits(self, state: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a step returned, [n, d] -> [n, draft_vocab]; `target_head` is the target's own matrix of logits."""

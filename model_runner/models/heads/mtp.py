@@ -28,8 +28,7 @@ from model_runner.kv_cache import KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
-from model_runner.models.heads.layer import Attend, RMSNorm
-from model_runner.models.heads.recurrent import RecurrentHeads
+from model_runner.models.heads.layer import Attend, RecurrentHeads, RMSNorm
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from model_runner.pooling import Pooling
+from model_runner.contract import Pooling
 from server.errors import InvalidRequestError, shorten
 from server.generation.planning.plan import Plan
 from server.generation.planning.planner import Planner

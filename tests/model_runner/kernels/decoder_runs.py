@@ -19,12 +19,9 @@ from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_exp
 from model_runner.models.features import Feature
 from model_runner.models.fused import FusedDecoderLayer, bind_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.native import NativePacker
 from model_runner.models.native_experts import make_native_experts
-from model_runner.models.native_model import read_native_model
-from model_runner.models.native_target import NativeTargetModel
-from model_runner.models.onednn import OneDNNPacker
-from model_runner.models.packed import pack_weights
+from model_runner.models.native_model import NativeTargetModel, read_native_model
+from model_runner.models.packed import NativePacker, OneDNNPacker, pack_weights
 from model_runner.models.target import HFTargetModel
 from model_runner.platforms.cpu import prepare
 from tests.model_runner.batches import Chunk, make_batch

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from model_runner.contract import SamplingParams
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
-from model_runner.models.native import NativePacker
-from model_runner.models.onednn import OneDNNPacker
-from model_runner.models.packed import pack_weights
+from model_runner.models.packed import NativePacker, OneDNNPacker, pack_weights
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 
 VOCABULARY = 2711  # of the target

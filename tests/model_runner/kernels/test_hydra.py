@@ -14,11 +14,10 @@ from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.heads.saving import save_heads
+from model_runner.models.heads.loading import load_heads, save_heads
 from model_runner.sampling.noise import gumbel
 from model_runner.speculative.growing import GrowthLimits
-from model_runner.speculative.hydra import HydraProposer
+from model_runner.speculative.heads import HydraProposer
 from model_runner.speculative.proposer import ChoiceStep
 from tests.model_runner.kernels.drafting import (
     CASES,

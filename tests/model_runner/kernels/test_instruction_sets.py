@@ -11,7 +11,7 @@ from model_runner.attention.cpu import NativeAttention
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.speculative.growing import GrowthLimits
-from model_runner.speculative.hydra import HydraProposer
+from model_runner.speculative.heads import HydraProposer
 from tests.model_runner.kernels.conftest import ISAS
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel
 from tests.model_runner.kernels.drafting import (

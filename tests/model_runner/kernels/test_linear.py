@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.kernels.library import WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
-from model_runner.models.native import NativePacker
-from model_runner.models.packed import PackedWeight
+from model_runner.models.packed import NativePacker, PackedWeight
 from tests.model_runner.kernels import int4_oracle, int8_oracle, rotated_oracle
 
 OUTPUTS = (1, 15, 16, 17, 100)

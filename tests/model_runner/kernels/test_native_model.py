@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 from model_runner.kernels.library import Kernels
 from model_runner.models.features import LAST, entering
-from model_runner.models.native import NativePacker
-from model_runner.models.native_model import NativeModel, RotaryTable, read_native_model
-from model_runner.models.native_target import NativeTargetModel
+from model_runner.models.native_model import NativeModel, NativeTargetModel, RotaryTable, read_native_model
+from model_runner.models.packed import NativePacker
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.platforms.cpu import prepare
 from tests.model_runner.decoder_models import CASES

@@ -16,7 +16,7 @@ from model_runner.learning.link import (
     decode_to_learner,
     encode,
 )
-from model_runner.parent import die_with_parent
+from model_runner.processes import die_with_parent
 
 HEADS = 3
 """Versions that `heads` sends."""

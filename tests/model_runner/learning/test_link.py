@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from model_runner.learning.link import Begin, LearnerReport, Piece, ProcessLink
-from model_runner.parent import Backoff
+from model_runner.processes import Backoff
 from tests.model_runner.learning.fake_learner import BIG, HEADS
 
 BEGIN = Begin("a model", "hydra", None, None, 1, 1 << 20)

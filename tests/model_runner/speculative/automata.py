@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from model_runner.kernels import build
 from model_runner.models.repository import cache_folder
-from model_runner.speculative.native_suffix import SuffixAutomaton, SuffixLibrary
-from model_runner.speculative.suffix import SuffixProposer
+from model_runner.speculative.suffix import SuffixAutomaton, SuffixLibrary, SuffixProposer
 from tests.conftest import COMPILER_FLAGS
 
 _SOURCES = Path(build.__file__).parent / "suffix"

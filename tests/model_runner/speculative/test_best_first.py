@@ -5,7 +5,7 @@ import random
 import pytest
 
 from model_runner.draft_tree import NO_DRAFT
-from model_runner.speculative.best_first import grow_best_first
+from model_runner.speculative.growing import grow_best_first
 from tests.model_runner.speculative.driving import check_tree
 
 Path = tuple[int, ...]

@@ -14,7 +14,7 @@ from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling.noise import gumbel
 from model_runner.speculative.growing import Bud, GrowthLimits, grow
 from model_runner.speculative.proposer import ChoiceStep
-from model_runner.speculative.rejection import confidence_of_drawn
+from model_runner.speculative.verify import confidence_of_drawn
 from tests.model_runner.speculative.driving import check_tree
 
 VOCABULARY = 50

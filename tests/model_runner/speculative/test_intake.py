@@ -16,10 +16,9 @@ from model_runner.speculative import lookahead, ngram, prediction, suffix
 from model_runner.speculative.intake import share_out
 from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.ngram import NgramProposer
-from model_runner.speculative.past_outputs import PastOutputs
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import NewChoice, Proposer, TargetStep
-from model_runner.speculative.suffix import SuffixProposer
+from model_runner.speculative.suffix import PastOutputs, SuffixProposer
 from tests.model_runner.speculative.automata import Reader, suffix_library, suffix_proposer
 from tests.model_runner.speculative.driving import choice_step, new_choice
 from tests.model_runner.work import lines_run

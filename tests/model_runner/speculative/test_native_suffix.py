@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from model_runner.draft_tree import DraftTree
 from model_runner.kernels.build import NoKernelsError, build_suffix
 from model_runner.speculative import methods
-from model_runner.speculative.draft_kv import Handouts
-from model_runner.speculative.native_suffix import (
+from model_runner.speculative.draft_model import Handouts
+from model_runner.speculative.proposer import TargetStep
+from model_runner.speculative.suffix import (
     DraftCall,
     NativeChoice,
+    PastOutputs,
     SuffixAutomaton,
     SuffixLibrary,
     Writer,
     as_tokens,
 )
-from model_runner.speculative.past_outputs import PastOutputs
-from model_runner.speculative.proposer import TargetStep
 from tests.model_runner.speculative.automata import Reader, suffix_library, suffix_proposer
 from tests.model_runner.speculative.driving import choice_step, draft, new_choice
 

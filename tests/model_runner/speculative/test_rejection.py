@@ -14,10 +14,10 @@ from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree, Fork
 from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingRows, SamplingState
-from model_runner.speculative import rejection, speculator
+from model_runner.speculative import speculator, verify
 from model_runner.speculative.growing import Bud, GrowthLimits, grow
 from model_runner.speculative.proposer import ChoiceStep
-from model_runner.speculative.rejection import RejectionDraw, blind_confidence
+from model_runner.speculative.verify import RejectionDraw, blind_confidence
 from tests.model_runner.sampling.harness import ALPHA, CPU, chi_square_p
 
 from .trimming import Trimmed
@@ -76,12 +76,12 @@ def test_noise_shared_with_the_drafts_is_found_out(
 def test_a_guess_that_is_not_normalised_after_a_rejection_is_found_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = rejection._normalised
+    right = verify._normalised
 
     def forgetful(weights: Tensor, otherwise: Tensor) -> Tensor:
         return weights if weights is otherwise else right(weights, otherwise)
 
-    monkeypatch.setattr(rejection, "_normalised", forgetful)
+    monkeypatch.setattr(verify, "_normalised", forgetful)
     assert fit(world, PLAIN, FEW, Drawing(world, TREE, at_random=True)) < ALPHA
 
 
@@ -168,7 +168,7 @@ def test_a_draft_that_the_target_rules_out_never_stands() -> None:
 
 
 def test_a_rejection_that_only_rounding_can_cause_leaves_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "uniform", lambda key, index: 1.0)
+    monkeypatch.setattr(verify, "uniform", lambda key, index: 1.0)
     scores = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4))
     probs = torch.softmax(scores.double(), -1)
     tokens = drawn(scores, Fork((2,), DraftDistribution(torch.arange(VOCAB), probs)), 4000)

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.speculative.best_first import grow_best_first
-from model_runner.speculative.native_suffix import DEPTH, SuffixAutomaton
-from model_runner.speculative.past_outputs import PastOutputs
-from model_runner.speculative.suffix import SuffixProposer
+from model_runner.speculative.growing import grow_best_first
+from model_runner.speculative.suffix import DEPTH, PastOutputs, SuffixAutomaton, SuffixProposer
 from tests.model_runner.speculative.automata import Reader, suffix_library, suffix_proposer
 from tests.model_runner.speculative.driving import Run, draft, markov, new_choice
 

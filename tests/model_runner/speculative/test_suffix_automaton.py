@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_runner.speculative.native_suffix import SuffixAutomaton, Writer, as_tokens
+from model_runner.speculative.suffix import SuffixAutomaton, Writer, as_tokens
 from tests.model_runner.speculative.automata import Match, Reader, suffix_library
 
 Pieces = list[tuple[int, bool, list[int]]]

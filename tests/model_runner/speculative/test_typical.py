@@ -11,7 +11,7 @@ from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, Fork
 from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.rows import SamplingState
-from model_runner.speculative.typical import TypicalDraw
+from model_runner.speculative.verify import TypicalDraw
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import CPU, random_logits
 

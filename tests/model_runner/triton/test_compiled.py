@@ -11,8 +11,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.compiled import compile_layers
-from model_runner.models.cuda_layer import replace_layers
+from model_runner.models.cuda_layer import compile_layers, replace_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, paged_attention, register_attention
 from model_runner.models.target import HFTargetModel
 from tests.conftest import tiny_config

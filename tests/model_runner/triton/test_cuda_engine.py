@@ -8,12 +8,12 @@ import torch
 from model_runner.contract import (
     AdmittedRequest,
     ChoiceResult,
+    Pooling,
     SamplingParams,
     ScheduledRequest,
     Speculation,
     StepPlan,
 )
-from model_runner.pooling import Pooling
 from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.sampler import NOT_FINITE, Sampler
 from scheduler.interface import ChoiceState, EngineRequest

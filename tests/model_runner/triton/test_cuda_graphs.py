@@ -11,10 +11,10 @@ from torch import Tensor
 
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import Batch
-from model_runner.cuda_graphs import GraphedTarget, graph_sizes
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.models.target import TokenRows
+from model_runner.platforms.cuda_graphs import GraphedTarget, graph_sizes
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs

@@ -6,12 +6,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from model_runner.kernels.triton.linear import Experts
-from model_runner.models.cuda_linear import Fp8Product, GpuWeightKind, Int4Product, make_tiled_product
-from model_runner.models.grouped_experts import (
+from model_runner.models.cuda_linear import (
     GROUPED_EXPERTS_NAME,
+    Fp8Product,
+    GpuWeightKind,
     GroupedExperts,
+    Int4Product,
     group_experts,
     grouped_experts,
+    make_tiled_product,
     register_grouped_experts,
 )
 from tests.conftest import tiny_config

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from model_runner.contract import Failure, SamplingParams, Speculation, StepPlan
-from model_runner.done_at_launch import DoneAtLaunch
 from model_runner.runner import ModelRunner
-from model_runner.runner_interface import LaunchedStep
+from model_runner.runner_interface import DoneAtLaunch, LaunchedStep
 from model_runner.sampling.sampler import NOT_FINITE
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, SchedulerConfig

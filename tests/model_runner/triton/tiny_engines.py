@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, OlmoConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from model_runner.config import RunnerConfig
-from model_runner.cuda_graphs import GraphedTarget
+from model_runner.platforms.cuda_graphs import GraphedTarget
 from model_runner.runner import ModelRunner
 from tests.engine.conftest import Harness
 from tests.model_runner.triton.interpreted_cuda import InterpretedCuda, interpreted_runner

@@ -11,7 +11,7 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
-from model_runner.parent import Backoff
+from model_runner.processes import Backoff
 from server.api.body_workers import BodyWorkers
 from server.app import create_app
 from server.config import Settings

@@ -1,12 +1,12 @@
-"""Child processes: started so that nothing in the working folder is run, and of no use without their parent.
-
-Imports nothing that takes time.
-"""
+"""Processes: the processors that one may use, and child processes that start isolated and end with their parent."""
 
 import ctypes
+import math
+import os
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -55,3 +55,16 @@ class Backoff:
         if failures == 0:
             return 0.0
         return float(min(self.first_s * 2 ** (failures - 1), self.longest_s))
+
+
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
+
+def available_cores(limit_file: Path = _CPU_LIMIT) -> int:
+    """Cores that the process may run on, within the limit of its control group; at least 1."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = limit_file.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.floor(int(quota) / int(period))))

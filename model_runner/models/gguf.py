@@ -1,16 +1,189 @@
-"""What transformers reads wrongly of GGUF files, or drops, without a word: refused.
+"""GGUF files: what they say before their weights, and which files transformers would misread.
 
-It takes what it knows of a file and leaves out the rest. Here everything in a file that could change an answer is
-compared with what became of it: metadata with the configuration, tensors with the model's parameters. A file that says
-something that is not known here is refused, too.
+Imports no torch.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import mmap
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from model_runner.models.gguf_file import GgufFile
 from model_runner.models.refusal import UnsupportedModelError, few
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """The head of one file."""
+
+    metadata: Mapping[str, Any]
+    """Numbers, truth values and texts, and lists of them."""
+    tensors: Mapping[str, int]
+    """The number of each tensor's block format, by the tensor's name."""
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the head of a file.
+
+    Raises:
+        UnsupportedModelError: if it is no GGUF file of a version that is known, or ends before its weights begin.
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise UnsupportedModelError("it does not begin as a GGUF file does")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            try:
+                return _Reader(content).read()
+            except (struct.error, OverflowError, UnicodeDecodeError) as error:
+                raise UnsupportedModelError("it is damaged, or ends before its weights begin") from error
+
+
+class _Reader:
+    """Takes one value after the other; what ends too early raises struct.error."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        self._at = len(_MAGIC)
+
+    def read(self) -> GgufFile:
+        (version,) = self._take("I")
+        if version not in _VERSIONS:
+            raise UnsupportedModelError(f"it is GGUF version {version}; versions 2 and 3 can be read")
+        num_tensors, num_keys = self._take("QQ")
+        metadata = {}
+        for _ in range(num_keys):
+            key = self._text()
+            metadata[key] = self._value(*self._take("I"))
+        tensors = {}
+        for _ in range(num_tensors):
+            name = self._text()
+            (num_dimensions,) = self._take("I")
+            self._take(f"{num_dimensions}Q")
+            tensors[name], _ = self._take("IQ")
+        return GgufFile(metadata, tensors)
+
+    def _value(self, kind: int) -> Any:
+        if kind in _NUMBERS:
+            return self._take(_NUMBERS[kind])[0]
+        if kind == _TEXT:
+            return self._text()
+        if kind != _ARRAY:
+            raise UnsupportedModelError(f"its metadata has a value of the unknown type {kind}")
+        element, count = self._take("IQ")
+        if element in _NUMBERS:
+            return list(self._take(f"{count}{_NUMBERS[element]}"))
+        if element != _TEXT:
+            raise UnsupportedModelError(f"its metadata has a list of values of the type {element}, which is unknown")
+        return [self._text() for _ in range(count)]
+
+    def _text(self) -> str:
+        (size,) = self._take("Q")
+        (content,) = self._take(f"{size}s")
+        return str(content, "utf-8")
+
+    def _take(self, form: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{form}", self._content, self._at)
+        self._at += struct.calcsize(f"<{form}")
+        return values
+
+
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_MARKS, _SPACES = r" ?[^\s\p{L}\p{N}]+", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _plain(digits: str) -> str:
+    """Words whatever their case."""
+    return rf"{_ENDINGS}|{_BEFORE}\p{{L}}+|{digits}|{_MARKS}[\r\n]*|{_SPACES}"
+
+
+def _cased(endings: str, digits: str) -> str:
+    """Words that begin anew at a capital after a small letter."""
+    words = rf"{_BEFORE}{_UPPER}*{_LOWER}+{endings}|{_BEFORE}{_UPPER}+{_LOWER}*{endings}"
+    return rf"{words}|{digits}|{_MARKS}[\r\n/]*|{_SPACES}"
+
+
+def _named(names: Iterable[str], way: str) -> dict[str, str]:
+    return dict.fromkeys(names, way)
+
+
+_GPT2, _DIGITS = "GPT-2's", "GPT-2's, with every digit a piece of its own"
+_LLAMA3_NAMES = {
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+}
+_WAYS = {
+    **_named(("gpt-2", "phi-2", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "gigachat", "a.x-4.0"), _GPT2),
+    **_named(("mellum", "exaone4", "mpt", "olmo", "jais", "trillion", "granite-docling"), _GPT2),
+    **_named(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    **_named((*_LLAMA3_NAMES, "dbrx", "smaug-bpe"), _plain(r"\p{N}{1,3}")),
+    **_named(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), _plain(r"\p{N}")),
+    **_named(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _cased(f"{_ENDINGS}?", r"\p{N}{1,3}")),
+    "tekken": _cased("", r"\p{N}"),
+}
+"""An expression for each name, or one of the two ways of GPT-2."""
+_WHOLE_PIECES = _LLAMA3_NAMES | {"tekken"}
+"""Names of vocabularies in which a piece that is a token is one, whatever the merges say."""
+
+
+def check_splitting(file: GgufFile) -> None:
+    """Raises UnsupportedModelError if the way in which the vocabulary splits text is not known."""
+    name = _name(file)
+    if name is not None and name not in _WAYS:
+        raise UnsupportedModelError(
+            f"how it splits text before tokens are made of it (tokenizer.ggml.pre = {name or 'nothing'}) is not known"
+        )
+
+
+def set_splitting(file: GgufFile, tokenizer: "Tokenizer") -> None:
+    """Have a tokenizer split text in the way that the file names, which was checked."""
+    from tokenizers import Regex  # noqa: PLC0415
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split  # noqa: PLC0415
+
+    name = _name(file)
+    if name is None:
+        return
+    way = _WAYS[name]
+    gpt2, no_further = ByteLevel(add_prefix_space=False), ByteLevel(add_prefix_space=False, use_regex=False)
+    if way == _GPT2:
+        tokenizer.pre_tokenizer = gpt2
+    elif way == _DIGITS:
+        tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), gpt2])
+    else:
+        tokenizer.pre_tokenizer = Sequence([Split(Regex(way), behavior="isolated"), no_further])
+    tokenizer.model.ignore_merges = name in _WHOLE_PIECES
+
+
+def _name(file: GgufFile) -> str | None:
+    """Of the way; empty if the file names none, None for vocabularies that are not of bytes: these do not split."""
+    if file.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return None
+    return str(file.metadata.get("tokenizer.ggml.pre", ""))
+
 
 _27B = {("gemma2", 46), ("gemma3", 62)}
 """Architectures and numbers of layers by which llama.cpp tells the models whose queries it scales in another way."""

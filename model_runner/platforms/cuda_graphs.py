@@ -15,8 +15,7 @@ from rich.progress import track
 from torch import Tensor
 
 from model_runner.attention.triton import TritonAttention
-from model_runner.batch import NO_TOKENS, Batch, IntArray
-from model_runner.host_arrays import to_device
+from model_runner.batch import NO_TOKENS, Batch, IntArray, to_device
 from model_runner.memory import DoesNotFitError
 from model_runner.models.features import Feature
 from model_runner.models.target import HFTargetModel, TokenRows, fetch_picks, take_picks
