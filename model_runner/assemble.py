@@ -45,7 +45,7 @@ from model_runner.speculative.heads import (
     make_heads_proposer,
     method_of,
 )
-from model_runner.speculative.methods import Blocks, make_proposers, num_exit_layers
+from model_runner.speculative.methods import Blocks, make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
@@ -229,8 +229,7 @@ def _put_together(
     budget = Budget()
     longest_draft = plan.max_model_len + blocks.scratch_tokens
     drafter = _beside(target, draft, platform, longest_draft)
-    exit_layers = platform.make_first_layers(target.model, target.attention, num_exit_layers(target.model))
-    proposers = make_proposers(exit_layers, blocks, drafter)
+    proposers = make_proposers(blocks, drafter)
     with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     learning: Learning = NO_LEARNING
     fresh = None

@@ -11,9 +11,12 @@ Rows = Literal["auto", "int8", "int16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 LogprobsMode = Literal["raw", "processed"]
 SpeculationMethod = Literal[
-    "auto", "draft_model", "early_exit", "eagle", "grammar", "hydra", "lookahead", "medusa", "mtp", "ngram",
-    "prediction", "suffix",
+    "auto", "draft_model", "eagle", "grammar", "hydra", "lookahead", "medusa", "mtp", "prediction", "suffix"
 ]  # fmt: skip
+METHOD_ALIASES = {"ngram": "suffix"}
+"""Other names of methods of speculation. Suffix decoding finds all that a lookup of n-grams finds."""
+REMOVED_METHODS = {"early_exit": "Use 'suffix', or 'draft_model' with a draft model."}
+"""Methods of earlier versions, and what to use instead."""
 
 
 @dataclass(frozen=True, slots=True)

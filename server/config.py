@@ -10,7 +10,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization, Rows, SpeculationMethod
+from model_runner.config import (
+    METHOD_ALIASES,
+    REMOVED_METHODS,
+    Device,
+    DType,
+    KVCacheDType,
+    LogprobsMode,
+    Quantization,
+    Rows,
+    SpeculationMethod,
+)
 from scheduler.interface import Policy
 
 
@@ -101,6 +111,14 @@ _HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _NAMED_ORIGINS = ("*", "localhost", "none")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
+
+def _known_method(value: object) -> object:
+    """A method of speculation under its present name."""
+    if isinstance(value, str) and value in REMOVED_METHODS:
+        raise PydanticCustomError("removed", "'{value}' was removed. " + REMOVED_METHODS[value], {"value": value})
+    return METHOD_ALIASES.get(value, value) if isinstance(value, str) else value
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 """A flag that may be given several times, a list in the YAML file, or one text for all."""
 
@@ -178,7 +196,7 @@ class Settings(BaseSettings):
     logprobs: LogprobsMode = Field("raw", description="Logprobs of the raw or of the processed distribution.")
     threads: int | None = Field(None, ge=1, description="Threads of the CPU kernels; by default the cores at hand.")
 
-    speculation: SpeculationMethod | Literal["off"] = Field(
+    speculation: Annotated[SpeculationMethod | Literal["off"], BeforeValidator(_known_method)] = Field(
         "auto", description="How tokens are guessed ahead for requests that do not say; never changes an answer."
     )
     num_draft_tokens: int = Field(16, ge=1, le=64, description="Draft tokens of one choice in a step at most.")
@@ -187,7 +205,7 @@ class Settings(BaseSettings):
     )
     heads: Names = Field(
         (),
-        description="Medusa, Hydra or EAGLE heads for speculation: folder or hub name; may be given several times; by "
+        description="Medusa, Hydra or EAGLE-3 heads for speculation: folder or hub name; may be given several times; by "
         "default those that come with the embedded model.",
     )
     learn: bool = Field(

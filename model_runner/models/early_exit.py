@@ -1,14 +1,65 @@
-"""The model's head on hidden states from between its layers."""
+"""The model's head on hidden states from between its layers, through a copy of the model that shares its weights."""
 
+import copy
 import logging
-from typing import Any, Protocol
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from model_runner.models.features import decoder_layers
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.truncated import shallow_copy, with_layers
+
+Module = TypeVar("Module", bound=nn.Module)
+_DICTS = dict, OrderedDict
+"""What a module keeps its parameters, buffers, children and hooks in."""
+
+
+def with_layers(model: PreTrainedModel, change: Callable[[nn.ModuleList], nn.ModuleList]) -> PreTrainedModel:
+    """The model with other decoder layers in place of its own. Embedding, norm and head are shared with it.
+
+    Raises UnsupportedModelError if the model's decoder layers cannot be found.
+    """
+    decoder_layers(model)
+    changed = shallow_copy(model)
+    for name, child in model.named_children():
+        if child is model.get_decoder():  # type: ignore[no-untyped-call]
+            setattr(changed, name, _decoder_with_layers(child, change))
+    return changed
+
+
+def _decoder_with_layers(decoder: nn.Module, change: Callable[[nn.ModuleList], nn.ModuleList]) -> nn.Module:
+    changed = shallow_copy(decoder)
+    config: Any = copy.copy(decoder.config)
+    for name, child in decoder.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == decoder.config.num_hidden_layers:  # type: ignore[union-attr]
+            layers = change(child)
+            setattr(changed, name, layers)
+            config.num_hidden_layers = len(layers)
+    changed.config = config
+    return changed
+
+
+def twin(model: Module) -> Module:
+    """The model again, in modules that can be hooked and bound to a cache by themselves. Weights are shared."""
+    twins = {module: copy.copy(module) for module in model.modules()}
+    for module, copied in twins.items():
+        vars(copied).update(
+            {name: copy.copy(of_own) for name, of_own in vars(module).items() if type(of_own) in _DICTS}
+        )
+        copied._modules.update({name: twins[child] for name, child in module._modules.items() if child is not None})
+    return cast("Module", twins[model])
+
+
+def shallow_copy(module: Module) -> Module:
+    """A module that has the same parameters, buffers and children, which can be replaced without changing the other."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    return copied
+
 
 logger = logging.getLogger("samewise.runner")
 

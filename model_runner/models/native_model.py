@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import POINTER, c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -108,11 +108,6 @@ class NativeModel:
             norm=parts.norm.data_ptr(),
             head=parts.head.struct,
         )
-
-    def first_layers(self, count: int) -> "NativeModel":
-        """The model without its layers from number `count` on, which shares everything else with it."""
-        parts = replace(self._parts, layers=self._parts.layers[:count], rotaries=self._parts.rotaries[:count])
-        return NativeModel(self._kernels, parts)
 
     def forward(
         self,

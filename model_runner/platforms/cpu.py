@@ -140,15 +140,6 @@ class CpuPlatform(Platform):
                 return NativeTargetModel(native, attention, needs)
         return HFTargetModel(model, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
 
-    def make_first_layers(
-        self, model: PreTrainedModel, attention: AttentionBackend[Any], num_layers: int
-    ) -> TargetModel:
-        """See Platform.make_first_layers."""
-        native = self._native_models.get(model)
-        if native is not None and isinstance(attention, NativeAttention):
-            return NativeTargetModel(native.first_layers(num_layers), attention)
-        return super().make_first_layers(model, attention, num_layers)
-
     def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
         """See Platform.find_early_exit."""
         native = self._native_models.get(model)

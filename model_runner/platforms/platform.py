@@ -15,13 +15,12 @@ from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.memory import Measured, Room, StorageTypes
 from model_runner.models.checkpoint_quantization import as_served
-from model_runner.models.early_exit import EarlyExit, find_early_exit
+from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
 from model_runner.models.features import Feature
 from model_runner.models.inspection import ModelShape
 from model_runner.models.loading import load_config
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import HFTargetModel, TargetModel
-from model_runner.models.truncated import first_layers, twin
 from model_runner.sampling.picks import PickAllowed
 from model_runner.sampling.sampler import Sampler
 
@@ -125,12 +124,6 @@ class Platform(ABC):
         No choice has more than `max_model_len` tokens.
         """
         return HFTargetModel(model, attention, needs)
-
-    def make_first_layers(
-        self, model: PreTrainedModel, attention: AttentionBackend[Any], num_layers: int
-    ) -> TargetModel:
-        """The model without its layers from number `num_layers` on, ready to run on the same cache."""
-        return HFTargetModel(first_layers(model, num_layers), attention)
 
     def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
         """The head of the model on what is between its layers; None if the model does not take this."""

@@ -6,7 +6,7 @@ from model_runner.contract import Speculation
 
 AUTO = "auto"
 _QUICK = ("prediction", "grammar", "suffix")
-"""Methods that take next to no time, the most certain first. Not ngram: whatever it finds, suffix finds as well."""
+"""Methods that take next to no time, the most certain first."""
 
 
 def members(

@@ -1,4 +1,4 @@
-"""Drafts by a model: a smaller one with the same tokenizer, or the target's own first layers."""
+"""Drafts by a smaller model with the same tokenizer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,19 +70,15 @@ class DraftKV:
                 | known tokens, at their own places             | last token?  | nodes   |
     """
 
-    def __init__(
-        self, handouts: Handouts, block_size: int, nodes: int, *, is_targets: bool = False, lag: int = 0
-    ) -> None:
+    def __init__(self, handouts: Handouts, block_size: int, nodes: int, *, lag: int = 0) -> None:
         """
         Args:
             handouts: of the target's blocks.
             block_size: of both.
             nodes: of one tree that are computed, at most.
-            is_targets: whether the cache is the target's own, which fills it.
             lag: how many of the last known tokens have no keys and values; the tree grows from the one before them.
         """
         self._lag = lag
-        self._is_targets = is_targets
         self._handouts = handouts
         self._block_size = block_size
         self._scratch = _scratch_of_slot(block_size, nodes)
@@ -104,8 +100,6 @@ class DraftKV:
     def missing(self, step: ChoiceStep, end: int) -> range:
         """Positions below `end` that are still to be computed. Begins a new step of the choice."""
         slot = self._take_up(step)
-        if self._is_targets:
-            slot.length = step.num_computed
         return range(min(slot.length, end - 1), end)
 
     def computed(self, step: ChoiceStep) -> range:

@@ -3,15 +3,12 @@
 import logging
 from dataclasses import dataclass
 
-from transformers import PreTrainedModel
-
 from model_runner.kernels.build import NoKernelsError, build_suffix
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import TargetModel
 from model_runner.speculative.draft_model import DraftKV, DraftModelProposer, Handouts, num_draft_blocks
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.lookahead import LookaheadProposer
-from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.suffix import SuffixLibrary, SuffixProposer
@@ -19,8 +16,6 @@ from model_runner.speculative.suffix import SuffixLibrary, SuffixProposer
 logger = logging.getLogger("samewise.runner")
 
 _MODEL_LIMITS = GrowthLimits(max_depth=5, branches=2, front=2)
-_EXIT_SHARE = 3
-"""Early exit drafts with the first of so many equal parts of the layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +37,21 @@ class Blocks:
         """That a drafter has room for beyond a choice's own blocks."""
         return num_draft_blocks(0, 1, self.block_size, _MODEL_LIMITS.num_extended) * self.block_size
 
-    def draft_kv(self, *, is_targets: bool = False) -> DraftKV:
+    def draft_kv(self) -> DraftKV:
         """Books for such a cache."""
-        return DraftKV(self.handouts, self.block_size, _MODEL_LIMITS.num_extended, is_targets=is_targets)
+        return DraftKV(self.handouts, self.block_size, _MODEL_LIMITS.num_extended)
 
 
-def make_proposers(first_layers: TargetModel, blocks: Blocks, draft: TargetModel | None) -> dict[str, Proposer]:
+def make_proposers(blocks: Blocks, draft: TargetModel | None) -> dict[str, Proposer]:
     """A proposer for each method that can be had, by its name. `auto` chooses among them (auto.py).
 
     Args:
-        first_layers: of the target, `num_exit_layers` of them on the target's own cache, for `early_exit` (LayerSkip,
-            arXiv:2404.16710).
         blocks: of the target's cache.
         draft: a smaller model with a cache of its own, for `draft_model`.
     """
     proposers: dict[str, Proposer] = {
         "lookahead": LookaheadProposer(),
-        "ngram": NgramProposer(),
         "prediction": PredictionProposer(),
-        "early_exit": DraftModelProposer(first_layers, blocks.draft_kv(is_targets=True), _MODEL_LIMITS),
     }
     if (library := load_suffix()) is not None:
         proposers["suffix"] = SuffixProposer(library)
@@ -76,9 +67,3 @@ def load_suffix() -> SuffixLibrary | None:
     except NoKernelsError as error:
         logger.warning("no speculation by suffix: %s", error)
         return None
-
-
-def num_exit_layers(model: PreTrainedModel) -> int:
-    """How many of its layers the model drafts with in `early_exit`."""
-    num_layers: int = model.config.get_text_config().num_hidden_layers
-    return -(-num_layers // _EXIT_SHARE)

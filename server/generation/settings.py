@@ -265,7 +265,7 @@ class DecodingSettings:
         "Guess tokens ahead and verify several at a time, for speed: `off`, or how. By default as the server was "
         "started.",
         off=["off"],
-        examples=["off", {"method": "ngram", "num_tokens": 8}, {"verify": "rejection"}],
+        examples=["off", {"method": "suffix", "num_tokens": 8}, {"verify": "rejection"}],
     )
 
     @property

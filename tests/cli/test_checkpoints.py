@@ -93,7 +93,7 @@ def test_the_start_tells_the_methods(setting: str, methods: tuple[str, ...], tex
 
 
 @pytest.mark.parametrize(
-    ("speculation", "is_told"), [("auto", False), ("hydra", False), ("off", True), ("ngram", True)]
+    ("speculation", "is_told"), [("auto", False), ("hydra", False), ("off", True), ("suffix", True)]
 )
 def test_who_learns_what_few_will_use_is_told(
     caplog: pytest.LogCaptureFixture, speculation: str, is_told: bool

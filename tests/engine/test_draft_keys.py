@@ -86,7 +86,7 @@ class Blocks:
         return answer.num_cached
 
 
-@pytest.mark.parametrize("between", [None, Speculation("ngram", 4), Speculation("draft_model", 0)], ids=str)
+@pytest.mark.parametrize("between", [None, Speculation("suffix", 4), Speculation("draft_model", 0)], ids=str)
 def test_keys_of_a_block_do_not_outlive_its_tokens(
     harness: Harness, listener: Listener, between: Speculation | None
 ) -> None:

@@ -88,7 +88,7 @@ def test_drafts_change_nothing(load: Callable[..., Harness]) -> None:
     plain = [guided(f"{number}", pick, 1.5, SMALL_VOCAB, max_tokens=40) for number in range(4)]
     expected = harness.run(harness.engine(), plain)
     accepted = 0
-    for method in ("ngram", "suffix", "lookahead", "early_exit"):
+    for method in ("suffix", "lookahead"):
         requests = [replace(request, speculation=Speculation(method, 4)) for request in plain]
         answers = harness.run(harness.engine(), requests)
         for key, answer in answers.items():

@@ -210,12 +210,6 @@ def test_heads_of_other_features_are_not_taken(learner: Learner, tmp_path: Path)
         learner.give(folder)
 
 
-def test_heads_without_an_objective_cannot_learn(config: RunnerConfig, tmp_path: Path) -> None:
-    eagle = tiny_heads.write_eagle(tmp_path / "eagle", SMALL_VOCAB)
-    with pytest.raises(ValueError, match="of the kind eagle, which cannot learn"):
-        ModelRunner.load(replace(config, heads=(eagle,)), make_link=ListeningLink)
-
-
 def test_the_heads_that_speculation_names_learn(config: RunnerConfig, tmp_path: Path) -> None:
     heads = tuple(
         write(tmp_path / write.__name__, SMALL_VOCAB) for write in (tiny_heads.write_medusa, tiny_heads.write_hydra)

@@ -13,7 +13,7 @@ from tests.engine.conftest import SMALL_VOCAB, Answer, Harness
 from tests.engine.test_sameness import same
 from tests.engine.tiny_heads import write_eagle3
 
-METHODS = ["auto", "lookahead", "ngram", "prediction", "suffix"]
+METHODS = ["auto", "lookahead", "prediction", "suffix"]
 MODELS = ["tiny", pytest.param("embedded", marks=pytest.mark.embedded)]
 
 

@@ -49,7 +49,7 @@ SHORTAGES: Sequence[Callable[[], object]] = (
     lambda: throw(MemoryError()),
 )
 """What says that memory ran out: the device, a kernel on the CPU, torch and numpy on the host, and Python."""
-METHODS = ["auto", "draft_model", "early_exit", "eagle", "hydra", "lookahead", "ngram"]
+METHODS = ["auto", "draft_model", "eagle", "hydra", "lookahead"]
 
 
 def throw(error: Exception) -> None:

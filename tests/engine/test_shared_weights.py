@@ -23,7 +23,6 @@ REQUESTS = [
     EngineRequest("contrastive", tuple(range(4, 20)) * 2, CONTRASTIVE, 24),
     EngineRequest("both", tuple(range(5, 21)) * 4, CONTRASTIVE, 24, speculation=DRAFTING),
     EngineRequest("layers", tuple(range(3, 17)), SamplingParams(seed=3, logprobs=2, dola=DoLa("low")), 24),
-    EngineRequest("exit", tuple(range(3, 17)), SamplingParams(seed=4), 24, speculation=Speculation("early_exit", 3)),
 ]
 
 

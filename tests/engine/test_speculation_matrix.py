@@ -10,10 +10,10 @@ import pytest
 from bench.speculation_matrix import FEATURES, Feature, Matrix
 from model_runner.contract import Contrastive, DoLa, SamplingParams, Thinking
 from tests.engine.conftest import Harness
-from tests.engine.tiny_heads import write_eagle, write_eagle3
+from tests.engine.tiny_heads import write_eagle3
 
 METHODS = [
-    "auto", "draft_model", "eagle", "early_exit", "hydra", "lookahead", "medusa", "ngram", "prediction", "suffix"
+    "auto", "draft_model", "eagle", "hydra", "lookahead", "medusa", "prediction", "suffix"
 ]  # fmt: skip
 _ITEMS = '%llguidance {"no_forcing": true}\nstart: ("{\\"" /[ab]{1,3}/ "\\":" /[0-3]{2}/ "}" )+'
 """What it forces comes again and again, and in between there is something to choose."""
@@ -83,12 +83,3 @@ def test_held_to_a_grammar_too(matrix: Matrix, method: str, feature: str) -> Non
     assert cell.is_equal
     assert cell.num_accepted > 0 or method != "grammar" or not feature.startswith("grammar")
     assert cell.num_preempted > 0 or not HELD[feature].is_short_of_blocks
-
-
-def test_eagle_of_the_first_kind(load_drafting: Callable[..., Harness]) -> None:
-    harness = load_drafting(write_eagle)
-    matrix = harness.matrix()
-    for feature in ("greedy", "sampling, top-p", "prefix hit", "preemption"):
-        cell = matrix.cell("eagle", feature)
-        assert cell.is_equal
-        assert cell.num_drafted > 0

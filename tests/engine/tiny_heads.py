@@ -54,16 +54,6 @@ def write_hydra(folder: Path, vocab_size: int) -> Path:
     return _write(folder, config, tensors)
 
 
-def write_eagle(folder: Path, vocab_size: int) -> Path:
-    """EAGLE-1, with the target's embedding."""
-    tensors = {
-        "fc.weight": _random(HIDDEN, 2 * HIDDEN),
-        "fc.bias": _random(HIDDEN),
-        **_layer("layers.0.", HIDDEN),
-    }
-    return _write(folder, {**_LAYER, "vocab_size": vocab_size}, tensors)
-
-
 def write_eagle3(folder: Path, vocab_size: int) -> Path:
     """EAGLE-3 with a draft vocabulary of every other token."""
     draft_ids = torch.arange(0, vocab_size, 2)

@@ -164,6 +164,6 @@ def load(config: EngineConfig) -> LoadedEngine:
         dtype="float32",
         kv_dtype="float32",
         kernels="none",
-        speculation_methods=("auto", "ngram"),
+        speculation_methods=("auto", "lookahead"),
     )
     return LoadedEngine(FakeEngine(dies=word == "die"), info)

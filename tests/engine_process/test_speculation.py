@@ -26,7 +26,7 @@ STEPS = 14  # of 40 tokens, three at a time
 
 
 async def test_speculation_goes_on_after_a_restart(running):
-    wanted = replace(request("a", max_tokens=40, n=2), speculation=Speculation("ngram", 3))
+    wanted = replace(request("a", max_tokens=40, n=2), speculation=Speculation("lookahead", 3))
     async with running() as client:
         poison = asyncio.create_task(collect(client, request("poison", RAISE)))
         outputs = [output async for output in outputs_of(client, wanted)]
@@ -46,7 +46,7 @@ async def test_usage_counts_drafts_once(running, tmp_path: Path, workers: BodyWo
     folder = write_folder(tmp_path / "tiny")
     body = completion(
         prompt=[1, 2, 3], max_tokens=40, n=2, seed=5, ignore_eos=True, return_token_ids=True,
-        speculation={"method": "ngram", "num_tokens": 3},
+        speculation={"method": "lookahead", "num_tokens": 3},
         **({"stream": True, "stream_options": {"include_usage": True}} if stream else {}),
     )  # fmt: skip
     async with running() as engine:
@@ -71,11 +71,11 @@ async def test_usage_counts_drafts_once(running, tmp_path: Path, workers: BodyWo
 
 def test_a_method_that_the_model_does_not_have_is_refused():
     config = RunnerConfig(Path("/m"), speculation="hydra")
-    with pytest.raises(ValueError, match="speculation by hydra is not possible here; there is auto, ngram"):
-        check_speculation(config, ("auto", "ngram"))
-    check_speculation(config, ("auto", "hydra", "ngram"))
+    with pytest.raises(ValueError, match="speculation by hydra is not possible here; there is auto, lookahead"):
+        check_speculation(config, ("auto", "lookahead"))
+    check_speculation(config, ("auto", "hydra", "lookahead"))
 
 
 @pytest.mark.parametrize("speculation", ["off", "auto"])
 def test_no_speculation_and_any_are_always_possible(speculation: str):
-    check_speculation(RunnerConfig(Path("/m"), speculation=speculation), ("ngram",))
+    check_speculation(RunnerConfig(Path("/m"), speculation=speculation), ("lookahead",))

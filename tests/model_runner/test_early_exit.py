@@ -1,6 +1,6 @@
 """The head on hidden states from between the layers: after the last one, it must say what the model says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from model_runner.batch import prompt_batch
 from model_runner.config import Quantization, RunnerConfig
-from model_runner.models.early_exit import HFEarlyExit, find_early_exit
-from model_runner.models.features import LAST, FeatureTap, entering
+from model_runner.models.early_exit import EarlyExit, HFEarlyExit, find_early_exit
+from model_runner.models.features import LAST, Feature, FeatureTap, entering
 from model_runner.models.inspection import inspect_model
+from model_runner.models.target import TargetModel
 from model_runner.platforms.choose import choose_platform
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"]
@@ -41,23 +42,40 @@ def test_after_the_last_layer_it_is_the_models_own_answer(tiny_model: Callable[[
     assert not torch.allclose(early_exit(hidden * torch.rand_like(hidden)), logits, atol=0.1)
 
 
+def as_served(
+    folder: Path, quantization: Quantization, needs: Collection[Feature] = ()
+) -> tuple[TargetModel, EarlyExit | None]:
+    config = RunnerConfig(folder, device="cpu", quantization=quantization)
+    platform = choose_platform(config)
+    model = platform.load(folder)
+    shape = inspect_model(platform.read_config(folder))
+    attention = platform.attention(platform.make_cache(shape.kv, 1, 32))
+    return platform.make_target(model, attention, 32, needs), platform.find_early_exit(model)
+
+
+def without_last_layer(folder: Path, to: Path) -> Path:
+    """A checkpoint with the same weights and one layer fewer."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.model.layers = model.model.layers[:-1]
+    model.config.num_hidden_layers -= 1
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[:-1]
+    model.save_pretrained(to)
+    return to
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma2"])
 def test_with_the_model_as_served_to_the_last_bit(
-    tiny_model: Callable[[str], Path], family: str, quantization: Quantization
+    tiny_model: Callable[[str], Path], tmp_path: Path, family: str, quantization: Quantization
 ) -> None:
     """What enters the last layer makes the logits of a model that has not that layer."""
-    config = RunnerConfig(tiny_model(family), device="cpu", quantization=quantization)
-    platform = choose_platform(config)
-    model = platform.load(config.model)
-    shape = inspect_model(platform.read_config(config.model))
-    attention = platform.attention(platform.make_cache(shape.kv, 1, 32))
-    target = platform.make_target(model, attention, 32, (entering(2),))
+    target, early_exit = as_served(tiny_model(family), quantization, (entering(2),))
     batch = prompt_batch([TOKENS], 32)
     target.forward(batch)
     hidden = target.features()[entering(2)]
-    logits = platform.make_first_layers(model, attention, 2).forward(batch)
-    early_exit = platform.find_early_exit(model)
+    shorter, _ = as_served(without_last_layer(tiny_model(family), tmp_path), quantization)
+    logits = shorter.forward(batch)
     assert early_exit is not None
     assert early_exit.num_layers == 3
     assert torch.equal(early_exit(hidden), logits)

@@ -23,7 +23,7 @@ from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.draft_model import Handouts
-from model_runner.speculative.ngram import NgramProposer
+from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
@@ -76,7 +76,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
     sampler = Sampler(TorchDraw(VOCAB, CPU))
     search = ContrastiveSearch(sampling, sampler, 64)
     budget = Budget()
-    speculator = Speculator({"ngram": NgramProposer(), **proposers}, budget, max_nodes=8)
+    speculator = Speculator({"lookahead": LookaheadProposer(), **proposers}, budget, max_nodes=8)
     parts = RunnerParts(
         target=model,
         kv_cache=cache,

@@ -77,7 +77,7 @@ class FakeEngine:
             rows="fake",
             kernels="fake",
             hidden_size=16,
-            speculation_methods=("auto", "ngram", "prediction", "suffix"),
+            speculation_methods=("auto", "lookahead", "prediction", "suffix"),
             num_early_exits=4,
         )
     )

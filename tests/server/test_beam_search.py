@@ -134,7 +134,7 @@ async def test_sizes(client: httpx.AsyncClient, fields: dict[str, Any], param: s
     "other",
     [
         {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.1}, {"typical_p": 0.5}, {"n": 2},
-        {"speculation": {"method": "ngram"}}, {"use_beam_search": True},
+        {"speculation": {"method": "suffix"}}, {"use_beam_search": True},
     ],
 )  # fmt: skip
 async def test_what_it_cannot_go_together_with(client: httpx.AsyncClient, other: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ async def test_defaults_of_the_model_for_draws_do_not_matter_and_penalties_do(
         assert (await asked(client, engine)).penalty_alpha == 0
 
 
-@pytest.mark.parametrize("speculation", ["off", "ngram"])
+@pytest.mark.parametrize("speculation", ["off", "lookahead"])
 async def test_the_default_speculation_of_the_server_is_left_out(
     make_app: Callable[..., FastAPI], engine: FakeEngine, speculation: str
 ):
@@ -76,7 +76,7 @@ async def test_the_default_speculation_of_the_server_is_left_out(
         ({"penalty_alpha": 0.6, "top_k": 65}, "top_k", "integer_above_max_value"),
         *(({"penalty_alpha": 0.6, **other}, "penalty_alpha", "invalid_parameter_combination")
           for other in ({"temperature": 0.5}, {"top_p": 0.9}, {"min_p": 0.1}, {"typical_p": 0.9},
-                        {"speculation": {}}, {"speculation": {"method": "ngram"}},
+                        {"speculation": {}}, {"speculation": {"method": "lookahead"}},
                         {"prediction": {"type": "content", "content": "x"}})),
     ],
 )  # fmt: skip

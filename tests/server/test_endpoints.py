@@ -237,7 +237,7 @@ async def test_capabilities_name_every_field(client: httpx.AsyncClient):
     assert answer["endpoints"][COMPLETIONS]["max_tokens"]["default"] == 16
     assert answer["chat_template_variables"] == ["tone"]
     assert answer["speculation"] == {
-        "methods": ["auto", "ngram", "prediction", "suffix"], "default": "auto", "max_num_tokens": 16,
+        "methods": ["auto", "lookahead", "prediction", "suffix"], "default": "auto", "max_num_tokens": 16,
     }  # fmt: skip
     assert fields["speculation"]["default"] == {"method": "auto"}
     assert fields["prediction"]["support"] == "honoured"

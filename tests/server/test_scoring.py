@@ -73,7 +73,7 @@ async def test_both_go_together_with_all_that_samples(client: httpx.AsyncClient,
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.2,
         "presence_penalty": 1, "frequency_penalty": 1, "no_repeat_ngram_size": 3, "bad_words": ["x"], "min_tokens": 2,
         "allowed_token_ids": [101, 102], "logit_bias": {"5": 1}, "n": 2, "logprobs": True, "top_logprobs": 2, "seed": 1,
-        "speculation": {"method": "ngram"}, "cache_salt": "s",
+        "speculation": {"method": "suffix"}, "cache_salt": "s",
     }  # fmt: skip
     for mixed in ({"contrastive": {}}, {"dola": {"layers": "low"}}):
         response = await client.post(CHAT, json=chat(stream=True, **mixed, **others))

@@ -43,7 +43,8 @@ async def told(client: httpx.AsyncClient, engine: FakeEngine, path: str, body: d
         ({"method": "suffix", "num_tokens": 0, "verify": "typical"}, None),
         ({"method": None, "num_tokens": None, "verify": None}, AUTO),
         ({"method": "auto"}, AUTO),
-        ({"method": "ngram"}, Speculation("ngram")),
+        ({"method": "lookahead"}, Speculation("lookahead")),
+        ({"method": "ngram"}, Speculation("suffix")),
         ({"num_tokens": 64}, Speculation("auto", 64)),
         ({"verify": "rejection"}, Speculation("auto", None, "rejection")),
         ({"method": "suffix", "num_tokens": 1, "verify": "typical"}, Speculation("suffix", 1, "typical")),
@@ -59,7 +60,7 @@ async def test_the_field_reaches_the_engine(
     ("setting", "silent", "empty"),
     [
         ("auto", AUTO, AUTO),
-        ("ngram", Speculation("ngram"), Speculation("ngram")),
+        ("lookahead", Speculation("lookahead"), Speculation("lookahead")),
         ("off", None, AUTO),
         ("prediction", None, AUTO),
     ],
@@ -80,8 +81,8 @@ async def test_the_servers_default(
 
 
 async def test_several_prompts_and_choices_share_it(client: httpx.AsyncClient, engine: FakeEngine):
-    await client.post(COMPLETIONS, json=completion(prompt=["a", "b"], n=2, speculation={"method": "ngram"}))
-    assert [request.speculation for request in engine.requests] == [Speculation("ngram")] * 2
+    await client.post(COMPLETIONS, json=completion(prompt=["a", "b"], n=2, speculation={"method": "lookahead"}))
+    assert [request.speculation for request in engine.requests] == [Speculation("lookahead")] * 2
 
 
 async def test_messages_list_what_is_there(client: httpx.AsyncClient):
@@ -89,11 +90,12 @@ async def test_messages_list_what_is_there(client: httpx.AsyncClient):
         body = chat(speculation={"method": method})
         return await refused(client, CHAT, body, "speculation.method", "unsupported_value")
 
-    there = "Supported values are: 'auto', 'ngram', 'prediction', 'suffix'."
-    assert await message("n-gram") == (
-        "Unsupported value: 'speculation.method' does not support 'n-gram' with this server. "
-        f"Did you mean 'ngram'? {there}"
+    there = "Supported values are: 'auto', 'lookahead', 'prediction', 'suffix'."
+    assert await message("look-ahead") == (
+        "Unsupported value: 'speculation.method' does not support 'look-ahead' with this server. "
+        f"Did you mean 'lookahead'? {there}"
     )
+    assert "Use 'suffix', or 'draft_model'" in await message("early_exit")
     assert await message("hydra") == (
         f"Unsupported value: 'speculation.method' does not support 'hydra' with this server. {there}"
     )
@@ -130,7 +132,9 @@ async def test_a_prediction_rides_along(
     assert await told(client, engine, CHAT, chat(prediction=LOW, speculation=asked)) == expected
 
 
-@pytest.mark.parametrize("asked", ["off", {"num_tokens": 0}, {"method": "ngram"}, {"method": "auto", "num_tokens": 0}])
+@pytest.mark.parametrize(
+    "asked", ["off", {"num_tokens": 0}, {"method": "lookahead"}, {"method": "auto", "num_tokens": 0}]
+)
 async def test_a_prediction_that_nothing_follows_is_refused(client: httpx.AsyncClient, asked: object):
     body = chat(prediction=LOW, speculation=asked)
     message = await refused(client, CHAT, body, "prediction", "invalid_parameter_combination")

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from model_runner.models.heads.base import Heads, HeadsError, TargetShape
 from model_runner.models.heads.checkpoint import SCALE, HeadsCheckpoint, read_config
-from model_runner.models.heads.eagle import load_eagle
 from model_runner.models.heads.eagle3 import Eagle3Heads, eagle3_checkpoint, load_eagle3
 from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, load_hydra
 from model_runner.models.heads.medusa import MedusaHeads, load_medusa, medusa_checkpoint
@@ -20,13 +19,12 @@ from model_runner.models.heads.mtp import load_mtp, mtp_prefix
 _LOADERS: dict[str, Callable[[HeadsCheckpoint, TargetShape], Heads]] = {
     "medusa": load_medusa,
     "hydra": load_hydra,
-    "eagle": load_eagle,
     "eagle3": load_eagle3,
 }
 
 
 def load_heads(folder: Path, target: TargetShape) -> Heads:
-    """Read a checkpoint of Medusa, Hydra, EAGLE-1, EAGLE-2 or EAGLE-3 heads, or a target's own module of MTP.
+    """Read a checkpoint of Medusa, Hydra or EAGLE-3 heads, or a target's own module of MTP.
 
     Weights are float32 on the CPU; the heads are in evaluation mode and want no gradients.
 
@@ -44,6 +42,8 @@ def load_heads(folder: Path, target: TargetShape) -> Heads:
 def heads_of(checkpoint: HeadsCheckpoint, target: TargetShape) -> Heads:
     """What is in a checkpoint of any kind but MTP; see load_heads."""
     kind = _kind(checkpoint.config, checkpoint.names)
+    if kind == "eagle":
+        raise checkpoint.error("they are EAGLE-1 heads, which are not supported; use EAGLE-3, Hydra or Medusa heads")
     if kind not in _LOADERS:
         raise checkpoint.error(f"they are of the kind {kind}; known are {', '.join(_LOADERS)} and mtp")
     return _LOADERS[kind](checkpoint, target)

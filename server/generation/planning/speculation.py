@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from model_runner.config import METHOD_ALIASES, REMOVED_METHODS
 from model_runner.contract import Speculation
 from server.errors import InvalidRequestError
 from server.generation.settings import SpeculationSettings
@@ -37,13 +38,14 @@ class SpeculationRules:
         if asked is None and prediction is None:
             return None if self.of_silence == _OFF else Speculation(self.of_silence)
         options = asked if isinstance(asked, SpeculationSettings) else SpeculationSettings()
+        asked_method = options.method and METHOD_ALIASES.get(options.method, options.method)
         is_off = asked == _OFF or options.num_tokens == 0
-        if options.method is not None:
-            self._check_method(options.method)
-        self._check_prediction(options.method, is_off=is_off, given=prediction is not None)
+        if asked_method is not None:
+            self._check_method(asked_method)
+        self._check_prediction(asked_method, is_off=is_off, given=prediction is not None)
         if is_off:
             return None
-        method = options.method or self._implied_method(prediction)
+        method = asked_method or self._implied_method(prediction)
         self._check_method(method)
         return Speculation(method, options.num_tokens, options.verify or "match", tuple(prediction or ()))
 
@@ -56,7 +58,9 @@ class SpeculationRules:
         if method in self.methods:
             return
         message = f"Unsupported value: 'speculation.method' does not support '{method}' with this server."
-        if near := difflib.get_close_matches(method, self.methods, n=1):
+        if method in REMOVED_METHODS:
+            message += f" {REMOVED_METHODS[method]}"
+        elif near := difflib.get_close_matches(method, self.methods, n=1):
             message += f" Did you mean '{near[0]}'?"
         there = ", ".join(f"'{name}'" for name in self.methods)
         message += f" Supported values are: {there}." if there else " It has no method of speculation."

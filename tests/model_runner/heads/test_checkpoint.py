@@ -83,7 +83,7 @@ def test_folders_without_heads_are_refused(tmp_path: Path) -> None:
 
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
     tensors = {"something.weight": torch.zeros(VOCAB, HIDDEN)}
-    with pytest.raises(HeadsError, match="kind unknown; known are medusa, hydra, eagle, eagle3 and mtp"):
+    with pytest.raises(HeadsError, match="kind unknown; known are medusa, hydra, eagle3 and mtp"):
         load_heads(write(tmp_path, {}, tensors), TARGET)
     with pytest.raises(HeadsError, match="kind mlp"):
         load_heads(write(tmp_path, {"speculators_model_type": "mlp"}, tensors), TARGET)

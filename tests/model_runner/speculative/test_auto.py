@@ -3,7 +3,7 @@
 from model_runner.contract import Speculation
 from model_runner.speculative.auto import AUTO, is_promising, members, turn
 
-ALL = ("early_exit", "hydra", "lookahead", "ngram", "prediction", "suffix")
+ALL = ("hydra", "lookahead", "prediction", "suffix")
 
 
 def test_a_named_method_is_the_only_one():
@@ -15,8 +15,8 @@ def test_auto_asks_quick_methods_and_then_heads():
     assert members(Speculation(AUTO, prediction=(1,)), ALL, "hydra") == ("prediction", "suffix", "hydra")
     assert members(Speculation(AUTO), ALL, "hydra") == ("suffix", "hydra")
     assert members(Speculation(AUTO), ALL, None) == ("suffix",)
-    assert members(Speculation(AUTO, prediction=(1,)), ("ngram", "hydra"), "hydra") == ("hydra",)
-    assert members(Speculation(AUTO), ("ngram",), "hydra") == ()
+    assert members(Speculation(AUTO, prediction=(1,)), ("lookahead", "hydra"), "hydra") == ("hydra",)
+    assert members(Speculation(AUTO), ("lookahead",), "hydra") == ()
 
 
 def test_turns_are_in_this_order():

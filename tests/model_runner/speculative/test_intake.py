@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from model_runner.batch import SampleRows
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.speculative import lookahead, ngram, prediction, suffix
+from model_runner.speculative import lookahead, prediction, suffix
 from model_runner.speculative.intake import share_out
 from model_runner.speculative.lookahead import LookaheadProposer
-from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import NewChoice, Proposer, TargetStep
 from model_runner.speculative.suffix import PastOutputs, SuffixProposer
@@ -26,7 +25,6 @@ from tests.model_runner.work import lines_run
 Make = Callable[[], Proposer]
 MAKERS: dict[Make, ModuleType] = {
     LookaheadProposer: lookahead,
-    NgramProposer: ngram,
     PredictionProposer: prediction,
     suffix_proposer: suffix,
 }

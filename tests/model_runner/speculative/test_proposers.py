@@ -7,13 +7,12 @@ import pytest
 
 from model_runner.draft_tree import NO_DRAFT
 from model_runner.speculative.lookahead import LookaheadProposer
-from model_runner.speculative.ngram import NgramProposer
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import Proposer
 from tests.model_runner.speculative.automata import suffix_proposer
 from tests.model_runner.speculative.driving import Run, all_of, markov, new_choice, random_cut
 
-MAKERS = [LookaheadProposer, NgramProposer, PredictionProposer, suffix_proposer]
+MAKERS = [LookaheadProposer, PredictionProposer, suffix_proposer]
 makers = pytest.mark.parametrize("make", MAKERS)
 
 

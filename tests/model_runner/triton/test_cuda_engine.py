@@ -114,20 +114,16 @@ def test_numbers_in_place_of_tokens(harness: CudaHarness, alone: Answers) -> Non
     assert answers["drawn", 0].tokens == alone["drawn", 0].tokens[:3]
 
 
-@pytest.mark.parametrize("method", ["knowing", "early_exit"])
-def test_drafts_change_nothing(harness: CudaHarness, alone: Answers, method: str) -> None:
-    if method == "knowing":
-        proposer = KnowingProposer(VOCAB)
-        proposer.learn({(r.prompt, c.index): alone[r.request_id, c.index].tokens for r in REQUESTS for c in r.choices})
-        harness.add_proposer(method, proposer)
-    drafting = Speculation(method, 3)
+def test_drafts_change_nothing(harness: CudaHarness, alone: Answers) -> None:
+    proposer = KnowingProposer(VOCAB)
+    proposer.learn({(r.prompt, c.index): alone[r.request_id, c.index].tokens for r in REQUESTS for c in r.choices})
+    harness.add_proposer("knowing", proposer)
+    drafting = Speculation("knowing", 3)
     before = harness.platform.num_replays
     answers = harness.run(harness.engine(), [replace(request, speculation=drafting) for request in REQUESTS])
     assert same(answers, alone)
     assert harness.platform.num_replays > before
-    assert sum(answer.num_accepted + answer.num_rejected for answer in answers.values()) > 0
-    if method in ("knowing", "early_exit"):
-        assert sum(answer.num_accepted for answer in answers.values()) > 0
+    assert sum(answer.num_accepted for answer in answers.values()) > 0
 
 
 @pytest.mark.parametrize(

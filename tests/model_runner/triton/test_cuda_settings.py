@@ -82,7 +82,7 @@ def beside(tiny_engines: TinyEngines, tmp_path_factory: pytest.TempPathFactory) 
     """Settings with everything that can stand beside a model."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("heads")
-    writers = (tiny_heads.write_medusa, tiny_heads.write_hydra, tiny_heads.write_eagle)
+    writers = (tiny_heads.write_medusa, tiny_heads.write_hydra, tiny_heads.write_eagle3)
     heads = tuple(write(folder / write.__name__, VOCAB) for write in writers)
     others = {"draft_model": tiny_engines.model("llama"), "aux_model": tiny_engines.model("qwen3")}
     return {**others, "heads": heads, "kv_cache_gib": 0.001}

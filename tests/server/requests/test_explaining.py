@@ -107,12 +107,12 @@ async def test_drafts_add_up_to_the_answer_s_usage(with_model: Serve, stream: bo
     fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     body = completion(prompt=[9, 8, 7] * 6, max_tokens=40, temperature=0, n=2, ignore_eos=True, **fields)
     async with with_model() as (client, _):
-        response = await client.post(COMPLETIONS, json={**body, "speculation": {"method": "ngram", "num_tokens": 3}})
+        response = await client.post(COMPLETIONS, json={**body, "speculation": {"method": "suffix", "num_tokens": 3}})
         one = await ended(client, response.headers["x-request-id"])
     usage = (events_of(response.text)[-1] if stream else response.json())["usage"]["completion_tokens_details"]
     (drafts,) = one["drafts"]
     counts = usage["accepted_prediction_tokens"], usage["rejected_prediction_tokens"]
-    assert drafts == {"method": "ngram", "accepted_tokens": counts[0], "rejected_tokens": counts[1]}
+    assert drafts == {"method": "suffix", "accepted_tokens": counts[0], "rejected_tokens": counts[1]}
     assert sum(counts) > 0
     assert one["steps"] == 2 * 40 - counts[0]
 

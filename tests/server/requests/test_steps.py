@@ -54,7 +54,7 @@ async def test_chunks_then_tokens(with_model: Serve) -> None:
 async def test_drafts_are_those_of_the_answer(with_model: Serve) -> None:
     body = completion(prompt=[9, 8, 7] * 6, max_tokens=40, temperature=0, n=2, ignore_eos=True)
     async with with_model() as (client, _):
-        response = await client.post(COMPLETIONS, json={**body, "speculation": {"method": "ngram", "num_tokens": 3}})
+        response = await client.post(COMPLETIONS, json={**body, "speculation": {"method": "suffix", "num_tokens": 3}})
         told = await steps(client)
     usage = response.json()["usage"]["completion_tokens_details"]
     accepted, rejected = usage["accepted_prediction_tokens"], usage["rejected_prediction_tokens"]
