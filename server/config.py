@@ -205,8 +205,8 @@ class Settings(BaseSettings):
     )
     heads: Names = Field(
         (),
-        description="Medusa, Hydra or EAGLE-3 heads for speculation: folder or hub name; may be given several times; by "
-        "default those that come with the embedded model.",
+        description="Medusa, Hydra or EAGLE-3 heads for speculation: folder or hub name; may be given several times; "
+        "by default those that come with the embedded model.",
     )
     learn: bool = Field(
         False,

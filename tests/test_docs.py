@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from model_runner.models import decoder_families
+from model_runner.models import families
 from server.cli import main as cli
 from server.config import Settings
 
@@ -22,7 +22,7 @@ PAGES = [
 ]
 FOLDERS = ("server", "scheduler", "model_runner", "bench", "tests", "docs", "deploy")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-FAMILIES = {name.rpartition(".")[2] for name in decoder_families.FAMILIES}
+FAMILIES = {name.rpartition(".")[2] for name in families.LAYER_FAMILIES}
 """Classes of transformers."""
 OF_OTHERS = FAMILIES | {
     *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "api.openai.com", "python_info"),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import activations as hf
 
 from model_runner.attention.backend import AttentionOptions
-from model_runner.models.decoder_families import FAMILIES, Family, Mixture
 from model_runner.models.experts import has_usual_layout
+from model_runner.models.families import LAYER_FAMILIES, LayerFamily, Mixture
 
 Activation = Literal["silu", "gelu_tanh"]
 Scoring = Literal["softmax", "sigmoid"]
@@ -128,7 +128,7 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
         What the layer computes, or None if it is not exactly a layer of the common family: of a class that is not in
         the table, in training mode, not causal, with linears, experts or an activation of another kind.
     """
-    family = FAMILIES.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
+    family = LAYER_FAMILIES.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
     if family is None or layer.training or not _attends_plainly(layer, family):
         return None
     experts, mixture = None, family.mixture
@@ -174,7 +174,7 @@ def replace_recognised(
     return replaced
 
 
-def _attends_plainly(layer: Any, family: Family) -> bool:
+def _attends_plainly(layer: Any, family: LayerFamily) -> bool:
     return family.attends(layer) and layer.self_attn.is_causal
 
 
@@ -186,7 +186,7 @@ def _has_submodule(layer: nn.Module, name: str) -> bool:
     return True
 
 
-def _beside_experts(layer: nn.Module, family: Family, mixture: Mixture) -> Family:
+def _beside_experts(layer: nn.Module, family: LayerFamily, mixture: Mixture) -> LayerFamily:
     """The family of a layer with experts: its MLP is the one beside them, if there is one."""
     has_mlp = mixture.gate_up != () and _has_submodule(layer, mixture.down)
     if not has_mlp:
@@ -222,7 +222,7 @@ def _read_experts(layer: nn.Module, mixture: Mixture) -> Experts | None:
     )
 
 
-def _read(layer: Any, family: Family, activation: Activation, experts: Experts | None) -> DecoderForm:
+def _read(layer: Any, family: LayerFamily, activation: Activation, experts: Experts | None) -> DecoderForm:
     """The form of a layer that is known to be of the family."""
     attention = layer.self_attn
     gate, up, down = _mlp(layer, family)
@@ -243,7 +243,7 @@ def _read(layer: Any, family: Family, activation: Activation, experts: Experts |
     )
 
 
-def _mlp(layer: Any, family: Family) -> tuple[Linear, Linear, Linear]:
+def _mlp(layer: Any, family: LayerFamily) -> tuple[Linear, Linear, Linear]:
     """Gate, up and down; of width 0 if the family names none."""
     if not family.gate_up:
         hidden = layer.get_submodule(family.attention_output).weight.shape[0]
@@ -253,7 +253,7 @@ def _mlp(layer: Any, family: Family) -> tuple[Linear, Linear, Linear]:
     return gate, up, _linear(layer.get_submodule(family.down))
 
 
-def _norms(layer: Any, family: Family) -> Norms:
+def _norms(layer: Any, family: LayerFamily) -> Norms:
     def factor(name: str | None) -> Tensor | None:
         norm = nn.Identity() if name is None else layer.get_submodule(name)
         if isinstance(norm, nn.Identity):

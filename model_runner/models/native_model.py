@@ -22,9 +22,9 @@ from model_runner.kernels.structs import (
     RotaryStruct,
     StepStruct,
 )
+from model_runner.models.families import MODEL_FAMILIES
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
 from model_runner.models.fused import FusedDecoderLayer
-from model_runner.models.model_families import MODEL_FAMILIES
 from model_runner.models.packed import NativeProduct, PackedWeight
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from model_runner.models.decoder_families import FAMILIES
 from model_runner.models.decoder_form import DecoderForm, recognise, replace_recognised
+from model_runner.models.families import LAYER_FAMILIES
 from tests.model_runner.decoder_models import CASES, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form
 
@@ -35,7 +35,7 @@ def test_the_form_computes_what_the_layer_does(case: str) -> None:
 
 def test_every_family_has_a_case() -> None:
     classes = {type(tiny_model(case).model.layers[0]) for case in CASES}
-    assert {f"{layer.__module__}.{layer.__qualname__}" for layer in classes} == set(FAMILIES)
+    assert {f"{layer.__module__}.{layer.__qualname__}" for layer in classes} == set(LAYER_FAMILIES)
 
 
 def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
