@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pydoc_data.topics import topics
 
-from model_runner.training.held_out import held_out_prompts
+from model_runner.training.prompts import held_out_prompts
 from server.cli.loadtest.workload import Lengths, make_requests
 from server.cli.loadtest.workload import Workload as LoadWorkload
 from server.text.tokenizer import Tokenizer

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.config import KVCacheDType
-from model_runner.kernels.arena import huge_pages
-from model_runner.kernels.library import Kernels
+from model_runner.kernels.library import Kernels, huge_pages
 from model_runner.kernels.structs import KVCacheStruct
 
 

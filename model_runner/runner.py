@@ -34,8 +34,7 @@ from model_runner.sampling.logprobs import logprobs_of_prompts
 from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.scoring import RawStep
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
-from model_runner.speculative.step_load import StepLoad
-from model_runner.speculative.step_times import StepTimes
+from model_runner.speculative.step_times import StepLoad, StepTimes
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
 from model_runner.work import Work, choice_steps, guided_by, load_of, next_load

@@ -9,7 +9,7 @@ from model_runner.batch import Batch
 from model_runner.contract import ScheduledRequest, StepPlan
 from model_runner.draft_tree import DraftTree
 from model_runner.speculative.proposer import ChoiceStep
-from model_runner.speculative.step_load import StepLoad
+from model_runner.speculative.step_times import StepLoad
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
 

@@ -9,8 +9,7 @@ import numpy as np
 from model_runner.batch import IntArray
 from model_runner.speculative.comparison import Comparison
 from model_runner.speculative.offers import Offers, size_class
-from model_runner.speculative.step_load import StepLoad
-from model_runner.speculative.step_times import FloatArray, StepTimes
+from model_runner.speculative.step_times import FloatArray, StepLoad, StepTimes
 
 _BEARABLE = 1.08
 """No choice shall wait longer for a token, on average, than so many times what it would without anybody's drafts. So it

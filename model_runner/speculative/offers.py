@@ -7,7 +7,83 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from model_runner.draft_tree import DraftTree
+from model_runner.info import SpeculationStats
 from model_runner.speculative.step_times import FloatArray
+from model_runner.speculative.verify import Verdict
+
+_BINS = 10
+_PRIOR = 4.0
+"""Observations that the proposer's own guess counts as; they fade as others do."""
+_MEMORY = 0.98
+"""What is left of an observation's weight after the next in its bin: what runs now counts."""
+
+
+class Calibration:
+    """The share of a method's nodes that were accepted, by the confidence that it gave them."""
+
+    def __init__(self) -> None:
+        self._accepted = [0.0] * _BINS
+        self._seen = [0.0] * _BINS
+        self._prior = [_PRIOR] * _BINS
+
+    def probability(self, confidence: float) -> float:
+        """That a node with this confidence follows its parent."""
+        place = _bin(confidence)
+        prior = self._prior[place]
+        return (prior * confidence + self._accepted[place]) / (prior + self._seen[place])
+
+    def observe(self, confidence: float, *, accepted: bool) -> None:
+        """A node whose parent was accepted was accepted, or not."""
+        place = _bin(confidence)
+        self._accepted[place] = _MEMORY * self._accepted[place] + accepted
+        self._seen[place] = _MEMORY * self._seen[place] + 1
+        self._prior[place] *= _MEMORY
+
+
+def _bin(confidence: float) -> int:
+    return min(int(confidence * _BINS), _BINS - 1)
+
+
+class Tally:
+    """Counts of one method since the start; see SpeculationStats."""
+
+    def __init__(self) -> None:
+        self._drafted = 0
+        self._accepted_by_depth: list[int] = []
+        self._verified_by_depth: list[int] = []
+        self._steps = 0
+        self._tokens = 0
+        self.draft_s = 0.0
+        self._verify_s = 0.0
+
+    def count(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """A choice's drafts were verified, in its share of the step's time."""
+        accepted, deepest = len(verdict.nodes), max(tree.depths())
+        self._drafted += len(tree)
+        self._steps += 1
+        self._tokens += len(verdict.tokens)
+        self._verify_s += seconds
+        for counts in (self._accepted_by_depth, self._verified_by_depth):
+            counts.extend([0] * (deepest - len(counts)))
+        for depth in range(accepted):
+            self._accepted_by_depth[depth] += 1
+        for depth in range(min(accepted + 1, deepest)):
+            self._verified_by_depth[depth] += 1
+
+    def stats(self, method: str) -> SpeculationStats:
+        """The counts under the method's name."""
+        return SpeculationStats(
+            method=method,
+            drafted=self._drafted,
+            accepted_by_depth=tuple(self._accepted_by_depth),
+            verified_by_depth=tuple(self._verified_by_depth),
+            steps=self._steps,
+            tokens=self._tokens,
+            draft_s=self.draft_s,
+            verify_s=self._verify_s,
+        )
+
 
 _RATE = 0.03
 """How quickly what is known of a method's offers follows, ..."""

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.models.features import Feature
 from model_runner.speculative.growing import grow_best_first
-from model_runner.speculative.intake import share_out
-from model_runner.speculative.proposer import NewChoice, TargetStep
+from model_runner.speculative.proposer import NewChoice, TargetStep, share_out
 
 _MOST_PLACES = 3
 """Guesses at once of where the output stands in the prediction, best first."""

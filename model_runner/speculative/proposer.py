@@ -109,3 +109,17 @@ class Proposer(Protocol):
     def end(self, slot: int) -> None:
         """The choice in the slot has ended or was preempted."""
         ...
+
+
+def share_out(missing: Sequence[int], most: int) -> list[int]:
+    """How many of the tokens that each choice still misses it takes in now: `most` of all of them together.
+
+    Those that miss the least come first, so that a choice that has caught up goes on drafting while others catch up.
+    """
+    if sum(missing) <= most:
+        return list(missing)
+    shares = [0] * len(missing)
+    for index in sorted(range(len(missing)), key=missing.__getitem__):
+        shares[index] = min(missing[index], most)
+        most -= shares[index]
+    return shares

@@ -13,11 +13,10 @@ from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.info import SpeculationStats
 from model_runner.speculative import auto
 from model_runner.speculative.budget import Budget, Offer
-from model_runner.speculative.calibration import Calibration
 from model_runner.speculative.grammar import MatcherOf, prune
+from model_runner.speculative.offers import Calibration, Tally
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
-from model_runner.speculative.step_load import StepLoad
-from model_runner.speculative.tally import Tally
+from model_runner.speculative.step_times import StepLoad
 from model_runner.speculative.verify import Verdict, blind_confidence
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kernels.build import NoKernelsError
 from model_runner.models.features import Feature
-from model_runner.speculative.intake import share_out
-from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep, share_out
 
 DEPTH = 64
 """Tokens of context that are looked at, at most, those of a draft included."""

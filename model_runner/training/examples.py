@@ -1,7 +1,7 @@
 """Answers with the target's hidden states beside them, in files next to those of the answers."""
 
 import random
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, count, cycle, islice
@@ -18,8 +18,7 @@ from model_runner.contract import SamplingParams
 from model_runner.models.features import Feature
 from model_runner.models.inspection import inspect_model
 from model_runner.platforms.choose import choose_platform
-from model_runner.training.held_out import held_out_prompts
-from model_runner.training.prompts import Prompt, training_prompts
+from model_runner.training.prompts import Prompt, held_out_prompts, training_prompts
 
 SHARD = 64
 """Answers in a file."""
@@ -267,3 +266,27 @@ def batches(examples: Sequence[Example], rows: int, seed: int) -> Iterator[list[
             if held >= rows:
                 yield batch
                 batch, held = [], 0
+
+
+OPENING = Prompt("", "opening")
+
+
+MAX_TOKENS = 96
+"""Longer questions are left out."""
+
+
+_SHORTEST = 12
+"""Characters of the shortest question that is used."""
+
+
+def opening_questions(count: int) -> Iterator[Question]:
+    """Have the model write `count` questions, each with a seed of its own."""
+    for index in range(count):
+        yield Question(OPENING, SamplingParams(temperature=1.0, top_p=0.95, seed=index), MAX_TOKENS)
+
+
+def own_prompts(answers: Iterable[Answer], decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
+    """The questions that came to an end, without repetitions, in the order of the answers."""
+    ended = (answer for answer in answers if len(answer.tokens) - answer.num_prompt < MAX_TOKENS)
+    texts = (decode(answer.tokens[answer.num_prompt :]).strip() for answer in ended)
+    return [Prompt(text) for text in dict.fromkeys(texts) if len(text) >= _SHORTEST]

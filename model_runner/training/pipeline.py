@@ -33,6 +33,8 @@ from model_runner.training.examples import (
     Question,
     TargetForTraining,
     held_out_questions,
+    opening_questions,
+    own_prompts,
     training_questions,
 )
 from model_runner.training.hydra import HydraObjective, fresh_hydra, take_over
@@ -40,7 +42,6 @@ from model_runner.training.loop import LoopOptions, Moment, TrainingLoop, produc
 from model_runner.training.medusa import MedusaObjective, fresh_medusa
 from model_runner.training.objective import RANKS, Judge, Objective, answer_rows
 from model_runner.training.objectives import judge_of, objective_of
-from model_runner.training.own_prompts import opening_questions, own_prompts
 from model_runner.training.prompts import Prompt
 from model_runner.training.teacher import TargetWeights, choose_draft_ids
 

@@ -1,20 +1,25 @@
 """Prompts that heads are trained on: templates filled with topics, and passages of Python's own documentation.
 
-These come from this repository (topics.py) and from the docstrings of the standard library of the Python that runs; the
-model's own questions (own_prompts.py) are mixed in. The same seed gives the same prompts with the same Python.
-held_out.py has prompts that share no template and no topic with these.
+Topics come from prompts.json, passages from the docstrings of the standard library of the Python that runs; the
+model's own questions (`own_prompts`) are mixed in. The same seed gives the same prompts with the same Python.
+`held_out_prompts` share no template and no topic with these.
 """
 
 import importlib
 import inspect
+import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Literal
 
-from model_runner.training import topics
-
+_DATA = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
+TOPICS: Mapping[str, Sequence[str]] = _DATA["training"]
+"""What the training prompts are about, by kind. `documented` names modules of Python."""
+HELD_OUT: Mapping[str, Sequence[str]] = _DATA["held_out"]
+"""Prompts that no head is trained on, by kind. They share nothing with the topics."""
 PASSAGE_CHARACTERS = (200, 900)
 """Shortest docstring that is used, and where longer ones are cut."""
 OWN_SHARE = 0.65
@@ -70,7 +75,7 @@ class _Maker:
     def __init__(self, source: random.Random) -> None:
         self._pick = source.choice
         self._number = source.randint
-        self._passages = passages(topics.DOCUMENTED)
+        self._passages = passages(TOPICS["documented"])
         self.kinds: tuple[tuple[Callable[[], Prompt], float], ...] = (
             (self._about_subject, 10),
             (self._story, 4),
@@ -84,7 +89,7 @@ class _Maker:
         )
 
     def _about_subject(self) -> Prompt:
-        subject, other = self._pick(topics.SUBJECTS), self._pick(topics.SUBJECTS)
+        subject, other = self._pick(TOPICS["subjects"]), self._pick(TOPICS["subjects"])
         return Prompt(
             self._pick(
                 (
@@ -114,8 +119,8 @@ class _Maker:
         )
 
     def _story(self) -> Prompt:
-        who, where, what = self._pick(topics.CHARACTERS), self._pick(topics.PLACES), self._pick(topics.EVENTS)
-        form = self._pick(topics.FORMS)
+        who, where, what = self._pick(TOPICS["characters"]), self._pick(TOPICS["places"]), self._pick(TOPICS["events"])
+        form = self._pick(TOPICS["forms"])
         return Prompt(
             self._pick(
                 (
@@ -129,7 +134,7 @@ class _Maker:
         )
 
     def _code(self) -> Prompt:
-        task, language = self._pick(topics.CODE_TASKS), self._pick(topics.LANGUAGES)
+        task, language = self._pick(TOPICS["code_tasks"]), self._pick(TOPICS["languages"])
         return Prompt(
             self._pick(
                 (
@@ -143,13 +148,13 @@ class _Maker:
         )
 
     def _sentence(self) -> Prompt:
-        sentence = self._pick(topics.SENTENCES)
+        sentence = self._pick(TOPICS["sentences"])
         if self._number(0, 1):
-            return Prompt(f"Translate into {self._pick(topics.TONGUES)}: {sentence}")
-        return Prompt(f"{self._pick(topics.REWRITES)}: {sentence}")
+            return Prompt(f"Translate into {self._pick(TOPICS['tongues'])}: {sentence}")
+        return Prompt(f"{self._pick(TOPICS['rewrites'])}: {sentence}")
 
     def _list(self) -> Prompt:
-        topic, count = self._pick(topics.LIST_TOPICS), self._number(3, 12)
+        topic, count = self._pick(TOPICS["list_topics"]), self._number(3, 12)
         return Prompt(
             self._pick(
                 (
@@ -162,7 +167,7 @@ class _Maker:
         )
 
     def _arithmetic(self) -> Prompt:
-        name, things = self._pick(topics.NAMES), self._pick(topics.OBJECTS)
+        name, things = self._pick(TOPICS["names"]), self._pick(TOPICS["objects"])
         few, many = self._number(2, 12), self._number(13, 90)
         return Prompt(
             self._pick(
@@ -176,7 +181,7 @@ class _Maker:
         )
 
     def _conversation(self) -> Prompt:
-        return Prompt(self._pick(topics.GREETINGS))
+        return Prompt(self._pick(TOPICS["greetings"]))
 
     def _passage(self) -> Prompt:
         request = self._pick(
@@ -196,7 +201,7 @@ class _Maker:
         if self._number(0, 1):
             words = self._pick(self._passages).split(" ")
             return Prompt(" ".join(words[: self._number(12, 40)]), "plain")
-        subject = self._pick(topics.SUBJECTS)
+        subject = self._pick(TOPICS["subjects"])
         start = self._pick(
             (
                 f"The history of {subject} begins",
@@ -207,3 +212,20 @@ class _Maker:
             )
         )
         return Prompt(start, "plain")
+
+
+_PASSAGE_REQUESTS = (
+    "Give the gist of the passage below in two sentences.\n\n{}",
+    "Here is a reference text. Write a friendly introduction to it for newcomers.\n\n{}",
+)
+
+
+def held_out_prompts() -> dict[str, list[Prompt]]:
+    """The prompts by kind; the kinds `passage` and `plain` use docstrings that no training prompt has."""
+    trained = set(passages(TOPICS["documented"]))
+    found = [text for text in passages(HELD_OUT["documented"]) if text not in trained]
+    chosen = found[:: len(found) // 16][:16]
+    prompts = {kind: [Prompt(text) for text in texts] for kind, texts in HELD_OUT.items() if kind != "documented"}
+    prompts["passage"] = [Prompt(_PASSAGE_REQUESTS[i % 2].format(text)) for i, text in enumerate(chosen[::2])]
+    prompts["plain"] = [Prompt(" ".join(text.split(" ")[:24]), "plain") for text in chosen[1::2]]
+    return prompts

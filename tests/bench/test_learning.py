@@ -19,8 +19,7 @@ from bench.learning_plot import draw, smoothed
 from bench.learning_report import Answer, Turn, conclusion, different, first_token_s, table, tokens_per_step
 from bench.learning_traffic import SUBJECTS, make_questions, turns
 from bench.local_server import LocalServer
-from model_runner.training.held_out import held_out_prompts
-from model_runner.training.prompts import training_prompts
+from model_runner.training.prompts import held_out_prompts, training_prompts
 from server.cli.loadtest.load import Arrivals, open_client
 from server.client.openai_answers import AnswerError
 from tests.cli.fake_openai import running

@@ -12,8 +12,7 @@ from model_runner.config import RunnerConfig
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config
-from model_runner.training.examples import Answer
-from model_runner.training.own_prompts import OPENING, opening_questions
+from model_runner.training.examples import OPENING, Answer, opening_questions
 from model_runner.training.prompts import Prompt
 from server.cli.main import app
 from server.cli.training_answers import OfflineAnswerer

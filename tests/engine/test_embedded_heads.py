@@ -9,7 +9,7 @@ from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.models.repository import resolve_model
 from model_runner.runner import ModelRunner
-from model_runner.training.held_out import held_out_prompts
+from model_runner.training.prompts import held_out_prompts
 from scheduler.interface import EngineRequest
 from server.text.tokenizer import Tokenizer
 from tests.engine.conftest import Harness

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model_runner.kernels.arena import Arena, huge_pages
+from model_runner.kernels.library import Arena, huge_pages
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4097, (2 << 20) + 1])

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_runner.speculative.budget import Budget, Offer
-from model_runner.speculative.step_load import StepLoad
-from model_runner.speculative.step_times import StepTimes
+from model_runner.speculative.step_times import StepLoad, StepTimes
 
 ROWS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 SURE = 1.2

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from model_runner.batch import SampleRows
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.speculative import lookahead, prediction, suffix
-from model_runner.speculative.intake import share_out
 from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.prediction import PredictionProposer
-from model_runner.speculative.proposer import NewChoice, Proposer, TargetStep
+from model_runner.speculative.proposer import NewChoice, Proposer, TargetStep, share_out
 from model_runner.speculative.suffix import PastOutputs, SuffixProposer
 from tests.model_runner.speculative.automata import Reader, suffix_library, suffix_proposer
 from tests.model_runner.speculative.driving import choice_step, new_choice

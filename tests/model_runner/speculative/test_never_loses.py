@@ -13,8 +13,7 @@ import pytest
 
 from model_runner.speculative.budget import Budget, Offer
 from model_runner.speculative.comparison import Comparison
-from model_runner.speculative.step_load import StepLoad
-from model_runner.speculative.step_times import StepTimes
+from model_runner.speculative.step_times import StepLoad, StepTimes
 from tests.model_runner.speculative.world import Guesser, World, two_cores
 
 ROWS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])

@@ -9,8 +9,7 @@ from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequ
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.speculator import Speculator
-from model_runner.speculative.step_load import StepLoad
-from model_runner.speculative.step_times import StepTimes
+from model_runner.speculative.step_times import StepLoad, StepTimes
 from tests.model_runner.speculative.world import Guesser, Seconds, World, compute_bound, memory_bound
 
 ROWS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])

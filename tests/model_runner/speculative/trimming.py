@@ -9,7 +9,7 @@ from model_runner.draft_tree import DraftTree
 from model_runner.speculative.budget import Budget, Offer
 from model_runner.speculative.proposer import ChoiceStep, Feature, NewChoice, TargetStep
 from model_runner.speculative.speculator import Speculator
-from model_runner.speculative.step_load import StepLoad
+from model_runner.speculative.step_times import StepLoad
 
 from .worlds import PROMPT, Drafter, Said
 

@@ -14,7 +14,7 @@ from model_runner.models.features import Feature
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.proposer import NewChoice, TargetStep
 from model_runner.speculative.speculator import Speculator
-from model_runner.speculative.step_load import StepLoad
+from model_runner.speculative.step_times import StepLoad
 from model_runner.speculative.verify import Verdict
 from tests.model_runner.speculative.driving import check_tree, choice_step, new_choice
 

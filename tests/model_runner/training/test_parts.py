@@ -8,13 +8,10 @@ import pytest
 import torch
 
 from model_runner.models.heads.layer import Attend
-from model_runner.training import topics
 from model_runner.training.eagle3 import Span, UnrolledAttention
-from model_runner.training.examples import Answer, Example, batches
-from model_runner.training.held_out import held_out_prompts
+from model_runner.training.examples import Answer, Example, batches, opening_questions, own_prompts
 from model_runner.training.objective import soft_cross_entropy
-from model_runner.training.own_prompts import opening_questions, own_prompts
-from model_runner.training.prompts import OWN_SHARE, Prompt, training_prompts
+from model_runner.training.prompts import OWN_SHARE, TOPICS, Prompt, held_out_prompts, training_prompts
 from model_runner.training.teacher import choose_draft_ids
 
 
@@ -55,7 +52,7 @@ def test_held_out_prompts_are_kept_apart() -> None:
     trained = set(islice(training_prompts(), 5000))
     assert not trained & set(held_out)
     texts = " ".join(prompt.text.lower() for prompt in held_out if prompt.kind == "chat")
-    for topic in (*topics.CODE_TASKS, *topics.SENTENCES, *topics.LIST_TOPICS, *topics.CHARACTERS):
+    for topic in (*TOPICS["code_tasks"], *TOPICS["sentences"], *TOPICS["list_topics"], *TOPICS["characters"]):
         assert topic.lower() not in texts
     passages = {prompt.text[-100:] for prompt in trained}
     assert not passages & {prompt.text[-100:] for prompt in held_out}
