@@ -35,11 +35,9 @@ from rich.table import Table
 from bench.local_server import LocalServer, local_server, paused, started
 from bench.structured import SCHEMAS, endless
 from model_runner.models.repository import resolve_model
-from server.cli.loadtest.discover import find_model
-from server.cli.loadtest.load import Arrivals, open_client, run_load
+from server.cli.loadtest.benchmark import find_model
+from server.cli.loadtest.load import Arrivals, Endpoint, Lengths, Target, Workload, make_requests, open_client, run_load
 from server.cli.loadtest.report import Report, summarize
-from server.cli.loadtest.timed_request import Endpoint, Target
-from server.cli.loadtest.workload import Lengths, Workload, make_requests
 
 EMBEDDED = "embedded"
 MODELS = (EMBEDDED, "llama-1b", "experts")

@@ -42,8 +42,7 @@ from server.app import create_app
 from server.cli.kv_events import open_publisher
 from server.cli.loadtest.benchmark import BenchOptions, run_bench
 from server.cli.loadtest.display import progress_bar
-from server.cli.loadtest.timed_request import Endpoint
-from server.cli.loadtest.workload import WORDS, Lengths, Workload
+from server.cli.loadtest.load import WORDS, Endpoint, Lengths, Workload
 from server.config import Settings
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig

@@ -18,7 +18,7 @@ from model_runner.models.repository import resolve_model
 from server.cli.flags import load
 from server.cli.loadtest.benchmark import BenchOptions, BenchResult, run_bench
 from server.cli.loadtest.display import progress_bar
-from server.cli.loadtest.workload import Lengths, Workload
+from server.cli.loadtest.load import Lengths, Workload
 from server.cli.main import app
 from server.config import Settings
 

@@ -13,7 +13,7 @@ from bench.local_server import local_server
 from bench.serving import REQUESTS_PER_CLIENT
 from server.cli.loadtest.benchmark import BenchOptions, run_bench
 from server.cli.loadtest.display import progress_bar
-from server.cli.loadtest.workload import Lengths, Workload
+from server.cli.loadtest.load import Lengths, Workload
 
 WITHOUT = ["--speculation", "off"]
 

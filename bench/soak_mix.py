@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.cli.loadtest.workload import WORDS
+from server.cli.loadtest.load import WORDS
 
 MOST_INPUT = 300
 MOST_OUTPUT = 64

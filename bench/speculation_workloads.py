@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 from model_runner.training.prompts import held_out_prompts
-from server.cli.loadtest.workload import Lengths, make_requests
-from server.cli.loadtest.workload import Workload as LoadWorkload
+from server.cli.loadtest.load import Lengths, make_requests
+from server.cli.loadtest.load import Workload as LoadWorkload
 from server.text.tokenizer import Tokenizer
 
 _REPEATED = (

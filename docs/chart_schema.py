@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.config import Settings
-from server.tenants.keys_file import KeysEntry
+from server.tenants.keys import KeysEntry
 
 CHART = Path(__file__).parents[1] / "deploy" / "helm" / "samewise"
 SCHEMA = CHART / "values.schema.json"

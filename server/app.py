@@ -48,7 +48,7 @@ from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
 from server.telemetry.timelines import Timelines, phases_into
 from server.tenants.accounts import Accounts
-from server.tenants.key_ring import KeyRing
+from server.tenants.keys import KeyRing
 from server.tenants.rate_limits import RateLimits
 from server.tenants.usage_book import UsageBook, today
 from server.tenants.windows import Windows

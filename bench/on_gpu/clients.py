@@ -12,9 +12,17 @@ from dataclasses import asdict, dataclass, replace
 import msgspec
 
 from bench.local_server import environment
-from server.cli.loadtest.load import Arrivals, LoadResult, open_client, run_load
-from server.cli.loadtest.timed_request import Outcome, Target
-from server.cli.loadtest.workload import Lengths, Workload, make_requests
+from server.cli.loadtest.load import (
+    Arrivals,
+    Lengths,
+    LoadResult,
+    Outcome,
+    Target,
+    Workload,
+    make_requests,
+    open_client,
+    run_load,
+)
 
 PER_PROCESS = 64
 """Clients."""

@@ -7,8 +7,8 @@ from server.api.services import Services
 from server.generation.planning.plan import Plan
 from server.telemetry.request_record import RequestRecord
 from server.tenants.accounts import Account
+from server.tenants.keys import Tenant
 from server.tenants.rate_limits import Cost
-from server.tenants.tenant import Tenant
 
 
 async def admit(plan: Plan, record: RequestRecord, services: Services) -> tuple[Plan, Account]:

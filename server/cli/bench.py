@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.cli.console import fail
-from server.cli.server_options import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName
+from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, fail
 
 if TYPE_CHECKING:
     from server.cli.loadtest.benchmark import BenchOptions
@@ -69,7 +68,7 @@ def bench(  # noqa: PLR0913  (one parameter for each flag)
 ) -> None:
     """Put load on an OpenAI-compatible server; report latencies and throughput. Exits with 1 if a request failed."""
     from server.cli.loadtest.benchmark import BenchOptions, parse_speculation  # noqa: PLC0415
-    from server.cli.loadtest.workload import Lengths, Workload  # noqa: PLC0415
+    from server.cli.loadtest.load import Lengths, Workload  # noqa: PLC0415
     from server.client.openai_answers import base_url as clean_url  # noqa: PLC0415
 
     try:
@@ -102,8 +101,7 @@ def _run(options: "BenchOptions", output: Path | None) -> None:
 
     from rich.console import Console  # noqa: PLC0415
 
-    from server.cli.loadtest.benchmark import run_bench  # noqa: PLC0415
-    from server.cli.loadtest.discover import DiscoveryError  # noqa: PLC0415
+    from server.cli.loadtest.benchmark import DiscoveryError, run_bench  # noqa: PLC0415
     from server.cli.loadtest.display import progress_bar, result_table  # noqa: PLC0415
 
     if output is not None and not output.parent.is_dir():

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from server.cli.console import fail
-from server.cli.server_options import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName
+from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, fail
 
 System = Annotated[str | None, typer.Option(help="System message that starts the conversation.")]
 Temperature = Annotated[

@@ -1,7 +1,7 @@
 """How the commands speak to the person in front of the terminal."""
 
 import unicodedata
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -23,3 +23,17 @@ def warn(message: str) -> None:
 def printable(text: str) -> str:
     """The text without control and format characters: what a server sends must not steer the terminal."""
     return "".join(char for char in text if char in KEPT or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
+
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
+
+BaseUrl = Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="Address of the server.")]
+ModelName = Annotated[str | None, typer.Option(help="Model to ask for; by default the first that is listed.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar=["SAMEWISE_API_KEY", "OPENAI_API_KEY"],
+        show_default=False,
+        help="Key to send.",
+    ),
+]

@@ -23,7 +23,6 @@ from server import __version__
 from server.assembly import StartError, describe_error, make_app, make_engine
 from server.checkpoints import Checkpoints, find_checkpoints
 from server.cli.kv_events import open_publisher
-from server.cli.start_warnings import warn_if_open, warn_if_unused
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.generation.planning.speculation import SpeculationRules
@@ -35,6 +34,29 @@ from server.telemetry.logs import configure_logging
 if TYPE_CHECKING:
     from server.api.services import Services
     from server.engine.kv_publisher import KVPublisher
+
+
+_BY_HEADS = ("auto", "eagle", "hydra", "medusa")
+"""Methods of speculation that use heads which learn."""
+_logger = logging.getLogger("samewise.server")
+
+
+def warn_if_open(settings: Settings, address: str, remedy: str) -> None:
+    """Of a server that others than this machine's users can reach; `remedy` says what can be done."""
+    if not settings.has_keys:
+        _logger.warning(
+            "The server listens on %s without an API key: whoever can reach it may use it. %s", address, remedy
+        )
+
+
+def warn_if_unused(settings: Settings) -> None:
+    """Learning is not refused where speculation is off by default, since requests can ask for it."""
+    if settings.learn and settings.speculation not in _BY_HEADS:
+        _logger.warning(
+            "Heads learn that few requests will use: speculation is %s, so only requests that name another method do.",
+            settings.speculation,
+        )
+
 
 FAILURE_CHECK_S = 1.0
 

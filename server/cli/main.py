@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from server import __version__
-from server.cli import bench, chat, page, serve, top, train_heads
+from server.cli import bench, chat, page, serve, train_heads
 
 app = typer.Typer(
     name="samewise",
@@ -36,7 +36,6 @@ def root(
 serve.register(app)
 chat.register(app)
 bench.register(app)
-top.register(app)
 page.register(app)
 train_heads.register(app)
 

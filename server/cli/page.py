@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from server.cli.console import fail
-from server.cli.server_options import DEFAULT_BASE_URL, BaseUrl
+from server.cli.console import DEFAULT_BASE_URL, BaseUrl, fail
 
 Host = Annotated[str, typer.Option(help="Address to listen on: 0.0.0.0 admits other machines.")]
 AllowedHosts = Annotated[

@@ -1,10 +1,16 @@
 """`samewise train-heads`: train draft heads for a model, on its own answers."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from server.cli.console import fail
 
@@ -16,6 +22,28 @@ if TYPE_CHECKING:
     from model_runner.models.features import Feature
     from model_runner.training.examples import Answerer
     from model_runner.training.pipeline import Accuracy
+
+
+@contextmanager
+def progress_lines(console: Console) -> Iterator[Progress]:
+    """A line for each stage, and above them the log, which is all there is where the output is no terminal."""
+    logger = logging.getLogger("samewise")
+    handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    try:
+        with Progress(*columns, console=console) as progress:
+            yield progress
+    finally:
+        logger.removeHandler(handler)
+
 
 Model = Annotated[
     str | None,
@@ -81,7 +109,7 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     from model_runner.models.repository import ModelNotFoundError, resolve_model  # noqa: PLC0415
     from model_runner.training.loop import LoopOptions  # noqa: PLC0415  (brings torch)
     from model_runner.training.pipeline import TrainingOptions, train_heads  # noqa: PLC0415
-    from server.cli.training_display import progress_lines  # noqa: PLC0415
+    from server.cli.train_heads import progress_lines  # noqa: PLC0415
 
     console = Console(stderr=True)
     try:

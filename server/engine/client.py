@@ -7,7 +7,7 @@ from typing import Protocol
 from model_runner.info import RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
-from server.engine.follower import Follower
+from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 
 

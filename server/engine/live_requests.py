@@ -1,15 +1,29 @@
 """The requests that are under way: their outputs so far, and the streams that wait for more."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from scheduler.history import ChoiceHistory
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, RequestOutput
-from server.engine.follower import Follower
 from server.engine.places import Places
 from server.engine.recovery import Crash, CrashPolicy
-from server.engine.unheard import Unheard
+
+
+class Follower(Protocol):
+    """Told what became of a request. Nothing waits for it, and it must not fail."""
+
+    def ended(self, choice: int, history: ChoiceHistory | None) -> None:
+        """One choice has ended; each does once. This may come after its stream was closed.
+
+        `history` is that of the last engine, or None if no engine has any: it never had the choice, or died with it.
+        """
+        ...
+
+    def interrupted(self) -> None:
+        """The engine died with it. It goes on in the next one."""
+        ...
 
 
 class LiveRequest:
@@ -260,3 +274,59 @@ class LiveRequests:
         if not self._live:
             self._empty.set()
         return live
+
+
+class Unheard:
+    """The ends of aborted choices, and the answers to questions about requests."""
+
+    def __init__(self) -> None:
+        self._aborted: dict[str, dict[int, Follower]] = {}
+        """By request and choice."""
+        self._explanations: dict[str, asyncio.Future[Sequence[ChoiceHistory]]] = {}
+
+    def expect(self, request_id: str, choices: Iterable[int], follower: Follower) -> None:
+        """These choices were aborted in the engine."""
+        self._aborted.setdefault(request_id, {}).update(dict.fromkeys(choices, follower))
+
+    def is_expected(self, request_id: str) -> bool:
+        """Whether choices of it were aborted of which the engine has told nothing yet."""
+        return request_id in self._aborted
+
+    def hear_of(self, output: RequestOutput) -> None:
+        """An output that nobody waits for any more; it may be the end of a choice that was to be aborted."""
+        if output.finish_reason is not None:
+            self._tell(output.request_id, output.choice, output.history)
+
+    def hear_of_abort(self, request_id: str, choice: int | None, histories: Iterable[ChoiceHistory]) -> None:
+        """One choice runs no longer, or none does: these are the ends of those that did."""
+        for history in histories:
+            self._tell(request_id, history.choice, history)
+        for one in list(self._aborted.get(request_id, ())) if choice is None else [choice]:
+            self._tell(request_id, one, None)
+
+    def ask(self, request_id: str, send: Callable[[], None]) -> Awaitable[Sequence[ChoiceHistory]]:
+        """What the engine says of a request; nothing if it dies meanwhile. `send` asks it, unless it has been asked."""
+        if request_id not in self._explanations:
+            self._explanations[request_id] = asyncio.get_running_loop().create_future()
+            send()
+        return asyncio.shield(self._explanations[request_id])
+
+    def hear_explanation(self, request_id: str, histories: Sequence[ChoiceHistory]) -> None:
+        """What the engine says of a request."""
+        if (waiting := self._explanations.pop(request_id, None)) is not None:
+            waiting.set_result(histories)
+
+    def hear_no_more(self) -> None:
+        """The engine has ended."""
+        for request_id in list(self._aborted):
+            self.hear_of_abort(request_id, None, ())
+        for request_id in list(self._explanations):
+            self.hear_explanation(request_id, ())
+
+    def _tell(self, request_id: str, choice: int, history: ChoiceHistory | None) -> None:
+        followers = self._aborted.get(request_id, {})
+        if (follower := followers.pop(choice, None)) is None:
+            return
+        if not followers:
+            del self._aborted[request_id]
+        follower.ended(choice, history)

@@ -10,11 +10,19 @@ from collections.abc import Callable
 from typing import cast
 
 from model_runner.processes import describe_end, isolated_module
-from server.engine.environment import engine_environment
-from server.engine.framing import FrameReader, framed
-from server.engine.messages import EngineConfig, FromEngine, Load, Shutdown, ToEngine, decode_from_engine, encode
+from server.engine.messages import (
+    EngineConfig,
+    FrameReader,
+    FromEngine,
+    Load,
+    Shutdown,
+    ToEngine,
+    decode_from_engine,
+    encode,
+    framed,
+)
 from server.engine.supervisor import EngineLimits, EngineSupervisor
-from server.engine.worker import DEFAULT_FACTORY
+from server.engine.worker import DEFAULT_FACTORY, engine_environment
 
 
 class EngineProcess(EngineSupervisor):

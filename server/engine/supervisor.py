@@ -12,8 +12,7 @@ from model_runner.processes import Backoff
 from scheduler.history import ChoiceHistory
 from scheduler.interface import BACKGROUND, EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
-from server.engine.follower import Follower
-from server.engine.live_requests import LiveRequest, LiveRequests
+from server.engine.live_requests import Follower, LiveRequest, LiveRequests
 from server.engine.messages import (
     Abort,
     Aborted,

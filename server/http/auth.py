@@ -11,8 +11,7 @@ from server.http.middleware import record_in
 from server.http.responses import error_response
 from server.telemetry.request_record import RequestRecord
 from server.tenants.accounts import Accounts
-from server.tenants.key_ring import KeyRing
-from server.tenants.tenant import Tenant
+from server.tenants.keys import KeyRing, Tenant
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/docs", "/openapi.json"})
 """Probes and the documentation need no key."""

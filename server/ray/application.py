@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
 from server.cli.flags import misspelt_variables
-from server.cli.start_warnings import warn_if_open, warn_if_unused
+from server.cli.lifecycle import warn_if_open, warn_if_unused
 from server.config import Settings
 from server.ray.autoscaling import LoadPolicy
 from server.ray.front import create_front

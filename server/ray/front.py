@@ -34,7 +34,7 @@ from server.ray.replicas import Replicas
 from server.ray.routing_fields import SHORT_BYTES, read_fields
 from server.telemetry.families import exposition
 from server.telemetry.request_record import CLIENT_CLOSED, RequestRecord
-from server.tenants.key_ring import KeyRing
+from server.tenants.keys import KeyRing
 
 _REPLICA_HEADER = "x-samewise-replica"
 _FORM_MIB = 1.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -64,3 +64,18 @@ class Families:
         names = [*(str(float(bound)) for bound in bounds), "+Inf"]
         family.add_metric([self.model], list(zip(names, accumulate(counts), strict=True)), total)
         return family
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class HttpRequests:
+    """By method, route and status; clients can make up methods, so what is none of the usual ones is `other`."""
+
+    def __init__(self, families: Families, registry: CollectorRegistry) -> None:
+        name = families.name("http_requests")
+        self._counter = Counter(name, "HTTP requests.", ["method", "handler", "status"], registry=registry)
+
+    def observe(self, method: str, handler: str, status: int) -> None:
+        """One of them is over."""
+        self._counter.labels(method if method in _METHODS else "other", handler, str(status)).inc()

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 
 from server.storage.usage import Used
-from server.tenants.key_ring import KeyRing
+from server.tenants.keys import KeyRing, Tenant
 from server.tenants.rate_limits import Cost, RateLimits, Reservation
-from server.tenants.tenant import Tenant
 from server.tenants.usage_book import UsageBook
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from server.errors import LimitError, QuotaError, RequestLimitError, TokenLimitError
-from server.tenants.tenant import Tenant
+from server.tenants.keys import Tenant
 from server.tenants.windows import DAY_S, MINUTE_S, Count, Taken, Unit, Window, Windows
 
 _CHOICE_WAIT_S = 1.0

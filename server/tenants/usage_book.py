@@ -9,7 +9,7 @@ from server.errors import RETRY_AFTER_S
 from server.storage.storage import NotStoredError, Storage
 from server.storage.usage import UsageKey, Used
 from server.telemetry.metrics import Metrics
-from server.tenants.tenant import Tenant
+from server.tenants.keys import Tenant
 
 _PAUSE_S = 0.5
 """Before each transaction, so that what ends meanwhile goes with it. So much of it a crash may cost."""

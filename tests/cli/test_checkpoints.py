@@ -10,8 +10,7 @@ from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder, ModelNotFoundError
 from server.assembly import engine_config
 from server.checkpoints import Checkpoints, find_checkpoints
-from server.cli.lifecycle import describe_speculation
-from server.cli.start_warnings import warn_if_unused
+from server.cli.lifecycle import describe_speculation, warn_if_unused
 from server.config import Settings
 
 CONSOLE = Console(file=io.StringIO())

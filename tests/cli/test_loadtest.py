@@ -12,11 +12,23 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner, Result
 
-from server.cli.loadtest.discover import DiscoveryError, find_model, find_vocab_size
-from server.cli.loadtest.load import Arrivals, LoadResult, arrival_times, open_client, run_load
+from server.cli.loadtest.benchmark import DiscoveryError, find_model, find_vocab_size
+from server.cli.loadtest.load import (
+    WORDS,
+    Arrivals,
+    Failure,
+    Lengths,
+    LoadRequest,
+    LoadResult,
+    Outcome,
+    Target,
+    Workload,
+    arrival_times,
+    make_requests,
+    open_client,
+    run_load,
+)
 from server.cli.loadtest.report import distribution, percentile, summarize
-from server.cli.loadtest.timed_request import Failure, Outcome, Target
-from server.cli.loadtest.workload import WORDS, Lengths, LoadRequest, Workload, make_requests
 from server.cli.main import app
 from server.client.openai_answers import EventParser, error_message
 from server.client.openai_answers import base_url as clean_url

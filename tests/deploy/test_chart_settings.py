@@ -13,7 +13,7 @@ from helm_python import HelmError
 
 from server.cli.flags import OTHER_VARIABLES, PREFIX, load
 from server.config import Settings
-from server.tenants.key_ring import KeyRing
+from server.tenants.keys import KeyRing
 from tests.cli.test_settings import EXAMPLES as EXAMPLES_OF_FLAGS
 from tests.deploy.chart import (
     CHART,

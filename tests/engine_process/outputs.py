@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from scheduler.interface import EngineRequest, RequestOutput
-from server.engine.follower import Follower
+from server.engine.live_requests import Follower
 from server.engine.supervisor import EngineSupervisor
 from tests.engine_process.followers import Recorded
 

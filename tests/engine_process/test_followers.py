@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from server.engine.client import EngineState, EngineUnavailableError, RequestFailedError
-from server.engine.unheard import Unheard
+from server.engine.live_requests import Unheard
 from tests.engine_process.conftest import collect, request
 from tests.engine_process.fake_engine import RAISE, REJECT
 from tests.engine_process.followers import Recorded

@@ -10,7 +10,7 @@ from model_runner.info import RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError
-from server.engine.follower import Follower
+from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from tests.server.fake_stream import FakeStream
 

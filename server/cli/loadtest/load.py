@@ -1,4 +1,4 @@
-"""When to send: a fixed number at a time, or at random moments of a fixed rate."""
+"""The load of `samewise bench`: what is sent, when, and one timed request."""
 
 import asyncio
 import contextlib
@@ -6,12 +6,191 @@ import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import httpx
+import msgspec
 
-from server.cli.loadtest.timed_request import Outcome, Target, send
-from server.cli.loadtest.workload import LoadRequest
+from server.client.openai_answers import AnswerError, Chunk, ChunkParser
+
+Prompt = str | list[int]
+
+WORDS = """
+    time year people way day man thing woman life child world school state family student group country problem hand
+    part place case week company system program question work government number night point home water room mother
+    area money story fact month lot right study book eye job word business issue side kind head house service friend
+    father power hour game line end member law car city community name president team minute idea body information
+""".split()  # noqa: SIM905  (a hundred quoted lines would hide the rest of the file)
+"""Common words: nearly every tokenizer has one token for each, with the space before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Uniform over low to high, both included; fixed where they are equal."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Lengths":
+        """Read `128` or `64:256`. Raises ValueError."""
+        low, _, high = text.partition(":")
+        try:
+            lengths = cls(int(low), int(high or low))
+        except ValueError:
+            raise ValueError(f"expected a length such as 128 or a range such as 64:256, got {text!r}") from None
+        if not 1 <= lengths.low <= lengths.high:
+            raise ValueError(f"expected 1 <= low <= high, got {text!r}")
+        return lengths
+
+    def sample(self, rng: random.Random) -> int:
+        return rng.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The shape of a load."""
+
+    num_requests: int
+    input_len: Lengths
+    """Tokens, or words where token ids cannot be sent."""
+    output_len: Lengths
+    """Tokens that each request may generate at most."""
+    shared_prefix: float = 0.0
+    """Share of each prompt, from its start, that all prompts have in common, 0 to 1."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """One request to send."""
+
+    prompt: Prompt
+    max_tokens: int
+
+
+def make_requests(workload: Workload, vocab_size: int | None) -> list[LoadRequest]:
+    """All requests of the load: random token ids below `vocab_size`, random words where it is None."""
+    rng = random.Random(workload.seed)
+    common = _units(rng, workload.input_len.high, vocab_size)
+    requests = []
+    for _ in range(workload.num_requests):
+        length = workload.input_len.sample(rng)
+        shared = round(length * workload.shared_prefix)
+        units = common[:shared] + _units(rng, length - shared, vocab_size)
+        prompt: Prompt = units if vocab_size is not None else " ".join(WORDS[unit] for unit in units)
+        requests.append(LoadRequest(prompt, workload.output_len.sample(rng)))
+    return requests
+
+
+def _units(rng: random.Random, count: int, vocab_size: int | None) -> list[int]:
+    """Token ids, or indices of words."""
+    return rng.choices(range(len(WORDS) if vocab_size is None else vocab_size), k=count)
+
+
+Endpoint = Literal["completions", "chat"]
+PATHS: dict[Endpoint, str] = {"completions": "/completions", "chat": "/chat/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go and what all of them have in common."""
+
+    base_url: str
+    model: str
+    endpoint: Endpoint
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each body: temperature, ignore_eos."""
+    timeout_s: float = 600.0
+
+    @property
+    def url(self) -> str:
+        return self.base_url + PATHS[self.endpoint]
+
+    def body(self, request: LoadRequest) -> dict[str, Any]:
+        """The JSON body that this request is sent as."""
+        body: dict[str, Any] = {"model": self.model, "max_tokens": request.max_tokens, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        if self.endpoint == "chat":
+            body["messages"] = [{"role": "user", "content": request.prompt}]
+        else:
+            body["prompt"] = request.prompt
+        return {**body, **self.extra}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request brought no complete answer: a kind to count by, and what was said."""
+
+    kind: str
+    message: str
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one request. Times are seconds of one monotonic clock."""
+
+    started: float
+    finished: float = 0.0
+    chunk_times: list[float] = field(default_factory=list)
+    """When text arrived; empty if the answer has none (the first token ended it)."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """From the server's usage; the number of chunks where it sends none."""
+    failure: Failure | None = None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return self.chunk_times[0] - self.started if self.chunk_times else None
+
+    @property
+    def latency(self) -> float:
+        return self.finished - self.started
+
+
+async def send(client: httpx.AsyncClient, target: Target, request: LoadRequest) -> Outcome:
+    """Send one request and read its stream to the end. Never raises for what the server or the network does."""
+    content = msgspec.json.encode(target.body(request))
+    outcome = Outcome(started=time.perf_counter())
+    try:
+        async with asyncio.timeout(target.timeout_s):
+            await _stream(client, target.url, content, outcome)
+    except TimeoutError:
+        outcome.failure = Failure("timeout", f"not finished after {target.timeout_s:g} s")
+    except httpx.TransportError as error:
+        outcome.failure = Failure("connection", f"{type(error).__name__}: {error}".rstrip(": "))
+    except AnswerError as error:
+        outcome.failure = Failure(error.kind, str(error))
+    outcome.finished = time.perf_counter()
+    return outcome
+
+
+async def _stream(client: httpx.AsyncClient, url: str, content: bytes, outcome: Outcome) -> None:
+    headers = {"content-type": "application/json"}
+    async with client.stream("POST", url, content=content, headers=headers) as response:
+        if response.status_code != 200:
+            raise AnswerError.refusal(response.status_code, await response.aread())
+        parser = ChunkParser()
+        async for data in response.aiter_bytes():
+            now = time.perf_counter()
+            for chunk in parser.feed(data):
+                _record(chunk, now, outcome)
+            if parser.is_done:
+                break
+    parser.close()
+    outcome.output_tokens = outcome.output_tokens or len(outcome.chunk_times)
+
+
+def _record(chunk: Chunk, now: float, outcome: Outcome) -> None:
+    if chunk.text:
+        outcome.chunk_times.append(now)
+    if chunk.usage is not None:
+        outcome.prompt_tokens = chunk.usage.prompt_tokens
+        outcome.output_tokens = chunk.usage.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from server.cli.loadtest.load import LoadResult
-from server.cli.loadtest.timed_request import Outcome
+from server.cli.loadtest.load import LoadResult, Outcome
 
 
 @dataclass(frozen=True, slots=True)

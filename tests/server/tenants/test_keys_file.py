@@ -14,9 +14,7 @@ from server.api.intake import IntakeContext
 from server.config import Settings
 from server.generation.constraints.json_text import BOUNDED, strict_fragment
 from server.telemetry.request_record import Sender
-from server.tenants.key_ring import KeyRing
-from server.tenants.keys_file import KeysError, read_keys
-from server.tenants.tenant import Tenant, TenantLimits
+from server.tenants.keys import KeyRing, KeysError, Tenant, TenantLimits, read_keys
 from tests.server.helpers import chat
 from tests.server.tenants.keys import of_tenant, write_keys
 

@@ -13,8 +13,8 @@ from model_runner.contract import Failure
 from server.engine.client import QueueFullError
 from server.errors import QuotaError, RequestLimitError, TokenLimitError
 from server.storage.usage import Used
+from server.tenants.keys import Tenant, TenantLimits
 from server.tenants.rate_limits import Cost, RateLimits
-from server.tenants.tenant import Tenant, TenantLimits
 from server.tenants.windows import Windows
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, error_of, serving

@@ -1,15 +1,54 @@
-"""The file of keys: YAML that says who may use what, or just one key a line."""
+"""API keys: their holders, the file that names them, and the keys that are accepted now."""
 
 import hashlib
+import logging
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
-from server.tenants.tenant import Tenant, TenantLimits
+from server.config import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one may use; None is not limited."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Of prompts and answers together."""
+    tokens_per_day: int | None = None
+    """The same, in a day of UTC."""
+    max_choices: int | None = None
+    """Answers that are made at the same time, where each beam of a search counts as one."""
+
+    def in_background(self) -> "TenantLimits":
+        """Those that count for work that only gets the room that others leave."""
+        return TenantLimits(tokens_per_day=self.tokens_per_day)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One who has a key, or all who need none."""
+
+    name: str = ""
+    """By which what it stores and uses is found. Empty where there are no keys. Without a name given by the operator,
+    part of the key's hash, by which weak keys can be guessed: it stays in this server and its databases."""
+    weight: float = 1.0
+    """Its share beside those of others."""
+    priority: int = 0
+    """Lower ones are served first."""
+    limits: TenantLimits = field(default_factory=TenantLimits)
+    label: str = ""
+    """Its name in metrics and traces: the one that the operator gave, otherwise empty."""
+    sees_all_usage: bool = False
+    """Whether its key reads in /metrics what each of the others has used."""
+
 
 _NAME_LENGTH = 16
 _IS_YAML = re.compile(r"^keys\s*:", re.MULTILINE)
@@ -135,3 +174,79 @@ def _path_of(error: Mapping[str, Any]) -> str:
     for part in error["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     return place or "the file"
+
+
+_CHECK_S = 1.0
+"""Between two looks at whether the file has changed."""
+_logger = logging.getLogger("samewise.keys")
+
+
+class KeyRing:
+    """Whose each key is. Only hashes are kept. The file is read again when it changes."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises KeysError if keys are configured that cannot be used, OSError if their file cannot be read."""
+        self._path = settings.api_keys_file
+        self._clock = clock
+        self._fixed: Tenants = {}
+        if settings.api_key is not None:
+            key = settings.api_key.get_secret_value().strip()
+            if not key:
+                raise KeysError("The configured API key is empty.")
+            self._fixed = {digest_of(key): replace(unnamed(key), sees_all_usage=True)}
+        self._stamp = None if self._path is None else _stamp(self._path)
+        self._checked = clock()
+        self._tenants: Tenants = self._fixed if self._path is None else {**read_keys(self._path), **self._fixed}
+        self._by_name = {tenant.name: tenant for tenant in self._tenants.values()}
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed."""
+        return bool(self._tenants)
+
+    def tenant_of(self, key: str) -> Tenant | None:
+        """Who has the key; None for one that is not accepted.
+
+        Looked up by its hash: how long that takes says nothing about keys that are nearly right.
+        """
+        self._look()
+        return self._tenants.get(digest_of(key))
+
+    def knows(self, name: str) -> bool:
+        """Whether somebody of this name may use the server, with a key or because none is needed."""
+        self._look()
+        return not self._tenants or name in self._by_name
+
+    def named(self, name: str) -> Tenant:
+        """The tenant of this name, as it is configured now; one that has gone is not limited any more."""
+        return self._by_name.get(name) or Tenant(name)
+
+    def reload(self) -> None:
+        """Read the file again. One that cannot be used changes nothing, and leaves an error in the log."""
+        if self._path is None:
+            return
+        try:
+            self._stamp = _stamp(self._path)
+            self._tenants = {**read_keys(self._path), **self._fixed}
+        except (KeysError, OSError) as error:
+            _logger.error("The keys stay as they were: %s", error)
+            return
+        self._by_name = {tenant.name: tenant for tenant in self._tenants.values()}
+        _logger.info("The keys were read again from %s: %d are accepted.", self._path, len(self._tenants))
+
+    def _look(self) -> None:
+        if self._path is None or self._clock() - self._checked < _CHECK_S:
+            return
+        self._checked = self._clock()
+        try:
+            is_changed = _stamp(self._path) != self._stamp
+        except OSError:
+            is_changed = self._stamp is not None
+            self._stamp = None  # said once
+        if is_changed:
+            self.reload()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Another one for another content."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ino, status.st_size
