@@ -1,4 +1,4 @@
-"""The size gate: no file over 400 lines, no function over 60, docstrings and comments included.
+"""The size gate: no file over 600 lines, no function over 60, docstrings and comments included.
 
 python .ci/size_gate.py FOLDER...    prints what is too long and exits with 1 if anything is
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 
 

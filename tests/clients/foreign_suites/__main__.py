@@ -10,7 +10,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple")
+from pip._internal.models.index import PyPI
+
+INDEX = os.environ.get("PIP_INDEX_URL", PyPI.simple_url)
+"""Of pip, whose configuration is not read."""
 
 
 @dataclass(frozen=True, slots=True)
