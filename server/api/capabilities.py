@@ -6,6 +6,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from server.api.chat.schema import ChatCompletionRequest
 from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.api.dialect import Dialect
 from server.api.fields.rules import RequestModel, relations_of
@@ -14,6 +15,7 @@ from server.api.services import ServicesDep
 from server.generation.field_table import facts_of
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
+from server.generation.planning.limits import unasked_max_tokens
 from server.generation.pooling.abilities import Embedding, Scoring
 from server.generation.settings import DecodingSettings
 
@@ -105,6 +107,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
     method = services.planner().speculation.of_silence
     of_model = services.model.defaults
     defaults = {**of_model.values, **({} if of_model.max_tokens is None else {"max_tokens": of_model.max_tokens})}
+    defaults["unasked_max_tokens"] = unasked_max_tokens(info.max_model_len)
     defaults["speculation"] = method if method == "off" else {"method": method}
     return Capabilities(
         model=services.model.name,
@@ -203,10 +206,11 @@ def _describe(field: dict[str, Any], required: bool, default: object, excludes: 
 def _default(request: type[RequestModel], name: str, defaults: Mapping[str, object]) -> object:
     if name in defaults:
         return defaults[name]
-    if name in ("max_completion_tokens", "max_output_tokens"):
-        return defaults.get("max_tokens")
     if name == "max_tokens" and request is CompletionRequest:
         return DEFAULT_MAX_TOKENS
+    of_chat = name == "max_tokens" and request is ChatCompletionRequest
+    if of_chat or name in ("max_completion_tokens", "max_output_tokens"):
+        return defaults.get("max_tokens", defaults.get("unasked_max_tokens"))
     default = _API_DEFAULTS.get(name)
     # Whole numbers as clients write them.
     return int(default) if isinstance(default, float) and default.is_integer() else default

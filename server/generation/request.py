@@ -144,7 +144,9 @@ class GenerationRequest:
     max_tokens: int | None = None
     """For each choice."""
     default_max_tokens: int | None = None
-    """The API's, where the model has none. None: the rest of the context."""
+    """The API's, where the model has none. None: the server's."""
+    may_fill_context: bool = False
+    """Whether `max_tokens` of None asks for the rest of the context."""
     num_choices: int = 1
     """To generate for each prompt."""
     seed: int | None = None

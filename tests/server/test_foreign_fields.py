@@ -209,7 +209,6 @@ CONTRADICTIONS: list[tuple[Fields, str]] = [
     ({"reasoning": {"exclude": True}, "include_reasoning": True}, "reasoning.exclude"),
     ({"reasoning_format": "hidden", "include_reasoning": True}, "reasoning_format"),
     ({"reasoning_format": "none", "separate_reasoning": True}, "reasoning_format"),
-    ({"logprobs": True, "top_logprobs": 2, "logprob_token_ids": [1]}, "logprob_token_ids"),
     ({"reasoning_format": "none", "tools": [{"type": "function", "function": {"name": "f"}}]}, "reasoning_format"),
     ({"separate_reasoning": False, "tools": [{"type": "function", "function": {"name": "f"}}]}, "separate_reasoning"),
 ]
@@ -347,6 +346,14 @@ async def test_listed_tokens_reach_the_engine(client: httpx.AsyncClient, engine:
     for path, body in ((CHAT, chat(logprobs=True)), (COMPLETIONS, completion(logprobs=0))):
         assert (await client.post(path, json={**body, "logprob_token_ids": [7, 5]})).status_code == 200
         assert engine.requests[-1].sampling.logprob_token_ids == (7, 5)
+
+
+async def test_the_token_that_came_is_reported_with_the_listed_ones(client: httpx.AsyncClient):
+    asked = {"logprobs": True, "top_logprobs": 5, "logprob_token_ids": [0], "return_tokens_as_token_ids": True}
+    response = await client.post(CHAT, json=chat(**asked, max_tokens=1))
+    (entry,) = response.json()["choices"][0]["logprobs"]["content"]
+    assert entry["token"] in [one["token"] for one in entry["top_logprobs"]]
+    assert response.headers["x-samewise-ignored"] == "top_logprobs"
 
 
 OWN_TEMPLATE = """{% for message in messages %}{% if message.role == 'critic' %}!{{ message.content }}

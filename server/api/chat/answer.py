@@ -133,7 +133,9 @@ class ChatAnswer(OpenAIAnswer):
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
         options = self._options
-        return chat_logprobs(self.tokenizer, tokens, as_ids=options.tokens_as_ids) if options.logprobs else None
+        if not options.logprobs:
+            return None
+        return chat_logprobs(self.tokenizer, tokens, as_ids=options.tokens_as_ids, lists_own=options.lists_own_logprob)
 
     def _tokens_of(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
         options = self._options

@@ -25,6 +25,8 @@ class ChatOptions:
     echoed: str
     """What the content of each choice begins with."""
     tokens_as_ids: bool
+    lists_own_logprob: bool
+    """Whether each token is among the tokens whose logprobs are reported at its place."""
 
 
 def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
@@ -83,4 +85,5 @@ def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) 
         hides_reasoning=not body.is_shown,
         echoed=body.echoed,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        lists_own_logprob=bool(body.logprob_token_ids),
     )

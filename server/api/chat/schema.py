@@ -38,7 +38,10 @@ class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, Sampling
 
     messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, oldest first.")
     max_completion_tokens: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="By default the rest of the context, and never more than that."
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="By default half of the context, at most 32,768 tokens, and never more than its rest.",
     )
     max_tokens: int | None = Field(
         None, ge=1, le=2**31 - 1, description="Older name of max_completion_tokens.",

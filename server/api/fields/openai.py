@@ -84,10 +84,8 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
         None, description="Write the tokens of `logprobs` as `token_id:ID` in place of their text."
     )
     logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_LISTED_TOKENS, fail_fast=True)] | None = Field(
-        None, description="Report the logprobs of these tokens, in place of the most probable ones.",
-        json_schema_extra=related(
-            requires=["logprobs"], excludes=["top_logprobs", "use_beam_search", "beam_search"]
-        ),
+        None, description="Report the logprobs of these tokens and of the one that came, not of the most probable ones.",
+        json_schema_extra=related(requires=["logprobs"], excludes=["use_beam_search", "beam_search"]),
     )  # fmt: skip
     add_special_tokens: bool | None = Field(
         None,
@@ -108,6 +106,14 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
                 "integer_above_max_value", f"Invalid '{{path}}': integer above maximum value. {expected}", "n"
             )
         return self
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield from super().left_out(path)
+        if self.logprob_token_ids and getattr(self, "top_logprobs", None):
+            yield Notice(
+                "top_logprobs", "The tokens of 'logprob_token_ids' are reported in place of the most probable."
+            )
 
     @property
     def beams(self) -> BeamSearchSettings | None:

@@ -83,6 +83,7 @@ def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, s
         decoding=decoding_of(body),
         biased_texts=tuple((text, bias) for text, bias in body.biases if isinstance(text, str)),
         max_tokens=None if n_predict == -1 else n_predict,
+        may_fill_context=n_predict == -1,
         num_choices=body.n_cmpl or 1,
         num_repeats=body.n_cmpl or 1,
         seed=None if body.seed in _RANDOM_SEEDS else body.seed,

@@ -16,13 +16,21 @@ from server.text.tokenizer import Tokenizer
 NO_PROBABILITY = -9999.0
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, as_ids: bool = False) -> dict[str, Any]:
-    """`choices[].logprobs` of chat completions: a ChatLogprobs. `as_ids` has tokens written as their ids."""
+def chat_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, as_ids: bool = False, lists_own: bool = False
+) -> dict[str, Any]:
+    """`choices[].logprobs` of chat completions: a ChatLogprobs.
+
+    `as_ids` has tokens written as their ids; with `lists_own` each token is among its own alternatives.
+    """
     content = []
     for token in tokens:
         reported = _reported(token)
+        own = _top(tokenizer, token.id, reported.logprob, as_ids=as_ids)
         top = [_top(tokenizer, token_id, logprob, as_ids=as_ids) for token_id, logprob in reported.top]
-        content.append({**_top(tokenizer, token.id, reported.logprob, as_ids=as_ids), "top_logprobs": top})
+        if lists_own and token.id not in (token_id for token_id, _ in reported.top):
+            top.insert(0, own)
+        content.append({**own, "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 

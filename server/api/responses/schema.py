@@ -174,7 +174,10 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
     """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
 
     max_output_tokens: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="By default the rest of the context, and never more than that."
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="By default half of the context, at most 32,768 tokens, and never more than its rest.",
     )
     truncation: Literal["auto", "disabled"] | None = Field(
         None,

@@ -10,6 +10,9 @@ from server.errors import ContextLengthError, InvalidRequestError
 from server.generation.notices import Notice
 from server.generation.request import GenerationRequest
 
+MAX_UNASKED = 32_768
+"""The most tokens of an output that nobody has limited, however long the context is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -114,6 +117,14 @@ class Limits:
             raise InvalidRequestError(message, param="min_tokens", code="integer_above_max_value")
 
 
+def unasked_max_tokens(max_model_len: int) -> int:
+    """The most tokens of an output where neither the request nor the model sets a limit.
+
+    A model that repeats itself would go on to the end of the context, so it is half of that.
+    """
+    return max(1, min(max_model_len // 2, MAX_UNASKED))
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """The room that one prompt and its output have together."""
@@ -145,8 +156,15 @@ class Room:
             raise self.limits.too_long(prompt, noun, self.capacity)
         room = self.capacity - prompt
         if asked is None:
-            return room if self.default_max_tokens is None else min(self.default_max_tokens, room)
+            return min(room, self._unasked)
         return asked if asked <= room else self._clamped(prompt, asked, room, noun)
+
+    @property
+    def _unasked(self) -> int:
+        """The most tokens of an output for which the request sets no limit."""
+        if self.default_max_tokens is not None:
+            return self.default_max_tokens
+        return self.capacity if self.request.may_fill_context else unasked_max_tokens(self.capacity)
 
     def _clamped(self, prompt: int, asked: int, room: int, noun: str) -> int:
         """Less than was asked for, unless the server is strict."""
