@@ -84,7 +84,7 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
         None, description="Write the tokens of `logprobs` as `token_id:ID` in place of their text."
     )
     logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_LISTED_TOKENS, fail_fast=True)] | None = Field(
-        None, description="Report the logprobs of these tokens and of the one that came, not of the most probable ones.",
+        None, description="Report the logprobs of these tokens and of the one that came, not the most probable ones.",
         json_schema_extra=related(requires=["logprobs"], excludes=["use_beam_search", "beam_search"]),
     )  # fmt: skip
     add_special_tokens: bool | None = Field(
