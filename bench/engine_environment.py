@@ -3,7 +3,7 @@
 import os
 import sys
 
-from server.engine.worker import engine_environment
+from server.engine.environment import engine_environment
 
 
 def use_engine_environment() -> None:

@@ -25,7 +25,7 @@ from bench.on_gpu.process import Part, run_apart
 from bench.on_gpu.report import Figure, SavedReport, left_out
 from bench.on_gpu.tests import run_tests
 from bench.on_gpu.variants import decode_kind
-from server.engine.worker import engine_environment
+from server.engine.environment import engine_environment
 
 BUDGET_S = 560.0
 """Ten minutes, less the imports before and what it takes to end."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ class PlainSteps:
         self._model = model.eval()
         self._device = device
         self._vocab_size = self._model.config.vocab_size
+        parameters = signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # its name before transformers 5.24
         self._cache = DynamicCache()
         self._next = torch.zeros(0, 1, dtype=torch.int64, device=device)
 
@@ -31,7 +34,9 @@ class PlainSteps:
         """A cache of `rows` sequences, of which so many are computed and the others copies; rows divide evenly."""
         computed = min(rows, prefilled)
         self._cache = DynamicCache()
-        self._model(self._tokens(computed, context), past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._model(
+            self._tokens(computed, context), **{self._cache_name: self._cache}, use_cache=True, logits_to_keep=1
+        )
         self._cache.batch_repeat_interleave(rows // computed)
         self._next = self._tokens(rows, 1)
 
@@ -40,7 +45,7 @@ class PlainSteps:
         """Milliseconds of a step that gives each of them a token."""
         synchronize(self._device)
         start = time.perf_counter()
-        output = self._model(self._next, past_key_values=self._cache, use_cache=True)
+        output = self._model(self._next, **{self._cache_name: self._cache}, use_cache=True)
         self._next = output.logits[:, -1:].argmax(-1)
         synchronize(self._device)
         return 1e3 * (time.perf_counter() - start)
@@ -51,7 +56,7 @@ class PlainSteps:
         prompt = self._tokens(1, tokens)
         synchronize(self._device)
         start = time.perf_counter()
-        output = self._model(prompt, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+        output = self._model(prompt, **{self._cache_name: DynamicCache()}, use_cache=True, logits_to_keep=1)
         output.logits[:, -1:].argmax(-1)
         synchronize(self._device)
         return 1e3 * (time.perf_counter() - start)

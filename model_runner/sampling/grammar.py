@@ -67,11 +67,6 @@ class Vocabulary:
         return self._characters[is_allowed.astype(np.bool_)].tobytes()
 
 
-def is_in(mask: Mask, token: int) -> bool:
-    """Whether a mask has the token."""
-    return bool(mask[token // 32] >> (token % 32) & 1)
-
-
 _BYTES_PER_TOKEN: Final = 4
 """How far to look ahead for each token that is wanted."""
 _LETTERS: Final = b"ae"

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import SamplingParams
-from model_runner.sampling.grammar import is_in
 from model_runner.sampling.history import BadWords, RepeatedNgrams, Repetitions, SeenTokens, Table, TokenCounts
 from model_runner.sampling.noise import Stream, noise_key, noise_state, uniform
 from model_runner.sampling.thinking import ThinkingBudget
@@ -130,7 +129,7 @@ class Slot:
     def allowed(self) -> TokenValues | None:
         """The only tokens that may come next; None: all may. The values mean nothing."""
         forced = None if self._thinking is None else self._thinking.forced
-        if forced is None or (self.matcher is not None and not is_in(self.matcher.mask(), forced)):
+        if forced is None or (self.matcher is not None and not _is_in(self.matcher.mask(), forced)):
             return self._allowed  # a grammar bars the tag within a character: it is forced after that
         return _values((forced,), 0.0)
 
@@ -241,3 +240,8 @@ def _summed(pairs: Iterable[tuple[int, float]]) -> TokenValues | None:
     for token, value in pairs:
         sums[token] = sums.get(token, 0.0) + value
     return (np.array(list(sums), dtype=np.int64), np.array(list(sums.values()))) if sums else None
+
+
+def _is_in(mask: NDArray[np.int32], token: int) -> bool:
+    """Whether a mask, with a bit for each token, has the token."""
+    return bool(mask[token // 32] >> (token % 32) & 1)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from model_runner.processes import describe_end, isolated_module
+from server.engine.environment import engine_environment
 from server.engine.messages import (
     EngineConfig,
     FrameReader,
@@ -22,7 +23,7 @@ from server.engine.messages import (
     framed,
 )
 from server.engine.supervisor import EngineLimits, EngineSupervisor
-from server.engine.worker import DEFAULT_FACTORY, engine_environment
+from server.engine.worker import DEFAULT_FACTORY
 
 
 class EngineProcess(EngineSupervisor):

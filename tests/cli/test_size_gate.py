@@ -21,8 +21,8 @@ def function(lines: int, header: str = "def f():") -> str:
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("x = 1\n" * 400, ""),
-        ("x = 1\n" * 401, "a.py: 401 lines, the limit is 400\n"),
+        ("x = 1\n" * 600, ""),
+        ("x = 1\n" * 601, "a.py: 601 lines, the limit is 600\n"),
         (function(60), ""),
         ("\n" + function(61), "a.py:2: f has 61 lines, the limit is 60\n"),
         (function(61, "async def f():"), "a.py:1: f has 61 lines, the limit is 60\n"),

@@ -71,7 +71,7 @@ def make_requests() -> list[EngineRequest]:
     several = make("several", SETTINGS[2], choices=two)
     drafting = [
         make(f"{method}-{index}", replace(sampling, prompt_logprobs=None), speculation=Speculation(method, 4))
-        for index, (sampling, method) in enumerate(zip(SETTINGS, METHODS, strict=True))
+        for index, (sampling, method) in enumerate(zip(SETTINGS, itertools.cycle(METHODS), strict=False))
     ]
     search = make("contrastive search", replace(GREEDY, top_k=4, penalty_alpha=0.6))
     beams = make("beams", replace(GREEDY, stop_token_ids=()), beam_search=BeamSearch(3), choices=two)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench.engine_environment import use_engine_environment
-from server.engine.worker import ENVIRONMENT, engine_environment
+from server.engine.environment import ENVIRONMENT, engine_environment
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 

@@ -17,7 +17,7 @@ from server.page.load.figures import (
 )
 from server.page.load.shapes import Figure, Series, chart, scale_of
 from server.page.load.throughput import SECONDS, Throughput
-from tests.cli.test_top import Metrics
+from tests.page.metrics import Metrics
 
 
 def samewise(metrics: Metrics) -> Metrics:

@@ -11,7 +11,7 @@ from server.page.api import ApiError
 from server.page.load import watch
 from server.page.load.reader import Reader
 from server.page.load.watch import Watches
-from tests.cli.test_top import Metrics
+from tests.page.metrics import Metrics
 from tests.waiting import until
 
 

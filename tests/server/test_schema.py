@@ -104,6 +104,7 @@ async def test_document(client: httpx.AsyncClient):
     assert paths <= set(document["paths"])
 
 
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # other threads of the server may
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_nothing_undocumented_and_no_server_error(
     make_app: Callable[..., FastAPI], engine: FakeEngine, mode: GenerationMode

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from model_runner.kernels.library import Kernels
 from model_runner.models.features import LAST, entering
-from model_runner.models.native_model import NativeModel, NativeTargetModel, RotaryTable, read_native_model
+from model_runner.models.native_model import NativeModel, RotaryTable, read_native_model
 from model_runner.models.packed import NativePacker
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.platforms.cpu import prepare
@@ -84,17 +84,6 @@ def test_what_is_wanted_changes_nothing(case: str, kernels: Kernels) -> None:
         none = replace(batch, logits_index=np.array([], dtype=np.int64))
         assert alone.forward(none).shape == (0, 320)
         assert torch.equal(alone.features()[need], features[need])
-
-
-@pytest.mark.parametrize("case", ["llama", "gemma2"])
-def test_the_first_layers_and_the_head_behind_them(case: str, kernels: Kernels) -> None:
-    model = FusedModel(case, kernels)
-    target, _ = model.targets((entering(3),))
-    target.forward(step_batch(WHOLE))
-    hidden = target.features()[entering(3)]
-    logits = NativeTargetModel(model.native.first_layers(3), target._attention).forward(step_batch(WHOLE))
-    assert torch.equal(model.native.head(hidden), logits)
-    assert torch.equal(model.native.head(hidden[70:71]), logits[70:71])
 
 
 def test_no_tokens(kernels: Kernels) -> None:

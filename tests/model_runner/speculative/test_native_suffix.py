@@ -5,7 +5,6 @@ import random
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -160,7 +159,7 @@ def test_then_there_is_no_such_method(monkeypatch: pytest.MonkeyPatch, caplog: p
 
     def names() -> set[str]:
         """Of the methods; the model is not run here."""
-        return set(methods.make_proposers(MagicMock(), methods.Blocks(8, 16, 4, Handouts(8)), None))
+        return set(methods.make_proposers(methods.Blocks(8, 16, 4, Handouts(8)), None))
 
     everywhere = names()
     monkeypatch.setattr(methods, "build_suffix", build)

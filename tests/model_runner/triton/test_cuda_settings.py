@@ -82,7 +82,7 @@ def beside(tiny_engines: TinyEngines, tmp_path_factory: pytest.TempPathFactory) 
     """Settings with everything that can stand beside a model."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("heads")
-    writers = (tiny_heads.write_medusa, tiny_heads.write_hydra, tiny_heads.write_eagle3)
+    writers = (tiny_heads.write_medusa, tiny_heads.write_hydra)
     heads = tuple(write(folder / write.__name__, VOCAB) for write in writers)
     others = {"draft_model": tiny_engines.model("llama"), "aux_model": tiny_engines.model("qwen3")}
     return {**others, "heads": heads, "kv_cache_gib": 0.001}
@@ -124,7 +124,7 @@ def test_beams_are_those_of_the_cpu(pair: Pair) -> None:
         assert one.beam.score == pytest.approx(other.beam.score, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["draft_model", "medusa", "hydra", "eagle"])
+@pytest.mark.parametrize("method", ["draft_model", "medusa", "hydra"])
 def test_drafters_change_nothing_and_draft_as_on_the_cpu(pair: Pair, method: str) -> None:
     plain = EngineRequest("plain", tuple(PROMPT[:7]), replace(GREEDY, temperature=0.6, seed=3), 5)
     requests = [

@@ -39,7 +39,7 @@ async def choices_of(client: httpx.AsyncClient, path: str, body: dict[str, Any])
 
 
 @STREAMED
-@pytest.mark.parametrize("method", ["suffix", "ngram"])
+@pytest.mark.parametrize("method", ["suffix", "lookahead"])
 async def test_they_add_up_to_the_drafts(with_model: Serve, method: str, stream: bool) -> None:
     body = completion(prompt=REPETITIVE, max_tokens=40, temperature=0, n=2, ignore_eos=True, logprobs=0, stream=stream)
     async with with_model() as (client, _):
