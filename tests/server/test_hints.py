@@ -63,8 +63,8 @@ HINTS = [
      "messages[1].tool_calls[0].index"),
     ({"messages": assistant(tool_calls=[{**CALL, "function": {**CALL["function"], "output": "z"}}])},
      {"messages": assistant(tool_calls=[CALL])}, "messages[1].tool_calls[0].function.output"),
-    ({"max_tokens": 32_000}, {"max_tokens": None}, "max_tokens"),
-    ({"max_tokens": None, "max_completion_tokens": 32_000}, {"max_tokens": None}, "max_completion_tokens"),
+    ({"max_tokens": 32_000}, {"max_tokens": 235}, "max_tokens"),
+    ({"max_tokens": None, "max_completion_tokens": 32_000}, {"max_tokens": 235}, "max_completion_tokens"),
 ]  # fmt: skip
 """Fields, the same request without the hint, and the path that is reported."""
 

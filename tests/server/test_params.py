@@ -122,7 +122,8 @@ async def test_max_tokens(client: httpx.AsyncClient, engine: FakeEngine):
         assert (await client.post(path, json=body)).status_code == 200
         return engine.requests[-1].max_tokens
 
-    assert await asked(CHAT, chat(max_tokens=None)) == 256 - len(engine.requests[-1].prompt)
+    assert await asked(CHAT, chat(max_tokens=None)) == 128, "half of the context"
+    assert await asked(CHAT, chat(max_tokens=None, messages=[{"role": "user", "content": "x" * 180}])) < 60
     assert await asked(CHAT, chat(max_tokens=None, max_completion_tokens=7)) == 7
     assert await asked(COMPLETIONS, completion(max_tokens=None)) == 16
     assert await asked(COMPLETIONS, completion(max_tokens=None, prompt=[65] * 250)) == 6
