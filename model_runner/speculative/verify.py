@@ -192,16 +192,8 @@ _FIRST_BORN = 0.6
 _NEXT_BORN = 0.4
 
 
-class RejectionDraw:
-    """Accepts a draft x with probability min(1, p(x) / q(x)); where none is left, draws from what they left of p.
-
-    Leviathan (arXiv:2211.17192) and Chen (arXiv:2302.01318) for chains, and recursively for siblings that were drawn
-    without replacement (Sequoia, arXiv:2402.12374): after a rejection p becomes max(p - q, 0), q loses the token, and
-    both are normalised again. A draft that was chosen, not drawn, has q = 1 (SpecInfer, arXiv:2305.09781).
-
-    Tokens are distributed as the target's, whatever the drafts, because q is what they were drawn from and because the
-    noise of this test is that of streams of its own. They do depend on the drafts.
-    """
+class _DraftTest:
+    """A draw that accepts one of a row's drafts, or leaves the row to another draw."""
 
     divides = False
 
@@ -214,10 +206,26 @@ class RejectionDraw:
         self._forks = forks
         self._draw = draw
 
+    def _rows(self, rows: SamplingRows) -> tuple[list[int], list[int]]:
+        """The rows that are drawn, and those of them that have drafts, in order."""
+        drawn = sorted((*rows.whole, *rows.truncated))
+        return drawn, [row for row in drawn if self._forks[row].tokens]
+
+
+class RejectionDraw(_DraftTest):
+    """Accepts a draft x with probability min(1, p(x) / q(x)); where none is left, draws from what they left of p.
+
+    Leviathan (arXiv:2211.17192) and Chen (arXiv:2302.01318) for chains, and recursively for siblings that were drawn
+    without replacement (Sequoia, arXiv:2402.12374): after a rejection p becomes max(p - q, 0), q loses the token, and
+    both are normalised again. A draft that was chosen, not drawn, has q = 1 (SpecInfer, arXiv:2305.09781).
+
+    Tokens are distributed as the target's, whatever the drafts, because q is what they were drawn from and because the
+    noise of this test is that of streams of its own. They do depend on the drafts.
+    """
+
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
         """See Draw."""
-        drawn = sorted((*rows.whole, *rows.truncated))
-        tested = [row for row in drawn if self._forks[row].tokens]
+        drawn, tested = self._rows(rows)
         tokens: dict[int, int] = {}
         if tested:
             index = torch.tensor(tested, device=scores.device)
@@ -312,7 +320,7 @@ EPSILON = 0.09
 DELTA = 0.3
 
 
-class TypicalDraw:
+class TypicalDraw(_DraftTest):
     """Accepts the most probable draft x if p(x) > min(EPSILON, DELTA * exp(-H(p))), H the entropy; else draws from p.
 
     Medusa (arXiv:2401.10774, section 2.3.1), with the thresholds of its code. It changes the distribution, towards what
@@ -321,21 +329,9 @@ class TypicalDraw:
     the one that would be drawn without speculation, instead of the most probable one.
     """
 
-    divides = False
-
-    def __init__(self, forks: Sequence[Fork], draw: Draw) -> None:
-        """
-        Args:
-            forks: the drafts for each row's token.
-            draw: for where no draft is accepted.
-        """
-        self._forks = forks
-        self._draw = draw
-
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
         """See Draw."""
-        drawn = sorted((*rows.whole, *rows.truncated))
-        tested = [row for row in drawn if self._forks[row].tokens]
+        drawn, tested = self._rows(rows)
         tokens = self._accepted(scores, tested) if tested else {}
         others = tuple(row for row in drawn if row not in tokens)
         if others:

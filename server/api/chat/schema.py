@@ -1,5 +1,6 @@
 """The request of POST /v1/chat/completions."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -19,6 +20,7 @@ from server.api.fields.rules import (
     related,
 )
 from server.api.fields.tools import ToolFields
+from server.generation.notices import Notice
 
 
 class Prediction(RequestModel):
@@ -83,6 +85,14 @@ class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, Sampling
     best_of: Annotated[Literal[1] | None, SUPPORTED_ONLY] = refused("Choosing the best of several outputs.")
     chat_template: Refused = refused("Templates of the request's own.")
     documents: Refused = refused("Documents for the template.")
+
+    def left_out(self, path: str = "") -> Iterator[Notice]:
+        """See RequestModel."""
+        yield from super().left_out(path)
+        if self.logprob_token_ids and self.top_logprobs:
+            yield Notice(
+                "top_logprobs", "The tokens of 'logprob_token_ids' are reported in place of the most probable."
+            )
 
     @property
     def echoed(self) -> str:

@@ -107,14 +107,6 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
             )
         return self
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
-        yield from super().left_out(path)
-        if self.logprob_token_ids and getattr(self, "top_logprobs", None):
-            yield Notice(
-                "top_logprobs", "The tokens of 'logprob_token_ids' are reported in place of the most probable."
-            )
-
     @property
     def beams(self) -> BeamSearchSettings | None:
         """The beam search that is asked for, in whichever way."""
