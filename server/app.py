@@ -46,7 +46,7 @@ from server.http.short_paths import ShortPathMiddleware
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
-from server.telemetry.timelines import Timelines, phases_into
+from server.telemetry.recent_requests import RecentRequests
 from server.tenants.accounts import Accounts
 from server.tenants.keys import KeyRing
 from server.tenants.rate_limits import RateLimits
@@ -134,14 +134,14 @@ def _services(
     bodies = IncomingBodies(settings.max_body_mib)
     accounts = _accounts(settings, keys, UsageBook(storage, metrics, model.name))
     traces = _traces(settings, keys)
-    observers = [phases_into(metrics)] if traces is None else [phases_into(metrics), traces.observe]
+    observers = [] if traces is None else [traces.observe]
     return Services(
         engine=engine,
         tokenizer=tokenizer,
         model=model,
         settings=settings,
         metrics=metrics,
-        timelines=Timelines(engine, model.name, observers),
+        timelines=RecentRequests(engine, model.name, metrics, observers),
         fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
         bodies=bodies,
         intake=Intake(tokenizer, folder.path, model, settings, workers),

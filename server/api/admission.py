@@ -5,13 +5,13 @@ from dataclasses import replace
 from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.services import Services
 from server.generation.planning.plan import Plan
-from server.telemetry.request_record import RequestRecord
+from server.telemetry.request_trace import RequestTrace
 from server.tenants.accounts import Account
 from server.tenants.keys import Tenant
 from server.tenants.rate_limits import Cost
 
 
-async def admit(plan: Plan, record: RequestRecord, services: Services) -> tuple[Plan, Account]:
+async def admit(plan: Plan, record: RequestTrace, services: Services) -> tuple[Plan, Account]:
     """The plan as its client's, and the account that it is on. Raises LimitError if that is overdrawn."""
     account = await services.accounts.open(record.client, cost_of(plan), is_background=record.is_background)
     tier = BACKGROUND if record.is_background else account.tenant.priority

@@ -20,7 +20,7 @@ from typing import Any
 
 from model_runner.processes import describe_end, isolated_module
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError
-from server.telemetry.request_record import Sender
+from server.telemetry.request_trace import Sender
 
 MAX_WORKERS = 3
 """Processes. One sender has at most all but one of them, so that another sender never waits for it."""

@@ -23,8 +23,7 @@ from server.http.event_stream import EventStream, StreamLimits
 from server.http.middleware import record_of, sender_of
 from server.http.responses import json_response
 from server.storage.usage import Used
-from server.telemetry.request_meter import RequestMeter
-from server.telemetry.request_record import RequestRecord
+from server.telemetry.request_trace import RequestTrace
 from server.tenants.accounts import Account
 from server.text.tokenizer import Tokenizer
 
@@ -94,7 +93,7 @@ async def answer_with_numbers(api: PoolingApi, taken: Taken, request: Request, s
     return json_response(content, as_headers(run.plan.notices))
 
 
-def check_whole(record: RequestRecord, **asked: bool) -> None:
+def check_whole(record: RequestTrace, **asked: bool) -> None:
     """Raise InvalidRequestError for a line of a batch with one of these fields: its answer comes as a whole."""
     for name, is_asked in asked.items():
         if is_asked and record.is_background:
@@ -102,8 +101,8 @@ def check_whole(record: RequestRecord, **asked: bool) -> None:
             raise InvalidRequestError(message, param=name, code="unsupported_value")
 
 
-async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Run:
-    """The plan, submitted, with its meter running. Raises ApiError if the engine does not take it, and LimitError if
+async def start_run(plan: Plan, record: RequestTrace, services: Services) -> Run:
+    """The plan, submitted, with its trace running. Raises ApiError if the engine does not take it, and LimitError if
     the limits of its client's key do not allow it.
     """
     plan, account = await admit(plan, record, services)
@@ -114,16 +113,17 @@ async def start_run(plan: Plan, record: RequestRecord, services: Services) -> Ru
         raise
 
 
-async def _run(plan: Plan, account: Account, record: RequestRecord, services: Services) -> Run:
+async def _run(plan: Plan, account: Account, record: RequestTrace, services: Services) -> Run:
     settings = services.settings
     record.headers |= account.headers
     record.answer_id = plan.id
     record.tokens_in, record.tokens_out = sum(len(one.prompt) for one in plan.requests), 0
     if settings.log_prompts:
         record.prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer)
-    meter = RequestMeter(services.metrics, services.timelines.begin(record), keeps_text=settings.log_prompts)
+        record.output = ""
+    trace = services.timelines.begin(record)
     timeout_s = _BACKGROUND_TIMEOUT_S if record.is_background else settings.request_timeout_s
-    run = Run(services.engine, services.tokenizer, plan, meter, account.close, timeout_s=timeout_s)
+    run = Run(services.engine, services.tokenizer, plan, trace, account.close, timeout_s=timeout_s)
     await run.submit()
     return run
 

@@ -24,7 +24,7 @@ from server.generation.planning.planner import Planner
 from server.generation.pooling.rules import PoolingRules
 from server.generation.served_model import ServedModel
 from server.http.json_body import validated
-from server.telemetry.request_record import Sender
+from server.telemetry.request_trace import Sender
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")

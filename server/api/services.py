@@ -19,7 +19,7 @@ from server.http.loopback import Loopback
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
-from server.telemetry.timelines import Timelines
+from server.telemetry.recent_requests import RecentRequests
 from server.tenants.accounts import Accounts
 from server.text.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ class Services:
     model: ServedModel
     settings: Settings
     metrics: Metrics
-    timelines: Timelines
+    timelines: RecentRequests
     fingerprint: Fingerprint
     bodies: IncomingBodies
     intake: Intake

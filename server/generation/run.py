@@ -15,7 +15,7 @@ from server.generation.events import ChoiceEnd, Event, TextDelta, Usage
 from server.generation.planning.plan import OutputOptions, Plan
 from server.storage.usage import Used
 from server.telemetry.metrics import EndReason
-from server.telemetry.request_meter import RequestMeter
+from server.telemetry.request_trace import GenerationTrace, PromptTrace
 from server.text.tokenizer import Tokenizer
 
 _AT_A_TIME = 32
@@ -28,7 +28,7 @@ class PromptRun:
     """One prompt: its choices, and what the engine said about the prompt itself."""
 
     def __init__(
-        self, index: int, request: EngineRequest, choices: tuple[ChoiceText | ChoiceParts, ...], meter: RequestMeter
+        self, index: int, request: EngineRequest, choices: tuple[ChoiceText | ChoiceParts, ...], trace: GenerationTrace
     ) -> None:
         self.index = index
         self.request = request
@@ -46,7 +46,7 @@ class PromptRun:
         self._beam_tokens = 0
         """Drawn by all beams, where it is a search."""
         self._early: list[RequestOutput] = []
-        self._meter = meter
+        self._trace = trace
 
     @property
     def num_drawn(self) -> int:
@@ -63,7 +63,7 @@ class PromptRun:
             self.num_cached_tokens = output.num_cached_tokens
             self.num_written_tokens = output.num_written_tokens
             if output.error is None:
-                self._meter.prefilled(self.index, len(self.request.prompt), output.num_cached_tokens)
+                self._trace.prefilled(self.index, len(self.request.prompt), output.num_cached_tokens)
             self.pooled = output.pooled
             early, self._early = self._early, []
             return (output, *early)
@@ -81,7 +81,7 @@ class Run:
         engine: EngineClient,
         tokenizer: Tokenizer,
         plan: Plan,
-        meter: RequestMeter,
+        trace: GenerationTrace,
         settle: Callable[[Used], None],
         *,
         timeout_s: float,
@@ -96,7 +96,7 @@ class Run:
                     _choice(tokenizer, request.prompt, plan.options, index * plan.n + choice.index)
                     for choice in request.choices
                 ),
-                meter,
+                trace,
             )
             for index, request in enumerate(plan.requests)
         )
@@ -106,7 +106,7 @@ class Run:
         """... those that did not."""
         self._num_submitted = 0
         self._engine = engine
-        self._meter = meter
+        self._trace = trace
         self._settle = settle
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -142,7 +142,7 @@ class Run:
 
     def seconds_of(self, prompt: int, choice: int) -> tuple[float, float]:
         """How long a choice took to its first token, from the request's arrival, and from there to its last token."""
-        return self._meter.seconds_of((prompt, choice))
+        return self._trace.seconds_of((prompt, choice))
 
     async def submit(self) -> None:
         """Give all prompts to the engine, or as many as the plan gives it at a time; the others follow as these end.
@@ -183,9 +183,9 @@ class Run:
         self._waker = self._loop.call_later(delay_s, self.wake)
 
     def _submit(self, prompt: PromptRun) -> None:
-        follower = self._meter.follower(prompt.index, prompt.request)
-        prompt.stream = self._engine.submit(prompt.request, self.wake, follower)
-        self._meter.admitted(follower, prompt.request)
+        trace = PromptTrace(self._trace, prompt.index, prompt.request.request_id)
+        prompt.stream = self._engine.submit(prompt.request, self.wake, trace)
+        self._trace.admitted(trace, prompt.request)
         self._num_submitted += 1
 
     async def wait(self) -> bool:
@@ -237,7 +237,7 @@ class Run:
         self._deadline.cancel()
         if self._waker is not None:
             self._waker.cancel()
-        self._meter.end("abort" if error is None else _reason(error), error)
+        self._trace.close("abort" if error is None else _reason(error), error)
         self._settle(self._used)
         for prompt in self._running:
             if prompt.stream is not None:
@@ -264,11 +264,11 @@ class Run:
         num_tokens = choice.num_tokens - before
         if output.num_accepted or output.num_rejected:
             self._count_drafts(output, num_tokens)
-        self._meter.tokens((prompt.index, output.choice), num_tokens, now)
-        if self._meter.keeps_text:
-            self._meter.text("".join(event.text for event in events if isinstance(event, TextDelta)))
+        self._trace.tokens((prompt.index, output.choice), num_tokens, now)
+        if self._trace.request.output is not None:
+            self._trace.request.output += "".join(event.text for event in events if isinstance(event, TextDelta))
         if events and isinstance(end := events[-1], ChoiceEnd):
-            self._meter.choice_end((prompt.index, output.choice), end.reason)
+            self._trace.choice_end((prompt.index, output.choice), end.reason)
             self._end_choice(prompt, output)
         return events
 
@@ -279,7 +279,7 @@ class Run:
         prompt.num_unfinished -= 1
         if not prompt.num_unfinished:
             self._running.remove(prompt)
-            self._meter.prompt_end(prompt.index, [choice.num_tokens for choice in prompt.choices])
+            self._trace.prompt_end(prompt.index, [choice.num_tokens for choice in prompt.choices])
         if not self._running:
             self._deadline.cancel()
 

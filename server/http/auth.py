@@ -9,7 +9,7 @@ from server.config import Settings
 from server.errors import AuthenticationError, LimitError
 from server.http.middleware import record_in
 from server.http.responses import error_response
-from server.telemetry.request_record import RequestRecord
+from server.telemetry.request_trace import RequestTrace
 from server.tenants.accounts import Accounts
 from server.tenants.keys import KeyRing, Tenant
 
@@ -48,7 +48,7 @@ class AuthMiddleware:
                 return
         await self._app(scope, receive, send)
 
-    async def _let_in(self, headers: Headers, record: RequestRecord) -> None:
+    async def _let_in(self, headers: Headers, record: RequestTrace) -> None:
         """Raises AuthenticationError and RequestLimitError."""
         tenant = owner_of(key_in(headers), self._accounts.keys)
         record.client = tenant.name

@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
 from server.http.request_id import new_request_id
-from server.telemetry.request_record import RequestRecord
+from server.telemetry.request_trace import RequestTrace
 
 _AT_A_TIME = 64
 """Requests of one client, so that no other one's wait for them."""
@@ -33,7 +33,7 @@ class Loopback:
 
     async def post(self, path: str, body: bytes, client: str) -> LoopbackAnswer:
         """The whole answer to a JSON body from this client."""
-        record = RequestRecord(new_request_id(), client=client, is_background=True)
+        record = RequestTrace(new_request_id(), client=client, is_background=True)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         scope = {
             "type": "http",

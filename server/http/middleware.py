@@ -17,7 +17,7 @@ from server.http.disconnect import ClientTooSlowError
 from server.http.request_id import new_request_id
 from server.http.responses import ErrorWriter, error_response
 from server.telemetry.metrics import Metrics
-from server.telemetry.request_record import RequestRecord, Sender
+from server.telemetry.request_trace import RequestTrace, Sender
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 _MAX_TRACE_CONTEXT = 512
@@ -28,15 +28,15 @@ _access = logging.getLogger("samewise.access")
 _errors = logging.getLogger("samewise.http")
 
 
-def record_of(request: Request) -> RequestRecord:
+def record_of(request: Request) -> RequestTrace:
     """The record that the middleware made for this request."""
     return record_in(request.scope)
 
 
-def record_in(scope: Scope) -> RequestRecord:
+def record_in(scope: Scope) -> RequestTrace:
     """The same, for whoever has only the scope."""
     record = scope["state"]["record"]
-    assert isinstance(record, RequestRecord)
+    assert isinstance(record, RequestTrace)
     return record
 
 
@@ -54,7 +54,7 @@ def report(error: Exception, scope: Scope) -> ApiError:
     return report_of(error, record, logging.DEBUG if is_quiet else logging.WARNING)
 
 
-def report_of(error: Exception, record: RequestRecord, level: int = logging.WARNING) -> ApiError:
+def report_of(error: Exception, record: RequestTrace, level: int = logging.WARNING) -> ApiError:
     """What the client is told of the error that ends its request. The server's own faults leave a line in the log.
 
     Whatever is no ApiError is a bug: the log gets its trace, the client the id under which it is found there. `level`
@@ -86,7 +86,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        record = state.setdefault("record", None) or RequestRecord(request_id_of(scope))
+        record = state.setdefault("record", None) or RequestTrace(request_id_of(scope))
         record.path, record.trace_context = scope["path"], _trace_context(scope)
         state.update(record=record, error_writer=self._error_writers(scope["path"]))
         response_started = False
@@ -113,7 +113,7 @@ class RequestMiddleware:
         finally:
             self._finish(scope, record)
 
-    def _finish(self, scope: Scope, record: RequestRecord) -> None:
+    def _finish(self, scope: Scope, record: RequestTrace) -> None:
         matched = scope.get("route")
         route = matched.path if isinstance(matched, Route) else "unmatched"
         self._metrics.observe_http(scope["method"], route, record.status)
@@ -121,7 +121,7 @@ class RequestMiddleware:
         record.answered()
 
 
-def log_access(scope: Scope, route: str, record: RequestRecord) -> None:
+def log_access(scope: Scope, route: str, record: RequestTrace) -> None:
     """The line of a request that is over; `route` is its path with the names of what varies."""
     _access.log(
         logging.DEBUG if route in _PROBES or record.is_background else logging.INFO,

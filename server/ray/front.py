@@ -33,7 +33,7 @@ from server.ray.replica_metrics import merged
 from server.ray.replicas import Replicas
 from server.ray.routing_fields import SHORT_BYTES, read_fields
 from server.telemetry.families import exposition
-from server.telemetry.request_record import CLIENT_CLOSED, RequestRecord
+from server.telemetry.request_trace import CLIENT_CLOSED, RequestTrace
 from server.tenants.keys import KeyRing
 
 _REPLICA_HEADER = "x-samewise-replica"
@@ -74,7 +74,7 @@ class Front:
         prefix = scope.get("root_path", "")
         path = self._paths.full(scope["path"].removeprefix(prefix))
         dialect = self._dialect_of(path)
-        state = {"record": RequestRecord(request_id_of(scope)), "error_writer": dialect.errors}
+        state = {"record": RequestTrace(request_id_of(scope)), "error_writer": dialect.errors}
         scope = {**scope, "path": path, "root_path": _harmless(prefix, path), "state": state}
         send = _with_ids(scope, send)
         passing = _Passing(scope, send, dialect)

@@ -11,8 +11,8 @@ from typing import Final
 from scheduler.history import ChoiceHistory, MethodDrafts
 from server.telemetry.metrics import EndReason
 
-MOST_CHOICES: Final = 32
-"""Of a request, that are told one by one."""
+MAX_LISTED_CHOICES: Final = 32
+"""Choices of a request that its timeline lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class RequestTimeline:
     num_choices: int
     """That the engine has taken."""
     choices: tuple[ChoiceTimeline, ...]
-    """The first of them, at most MOST_CHOICES."""
+    """The first of them, at most MAX_LISTED_CHOICES."""
     trace_context: Mapping[str, str]
     """What the client says of the trace that it belongs to: traceparent and tracestate."""
 

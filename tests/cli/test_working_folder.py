@@ -18,7 +18,7 @@ from server.api.body_workers import BodyWorkers
 from server.api.intake import LARGE_BYTES, Intake
 from server.config import Settings
 from server.engine.process import ProcessLink
-from server.telemetry.request_record import Sender
+from server.telemetry.request_trace import Sender
 from server.text.tokenizer import Tokenizer
 from tests import tiny_vocabulary
 

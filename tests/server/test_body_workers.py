@@ -16,7 +16,7 @@ from server.api import body_workers
 from server.api.body_workers import BodyWorkers, Errand, Limits
 from server.api.intake import IntakeContext
 from server.errors import InternalError, InvalidRequestError, RateLimitError
-from server.telemetry.request_record import Sender
+from server.telemetry.request_trace import Sender
 from tests.server.constraints.schemas import BOMB
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of

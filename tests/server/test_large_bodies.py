@@ -21,7 +21,7 @@ from server.api.body_workers import BodyWorkers
 from server.app import create_app
 from server.config import Settings
 from server.http.responses import json_response
-from server.telemetry.request_record import Sender
+from server.telemetry.request_trace import Sender
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, serving

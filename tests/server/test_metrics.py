@@ -12,9 +12,8 @@ from model_runner.contract import Failure
 from scheduler.interface import STEP_TOKENS, EngineStats
 from server.engine.client import EngineState
 from server.telemetry.metrics import Metrics
-from server.telemetry.request_meter import RequestMeter
-from server.telemetry.request_record import RequestRecord
-from server.telemetry.timelines import Timelines
+from server.telemetry.recent_requests import RecentRequests
+from server.telemetry.request_trace import RequestTrace
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion
 
@@ -125,13 +124,13 @@ def measured(*, is_background: bool = False, arrivals: dict[tuple[int, int], lis
     """The metrics after the choices of two prompts got tokens: how many, and when."""
     engine = FakeEngine()
     metrics = Metrics(engine, "m", "samewise")
-    meter = RequestMeter(metrics, Timelines(engine, "m").begin(RequestRecord("r", is_background=is_background)))
+    trace = RecentRequests(engine, "m", metrics).begin(RequestTrace("r", is_background=is_background))
     for choice, tokens in arrivals.items():
         for count, now in tokens:
-            meter.tokens(choice, count, now)
+            trace.tokens(choice, count, now)
     for prompt in (0, 1):
         counts = [sum(count for count, _ in tokens) for choice, tokens in arrivals.items() if choice[0] == prompt]
-        meter.prompt_end(prompt, counts)
+        trace.prompt_end(prompt, counts)
     return samples_of(metrics.render(of_tenants=True).decode())
 
 

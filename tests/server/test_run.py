@@ -6,9 +6,8 @@ from model_runner.contract import SamplingParams, TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
 from server.generation.run import PromptRun
 from server.telemetry.metrics import Metrics
-from server.telemetry.request_meter import RequestMeter
-from server.telemetry.request_record import RequestRecord
-from server.telemetry.timelines import Timelines
+from server.telemetry.recent_requests import RecentRequests
+from server.telemetry.request_trace import RequestTrace
 from tests.server.fake_engine import FakeEngine
 
 OF_PROMPT = (TokenLogprobs(5, -1.0, 1, ()),)
@@ -16,8 +15,8 @@ OF_PROMPT = (TokenLogprobs(5, -1.0, 1, ()),)
 
 def shown(request: EngineRequest, outputs: list[RequestOutput]) -> list[list[int]]:
     engine = FakeEngine()
-    meter = RequestMeter(Metrics(engine, "m", "samewise"), Timelines(engine, "m").begin(RequestRecord("r")))
-    prompt = PromptRun(0, request, (), meter)
+    recent = RecentRequests(engine, "m", Metrics(engine, "m", "samewise"))
+    prompt = PromptRun(0, request, (), recent.begin(RequestTrace("r")))
     return [[output.tokens[0] for output in prompt.arrange(output)] for output in outputs]
 
 

@@ -1,16 +1,18 @@
 """What is remembered of requests: how many, found by whom, told to whom. Times are those that a test sets."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from model_runner.contract import SamplingParams
 from scheduler.history import ChoiceHistory, MethodDrafts
 from scheduler.interface import ChoiceState, EngineRequest
-from server.telemetry.live_timeline import PromptTimeline
-from server.telemetry.request_record import RequestRecord
-from server.telemetry.timeline import MOST_CHOICES, RequestTimeline, work_of
-from server.telemetry.timelines import MOST_ENDED, Timelines
+from server.telemetry.metrics import Metrics
+from server.telemetry.recent_requests import MAX_ENDED, RecentRequests
+from server.telemetry.request_trace import PromptTrace, RequestTrace
+from server.telemetry.timeline import MAX_LISTED_CHOICES, RequestTimeline, work_of
+from tests.server.fake_engine import FakeEngine
 
 
 class Engine:
@@ -26,29 +28,33 @@ class Engine:
         return self.known.get(request_id, [])
 
 
+def metrics() -> Metrics:
+    return Metrics(FakeEngine(), "tiny", "samewise")
+
+
 class Scene:
-    """Timelines, and those that observers were told of."""
+    """RecentRequests, and those that observers were told of."""
 
     def __init__(self) -> None:
         self.engine = Engine()
         self.told: list[RequestTimeline] = []
-        self.timelines = Timelines(self.engine, "tiny", [self.told.append])
+        self.timelines = RecentRequests(self.engine, "tiny", metrics(), [self.told.append])
 
     def begin(self, name: str, client: str = "", num_prompts: int = 1, n: int = 1, **fields: object):
         """A request that the engine has taken, with what follows its prompts."""
-        record = RequestRecord(name, "/v1/completions", answer_id=f"cmpl-{name}", client=client, **fields)
+        record = RequestTrace(name, "/v1/completions", answer_id=f"cmpl-{name}", client=client, **fields)
         live = self.timelines.begin(record)
         prompts = []
         for index in range(num_prompts):
             choices = tuple(map(ChoiceState, range(n)))
-            prompts.append(PromptTimeline(live, index, f"cmpl-{name}-{index}"))
+            prompts.append(PromptTrace(live, index, f"cmpl-{name}-{index}"))
             live.admitted(prompts[-1], EngineRequest(prompts[-1].request_id, (1,), SamplingParams(), 9, choices))
         return record, live, prompts
 
     def end(self, name: str, **fields: object) -> None:
         """A request, from its beginning to its end."""
         record, live, (prompt,) = self.begin(name, **fields)
-        live.close()
+        live.close("abort")
         prompt.ended(0, None)
         record.answered()
 
@@ -62,14 +68,14 @@ async def test_a_request_ends_when_it_is_answered_and_all_is_told():
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         scene = Scene()
         record, live, (prompt,) = scene.begin("a")
-        steps = [record.answered, live.close, lambda prompt=prompt: prompt.ended(0, history())]
+        steps = [record.answered, partial(live.close, "abort"), partial(prompt.ended, 0, history())]
         for index in order:
             assert scene.told == []
             steps[index]()
         (told,) = scene.told
         assert told.has_ended
         assert told == await scene.timelines.find("", "a") == await scene.timelines.find("", "cmpl-a")
-        live.close()
+        live.close("abort")
         assert len(scene.told) == 1
 
 
@@ -78,7 +84,7 @@ def test_an_observer_that_fails_is_logged_and_the_others_are_told(caplog):
         raise ValueError("broken")
 
     scene = Scene()
-    scene.timelines = Timelines(scene.engine, "tiny", [fails, scene.told.append])
+    scene.timelines = RecentRequests(scene.engine, "tiny", metrics(), [fails, scene.told.append])
     scene.end("a")
     assert [told.request_id for told in scene.told] == ["a"]
     (line,) = caplog.records
@@ -88,37 +94,37 @@ def test_an_observer_that_fails_is_logged_and_the_others_are_told(caplog):
 async def test_the_last_are_remembered_and_background_does_not_push_out_others():
     scene = Scene()
     scene.end("first")
-    for index in range(MOST_ENDED + 5):
+    for index in range(MAX_ENDED + 5):
         scene.end(f"background-{index}", is_background=True)
     assert await scene.timelines.find("", "first") is not None
     assert await scene.timelines.find("", "background-4") is None
     assert await scene.timelines.find("", "background-5") is not None
-    for index in range(MOST_ENDED):
+    for index in range(MAX_ENDED):
         scene.end(f"r{index}")
     assert await scene.timelines.find("", "first") is None
     assert await scene.timelines.find("", "cmpl-first") is None
-    assert len(scene.timelines._found) == 2 * 2 * MOST_ENDED
+    assert len(scene.timelines._found) == 2 * 2 * MAX_ENDED
 
 
 async def test_an_id_that_is_used_again_stays_with_the_newest():
     scene = Scene()
     record, live, (prompt,) = scene.begin("same")
     scene.begin("same")
-    live.close()
+    live.close("abort")
     prompt.ended(0, None)
     record.answered()
     assert not (await scene.timelines.find("", "same")).has_ended
     scene.end("same")
-    for index in range(MOST_ENDED - 1):  # the older one is pushed out
+    for index in range(MAX_ENDED - 1):  # the older one is pushed out
         scene.end(f"r{index}")
     assert (await scene.timelines.find("", "same")).has_ended
 
 
 async def test_what_the_engine_took_nothing_of_is_forgotten():
     scene = Scene()
-    record = RequestRecord("a", answer_id="cmpl-a")
+    record = RequestTrace("a", answer_id="cmpl-a")
     live = scene.timelines.begin(record)
-    live.close()
+    live.close("abort")
     record.answered()
     assert scene.told == []
     assert await scene.timelines.find("", "a") is None
@@ -127,17 +133,17 @@ async def test_what_the_engine_took_nothing_of_is_forgotten():
 async def test_a_try_that_is_refused_leaves_what_is_known_of_the_one_before():
     scene = Scene()
     scene.end("a")
-    refused = RequestRecord("a", answer_id="cmpl-b")
-    scene.timelines.begin(refused).close()
+    refused = RequestTrace("a", answer_id="cmpl-b")
+    scene.timelines.begin(refused).close("abort")
     refused.answered()
     assert (await scene.timelines.find("", "a")).answer_id == "cmpl-a"
 
 
 async def test_tries_that_are_refused_leave_nothing_behind_in_a_record_that_goes_on():
     scene = Scene()
-    record = RequestRecord("a", answered_at=1.0)
+    record = RequestTrace("a", answered_at=1.0)
     for _ in range(3):
-        scene.timelines.begin(record).close()
+        scene.timelines.begin(record).close("abort")
     assert record.on_answered == []
 
 
@@ -146,7 +152,7 @@ async def test_the_engine_s_last_word_is_no_part_of_a_request_s_time():
     record, live, (prompt,) = scene.begin("a")
     start = record.started
     live.choice_end((0, 0), "stop")
-    live.close()
+    live.close("abort")
     record.answered()
     late = record.answered_at + 60
     prompt.ended(0, history(0, start, start, start, late))
@@ -158,7 +164,7 @@ async def test_the_engine_s_last_word_is_no_part_of_a_request_s_time():
 async def test_what_the_engine_did_after_the_answer_was_not_waited_for():
     scene = Scene()
     record, live, (prompt,) = scene.begin("a")
-    live.close()
+    live.close("abort")
     record.answered()
     at = record.answered_at
     prompt.ended(0, history(0, at - 1.0, at + 1.0, at + 2.0, at + 3.0))
@@ -171,18 +177,18 @@ async def test_one_that_is_answered_before_it_is_made_ends_with_its_work():
     record, live, (prompt,) = scene.begin("a", answered_at=1.0)
     prompt.ended(0, history())
     assert scene.told == []
-    live.close()
+    live.close("abort")
     assert scene.told[0].as_of >= record.started
 
 
 async def test_cached_tokens_are_those_of_the_answer_whatever_the_next_engine_finds():
     scene = Scene()
     record, live, prompts = scene.begin("a", num_prompts=2)
-    live.prefilled(0, 3)
+    live.prefilled(0, 5, 3)
     prompts[0].interrupted()
     for prompt in prompts:
         prompt.ended(0, history(cached_tokens=5))
-    live.close()
+    live.close("abort")
     record.answered()
     assert scene.told[0].cached_tokens == 3 + 5
 
@@ -199,14 +205,14 @@ async def test_many_choices_count_and_few_are_told_one_by_one():
     scene = Scene()
     record, live, prompts = scene.begin("a", num_prompts=40, n=2)
     assert (await scene.timelines.find("", "a")).work is None
-    assert scene.engine.asked == [f"cmpl-a-{index}" for index in range(MOST_CHOICES // 2)]
-    live.close()
+    assert scene.engine.asked == [f"cmpl-a-{index}" for index in range(MAX_LISTED_CHOICES // 2)]
+    live.close("abort")
     record.answered()
     for prompt in prompts:
         for choice in range(2):
             prompt.ended(choice, history(choice, steps=3, cached_tokens=2, drafts=(MethodDrafts("ngram", 2, 1),)))
     (told,) = scene.told
-    assert (told.num_choices, len(told.choices)) == (80, MOST_CHOICES)
+    assert (told.num_choices, len(told.choices)) == (80, MAX_LISTED_CHOICES)
     assert (told.work.steps, told.work.drafts) == (240, (MethodDrafts("ngram", 160, 80),))
     assert told.cached_tokens == 80  # once for each prompt
 

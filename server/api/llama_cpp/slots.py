@@ -8,8 +8,8 @@ from pydantic import Field
 from model_runner.info import RunnerInfo
 from server.api.llama_cpp.objects import LlamaSlot, NextToken
 from server.api.openai.pages import Query
+from server.telemetry.recent_requests import Traced, timeline_of
 from server.telemetry.timeline import RequestTimeline
-from server.telemetry.timelines import Followed, as_known
 
 _IDLE = NextToken(has_next_token=False, n_remain=-1, n_decoded=0)
 
@@ -25,7 +25,7 @@ class SlotsQuery(Query):
         return self.fail_on_no_slot in ("1", "true")
 
 
-def slots_of(followed: Sequence[Followed], info: RunnerInfo, *, is_speculative: bool) -> list[LlamaSlot]:
+def slots_of(followed: Sequence[Traced], info: RunnerInfo, *, is_speculative: bool) -> list[LlamaSlot]:
     """A slot for each completion that may be computed at a time; the first ones have those that run."""
     running = list(_running(followed))[: info.max_num_seqs]
     slots = []
@@ -45,10 +45,10 @@ def slots_of(followed: Sequence[Followed], info: RunnerInfo, *, is_speculative: 
     return slots
 
 
-def _running(followed: Sequence[Followed]) -> Iterator[RequestTimeline]:
+def _running(followed: Sequence[Traced]) -> Iterator[RequestTimeline]:
     """The timeline of each choice that has not ended."""
     for one in followed:
-        timeline = as_known(one)
+        timeline = timeline_of(one)
         if not timeline.has_ended:
             yield from (timeline for choice in timeline.choices if choice.finish_reason is None)
 

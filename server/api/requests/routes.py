@@ -10,7 +10,7 @@ from server.api.requests.telling import object_of
 from server.api.services import ServicesDep
 from server.errors import NotFoundError, shorten
 from server.http.middleware import record_of
-from server.telemetry.timelines import as_known
+from server.telemetry.recent_requests import timeline_of
 
 router = APIRouter(tags=["Usage"])
 
@@ -21,7 +21,7 @@ async def last(request: Request, services: ServicesDep) -> RequestList:
     asked = query_of(ListQuery, request)
     of_client = services.timelines.of_client(record_of(request).client)
     chosen, has_more = select(of_client, asked, lambda one: (one.request_id, one.answer_id))
-    told = [object_of(as_known(one)) for one in chosen]
+    told = [object_of(timeline_of(one)) for one in chosen]
     return RequestList(
         data=told,
         first_id=told[0].id if told else None,

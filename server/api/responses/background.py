@@ -25,7 +25,7 @@ from server.http.middleware import report_of
 from server.http.request_id import new_request_id
 from server.storage.rows import Row
 from server.storage.storage import NotStoredError, Storage
-from server.telemetry.request_record import RequestRecord, Sender
+from server.telemetry.request_trace import RequestTrace, Sender
 
 _logger = logging.getLogger("samewise.jobs")
 
@@ -33,7 +33,7 @@ _logger = logging.getLogger("samewise.jobs")
 class BackgroundResponse:
     """One of them (a Job)."""
 
-    def __init__(self, run: Run, telling: Telling, origin: Origin, storage: Storage, record: RequestRecord) -> None:
+    def __init__(self, run: Run, telling: Telling, origin: Origin, storage: Storage, record: RequestTrace) -> None:
         self.telling = telling
         self.followers: set[Following] = set()
         self.num_told = 0
@@ -161,7 +161,7 @@ async def _make_again(rows: Sequence[Row], services: Services) -> None:
 
 
 async def _resume(row: Row, services: Services) -> None:
-    record = RequestRecord(
+    record = RequestTrace(
         new_request_id(), "/v1/responses", client=row.client, status=200, answered_at=time.perf_counter()
     )
     while True:
@@ -182,7 +182,7 @@ async def _give_up(row: Row, error: ApiError, services: Services) -> None:
     await services.storage.run(lambda rows: store.give_up(rows, row.id, row.client, failure))
 
 
-async def _start_again(row: Row, record: RequestRecord, services: Services) -> None:
+async def _start_again(row: Row, record: RequestTrace, services: Services) -> None:
     promise = msgspec.json.decode(row.body, type=_Promise)
     occasion = Occasion(row.id, row.client, promise.created, Sender(row.client), promise.seed)
     info, body = services.info(), promise.body.encode()

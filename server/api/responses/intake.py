@@ -15,7 +15,7 @@ from server.api.responses.schema import CreateResponse
 from server.api.responses.store import Origin
 from server.api.responses.telling import Head
 from server.generation.planning.plan import Plan
-from server.telemetry.request_record import Sender
+from server.telemetry.request_trace import Sender
 
 
 @dataclass(frozen=True, slots=True)

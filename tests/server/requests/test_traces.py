@@ -78,7 +78,7 @@ def timeline(name: str = "a", **fields: Any) -> RequestTimeline:
     """Of a request that has ended."""
     scene = Scene()
     record, live, (prompt,) = scene.begin(name, **fields)
-    live.close()
+    live.close("stop")
     prompt.ended(0, history())
     record.answered()
     return scene.told[0]

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from server.api.intake import IntakeContext
 from server.config import Settings
 from server.generation.constraints.json_text import BOUNDED, strict_fragment
-from server.telemetry.request_record import Sender
+from server.telemetry.request_trace import Sender
 from server.tenants.keys import KeyRing, KeysError, Tenant, TenantLimits, read_keys
 from tests.server.helpers import chat
 from tests.server.tenants.keys import of_tenant, write_keys

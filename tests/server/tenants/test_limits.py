@@ -335,7 +335,7 @@ async def test_what_fails_before_it_has_begun_gives_back_all(make_with_keys, mon
 
     async with of_tenant(app, "ann") as client:
         with monkeypatch.context() as patch:
-            patch.setattr("server.api.endpoint.RequestMeter", fail)
+            patch.setattr("server.api.endpoint.Run", fail)
             assert (await client.post(COMPLETIONS, json=completion())).status_code == 500
         await settled(app)
         assert remaining(await client.get("/v1/models")) == 40
