@@ -28,8 +28,8 @@ from server.engine.client import EngineClient, EngineState, EngineUnavailableErr
 from server.generation.planning.speculation import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
 from server.http.hosts import guarded
+from server.logs import configure_logging
 from server.page.gate import WEBSOCKETS, PageGate, is_installed
-from server.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
     from server.api.services import Services

@@ -36,7 +36,7 @@ from server.engine.messages import (
     framed,
 )
 from server.engine.stop_watch import StopWatches
-from server.telemetry.logs import configure_logging
+from server.logs import configure_logging
 from server.text.tokenizer import Tokenizer
 
 _ALLOCATOR, _OLD_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"

@@ -12,13 +12,13 @@ from starlette.applications import Starlette
 from server.cli.flags import misspelt_variables
 from server.cli.lifecycle import warn_if_open, warn_if_unused
 from server.config import Settings
+from server.logs import configure_logging
 from server.ray.autoscaling import LoadPolicy
 from server.ray.front import create_front
 from server.ray.handle import HandleReplicas
 from server.ray.options import Options, read_arguments
 from server.ray.replica import Replica
 from server.ray.router import PromptStartRouter
-from server.telemetry.logs import configure_logging
 
 _ANY_NUMBER = 100_000
 """Of requests at a time. Servers bound the work that they hold by themselves, and say so to those that are too many;

@@ -32,7 +32,7 @@ from server.ray.prompt_start import session_of
 from server.ray.replica_metrics import merged
 from server.ray.replicas import Replicas
 from server.ray.routing_fields import SHORT_BYTES, read_fields
-from server.telemetry.families import exposition
+from server.telemetry.metrics import exposition
 from server.telemetry.request_trace import CLIENT_CLOSED, RequestTrace
 from server.tenants.keys import KeyRing
 

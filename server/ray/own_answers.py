@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from server.api.dialect import Dialect
 from server.http.middleware import log_access, record_in
-from server.telemetry.families import Families, HttpRequests
+from server.telemetry.metrics import Families, HttpRequests
 
 
 class OwnAnswers:

@@ -15,8 +15,8 @@ from server.checkpoints import find_checkpoints
 from server.config import Settings
 from server.engine.client import EngineState
 from server.engine.process import EngineProcess
+from server.logs import configure_logging
 from server.ray.exchange import Answers, ForwardedRequest, Taken
-from server.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
     from server.api.services import Services

@@ -13,7 +13,7 @@ from server.client.load import Load, Quantile, quantile, together
 from server.client.snapshot import NoMetricsError, Snapshot, Source, parse
 from server.client.window import Window
 from server.ray.replica_metrics import merged
-from server.telemetry.families import exposition
+from server.telemetry.metrics import exposition
 from tests.page.metrics import BOUNDS, Metrics
 
 TTFT = "time_to_first_token_seconds"

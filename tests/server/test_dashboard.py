@@ -18,7 +18,7 @@ from model_runner.info import LearningStats, SpeculationStats
 from scheduler.interface import EngineStats
 from server.engine.client import RequestFailedError
 from server.ray.replica_metrics import merged
-from server.telemetry.families import exposition
+from server.telemetry.metrics import exposition
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat
 from tests.server.tenants.keys import of_tenant

@@ -28,7 +28,7 @@ from server.engine.client import (
     RequestFailedError,
 )
 from server.errors import RequestTimeoutError
-from server.telemetry.logs import JSONFormatter, TextFormatter
+from server.logs import JSONFormatter, TextFormatter
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, events_of
 from tests.server.tiny_model import BOS, END, EOS, START, write_folder

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import Tracer
 
 from server.engine.client import RequestFailedError
-from server.telemetry.logs import configure_logging
+from server.logs import configure_logging
 from server.telemetry.timeline import RequestTimeline
 from server.telemetry.traces import Traces
 from tests.engine_process.conftest import collect, request
