@@ -20,10 +20,9 @@ from server.api.openai.errors import ErrorBody, error_type
 from server.api.openapi import ERRORS
 from server.config import Settings
 from server.errors import ApiError
-from server.generation.field_table import facts_of
 from server.generation.notices import MAX_NOTICES
-from server.generation.planning.answer_size import MAX_ANSWER_MIB
-from server.generation.settings import DecodingSettings
+from server.generation.planning.limits import MAX_ANSWER_MIB
+from server.generation.settings import DecodingSettings, facts_of
 from server.http.auth import OPEN_PATHS
 from server.http.strict_json import MAX_DEPTH
 

@@ -25,7 +25,7 @@ from server.checkpoints import Checkpoints, find_checkpoints
 from server.cli.kv_events import open_publisher
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
-from server.generation.planning.speculation import SpeculationRules
+from server.generation.planning.decoding_rules import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
 from server.http.hosts import guarded
 from server.logs import configure_logging

@@ -23,6 +23,7 @@ from functools import partial
 from model_runner.config import RunnerConfig
 from model_runner.processes import die_with_parent
 from scheduler.prefix_cache import CacheLog
+from server.engine.beam_stop_strings import StopWatches
 from server.engine.loop import EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import (
     EngineConfig,
@@ -35,7 +36,6 @@ from server.engine.messages import (
     encode,
     framed,
 )
-from server.engine.stop_watch import StopWatches
 from server.logs import configure_logging
 from server.text.tokenizer import Tokenizer
 

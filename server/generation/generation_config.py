@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from server.generation.field_table import facts_of
-from server.generation.settings import DecodingSettings
+from server.generation.settings import DecodingSettings, facts_of
 from server.text.tokenizer import Tokenizer, read_json
 
 _FILE = "generation_config.json"

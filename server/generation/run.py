@@ -4,19 +4,44 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from model_runner.contract import TokenLogprobs
+from model_runner.contract import Failure, TokenLogprobs
 from scheduler.interface import EngineRequest, RequestOutput
-from server.engine.client import EngineClient, OutputStream, QueueFullError
-from server.errors import RateLimitError, RequestTimeoutError
-from server.generation.choice_parts import ChoiceParts
-from server.generation.choice_text import ChoiceText
-from server.generation.engine_errors import from_engine, from_failure
+from server.engine.client import EngineClient, EngineUnavailableError, OutputStream, QueueFullError, RequestFailedError
+from server.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    RateLimitError,
+    RequestTimeoutError,
+    UnavailableError,
+)
+from server.generation.choice import ChoiceParts, ChoiceText
 from server.generation.events import ChoiceEnd, Event, TextDelta, Usage
 from server.generation.planning.plan import OutputOptions, Plan
 from server.storage.usage import Used
 from server.telemetry.metrics import EndReason
 from server.telemetry.request_trace import GenerationTrace, PromptTrace
 from server.text.tokenizer import Tokenizer
+
+
+def from_failure(failure: Failure) -> ApiError:
+    """The error for a choice that failed in the engine."""
+    if failure.by_request:
+        return InvalidRequestError(f"{failure.message[0].upper()}{failure.message[1:]}.", code="no_token_left")
+    return InternalError(f"The engine could not complete this request: {failure.message}")
+
+
+def from_engine(error: Exception) -> ApiError | None:
+    """The error for one of the engine client's; None for anything else."""
+    if isinstance(error, QueueFullError):
+        message = "The server has as many requests as it can hold. Please try again later."
+        return RateLimitError(message, code="rate_limit_exceeded")
+    if isinstance(error, EngineUnavailableError):
+        return UnavailableError(f"The engine is not ready: {error}" if str(error) else "The engine is not ready.")
+    if isinstance(error, RequestFailedError):
+        return InternalError(f"The engine could not complete this request: {error}")
+    return None
+
 
 _AT_A_TIME = 32
 """Prompts that are submitted before others get a turn."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from server.errors import InvalidRequestError, unknown_model
 from server.generation.generation_config import GenerationDefaults, load_defaults
 from server.generation.notices import Notice
-from server.generation.planning.reading import ModelFormats
+from server.generation.planning.output_formats import ModelFormats
 from server.generation.pooling.abilities import Abilities
 from server.generation.pooling.model_files import read_abilities
 from server.text.tokenizer import Tokenizer

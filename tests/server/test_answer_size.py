@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from server.generation.planning.answer_size import MAX_ANSWER_MIB
+from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of

@@ -7,7 +7,7 @@ import pytest
 
 from model_runner.contract import SamplingParams, Speculation
 from scheduler.interface import BeamScore, BeamSearch, EngineRequest, RequestOutput
-from server.engine.stop_watch import StopWatches
+from server.engine.beam_stop_strings import StopWatches
 from server.text.tokenizer import Tokenizer
 from tests.server import helpers
 from tests.server.fake_engine import FakeEngine

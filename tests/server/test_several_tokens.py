@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.interface import FinishReason, RequestOutput
-from server.generation.choice_text import ChoiceText
+from server.generation.choice import ChoiceText
 from server.generation.events import ChoiceEnd, OutputToken
 from server.generation.planning.plan import OutputOptions
 from server.text.tokenizer import Tokenizer

@@ -33,8 +33,8 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from server.errors import shorten
-from server.generation.field_table import asks_for_anything
 from server.generation.notices import MAX_NOTICES, Notice
+from server.generation.settings import asks_for_anything
 
 _Value = TypeVar("_Value")
 LENIENT = {"lenient": True}

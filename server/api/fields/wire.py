@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 from pydantic import Field, create_model
 
 from server.api.fields.rules import RequestModel, other_names_of, related
-from server.generation.field_table import FieldFacts, facts_of
+from server.generation.settings import FieldFacts, facts_of
 
 _Settings = TypeVar("_Settings")
 

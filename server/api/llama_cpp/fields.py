@@ -19,8 +19,7 @@ from server.api.fields.rules import (
     related,
 )
 from server.api.fields.structured import MAX_TEXT
-from server.generation.field_table import facts_of
-from server.generation.settings import DRY_BREAKERS, MAX_LOGIT_BIAS, MAX_STOPS, DecodingSettings
+from server.generation.settings import DRY_BREAKERS, MAX_LOGIT_BIAS, MAX_STOPS, DecodingSettings, facts_of
 
 MAX_BIASED_TEXT = 256
 DEFAULTS: Mapping[str, Any] = {

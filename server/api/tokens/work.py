@@ -9,7 +9,7 @@ import msgspec
 from server.api.intake import LARGE_BYTES, IntakeContext
 from server.api.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.generation.notices import Notice, as_headers, as_warnings, to_report
-from server.generation.planning.sampling import check_tokens
+from server.generation.planning.decoding_rules import check_tokens
 from server.generation.prompt import render
 from server.http.json_body import validated
 from server.text.tokenizer import Tokenizer

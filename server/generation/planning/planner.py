@@ -1,4 +1,4 @@
-"""From a request to its plan: every field becomes part of it, is reported, or the request is refused."""
+"""The planner: validates a request against the model, and makes the engine's requests of it."""
 
 import secrets
 import uuid
@@ -12,16 +12,16 @@ from server.config import Settings
 from server.errors import InvalidRequestError
 from server.generation.constraints.constraint import grammar_of
 from server.generation.notices import Notice, to_report
-from server.generation.planning.answer_size import bound_answer
-from server.generation.planning.beam_search import choose_beam_search
-from server.generation.planning.forms import Form, FormRules
-from server.generation.planning.learning import ignored_learn
-from server.generation.planning.limits import Limits, Room
+from server.generation.planning.decoding_rules import (
+    SamplingRules,
+    ScoringRules,
+    SpeculationRules,
+    check_tokens,
+    choose_beam_search,
+)
+from server.generation.planning.limits import Limits, Room, bound_answer, without_oldest
+from server.generation.planning.output_constraints import Form, FormRules
 from server.generation.planning.plan import OutputOptions, Plan
-from server.generation.planning.sampling import SamplingRules, check_tokens
-from server.generation.planning.scoring import ScoringRules
-from server.generation.planning.speculation import SpeculationRules
-from server.generation.planning.window import without_oldest
 from server.generation.prompt import encode, encode_fill_in, encode_pieces, read_prompt
 from server.generation.request import (
     Conversation,
@@ -34,6 +34,20 @@ from server.generation.request import (
 )
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
+
+
+def ignored_learn(request: GenerationRequest, *, learns: bool) -> Iterator[Notice]:
+    """A notice if the request says that it may be learnt from and will not be. `learns`: whether this server does."""
+    decoding = request.decoding
+    if not request.learn:
+        return
+    if not learns:
+        yield Notice("learn", "This server does not learn.")
+    elif request.cache_salt:
+        yield Notice("learn", "Nothing is learnt from requests with a 'cache_salt'.")
+    elif decoding.beam_search is not None or decoding.penalty_alpha:
+        yield Notice("learn", "Nothing is learnt from beam search and contrastive search.")
+
 
 NEGATIVE_PROMPT = "guidance.negative_prompt"
 """Path of that field."""

@@ -3,7 +3,7 @@
 import pytest
 
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS, reasoning_tags, tool_format
-from server.generation.planning.reading import ModelFormats
+from server.generation.planning.output_formats import ModelFormats
 from server.text.chat_template import ChatTemplate
 
 TEMPLATES = {

@@ -7,7 +7,7 @@ import pytest
 
 from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
-from server.generation.planning.reading import ModelFormats
+from server.generation.planning.output_formats import ModelFormats
 from tests.server.parsing.harness import parse
 
 R1 = QWEN3 = ModelFormats("hermes", "think")

@@ -9,13 +9,13 @@ from tokenizers import AddedToken
 
 from model_runner.contract import Thinking
 from scheduler.interface import FinishReason, RequestOutput
-from server.generation.choice_parts import ChoiceParts
+from server.generation.choice import ChoiceParts
 from server.generation.constraints.json_text import JsonObject
 from server.generation.events import ReasoningDelta, TextDelta
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
-from server.generation.planning.forms import Form, FormRules
+from server.generation.planning.output_constraints import Form, FormRules
+from server.generation.planning.output_formats import ModelFormats
 from server.generation.planning.plan import OutputOptions
-from server.generation.planning.reading import ModelFormats
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import Tool, ToolUse
 from server.text.tokenizer import Tokenizer

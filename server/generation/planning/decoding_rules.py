@@ -1,15 +1,26 @@
-"""How tokens are chosen: every field becomes part of SamplingParams or the request is refused."""
+"""Rules that turn a request's decoding settings into the engine's parameters, or refuse them."""
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from model_runner.contract import SAMPLER_ORDER, Dry, Mirostat, SamplingParams, Xtc
+from model_runner.config import METHOD_ALIASES, REMOVED_METHODS
+from model_runner.contract import SAMPLER_ORDER, Contrastive, DoLa, Dry, Mirostat, SamplingParams, Speculation, Xtc
 from model_runner.info import RunnerInfo
+from scheduler.interface import BeamSearch
 from server.errors import InvalidRequestError
-from server.generation.field_table import filled
 from server.generation.served_model import ServedModel
-from server.generation.settings import DEFAULT_CANDIDATES, DecodingSettings
+from server.generation.settings import (
+    DEFAULT_CANDIDATES,
+    ContrastiveSettings,
+    DecodingSettings,
+    DoLaSettings,
+    GuidanceSettings,
+    SpeculationSettings,
+    filled,
+)
 from server.text.tokenizer import Tokenizer
 
 ORDERS: Mapping[str, tuple[str, ...]] = {
@@ -175,3 +186,163 @@ def _no_such_token(token: int, path: str, vocab_size: int) -> InvalidRequestErro
     shown = f"token {token}" if token < 10**20 else "a very large integer"
     message = f"Invalid '{path}': {shown} is out of vocabulary. This model has {vocab_size} tokens, numbered from 0."
     return InvalidRequestError(message, param=path, code="integer_above_max_value")
+
+
+def choose_beam_search(decoding: DecodingSettings, stop: tuple[str, ...]) -> BeamSearch | None:
+    """The search that a request asks for, which ends at the strings `stop`.
+
+    None: it asks for none, or for one beam, which is greedy decoding.
+    """
+    if decoding.beam_search is None or decoding.beam_search.width == 1:
+        return None
+    full = filled(decoding.beam_search, {})
+    return BeamSearch(
+        width=full.width,
+        length_penalty=1.0 if full.length_penalty is None else full.length_penalty,
+        early_stopping=full.early_stopping or False,
+        groups=full.groups or 1,
+        diversity_penalty=full.diversity_penalty or 0.0,
+        stop=stop,
+        skip_special_tokens=decoding.skip_special_tokens is not False,
+    )
+
+
+_CONTRASTIVE = Contrastive()
+_DOLA = DoLa("low")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRules:
+    """What this server offers."""
+
+    aux_model: str | None
+    """Name of the auxiliary model, if one is loaded."""
+    num_early_exits: int
+    """Layers before which the model can be asked for the next token; 0 if it cannot."""
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """Fields of which the loaded models have not what they need."""
+        missing = {"contrastive": self.aux_model is None, "dola": self.num_early_exits == 0}
+        return frozenset(name for name, is_missing in missing.items() if is_missing)
+
+    def contrastive(self, asked: ContrastiveSettings | None) -> Contrastive | None:
+        """Raises InvalidRequestError without an auxiliary model, or if another one is named."""
+        if asked is None:
+            return None
+        if self.aux_model is None:
+            message = "Unsupported parameter: 'contrastive' is not supported by this server: it has no auxiliary model."
+            raise InvalidRequestError(message, param="contrastive", code="unsupported_parameter")
+        if asked.amateur not in {None, self.aux_model}:
+            message = (
+                f"Unsupported value: 'contrastive.amateur' does not support '{asked.amateur}' with this server. "
+                f"Supported values are: '{self.aux_model}'."
+            )
+            raise InvalidRequestError(message, param="contrastive.amateur", code="unsupported_value")
+        beta = _CONTRASTIVE.amateur_weight if asked.beta is None else asked.beta
+        return Contrastive(
+            alpha=_CONTRASTIVE.alpha if asked.alpha is None else asked.alpha,
+            expert_weight=1 + beta if asked.expert_weight is None else asked.expert_weight,
+            amateur_weight=beta,
+            temperature=_CONTRASTIVE.temperature if asked.temperature is None else asked.temperature,
+        )
+
+    def guidance(self, asked: GuidanceSettings | None) -> float | None:
+        """The scale, if it changes anything."""
+        return None if asked is None or asked.scale == 1 else asked.scale
+
+    def dola(self, asked: DoLaSettings | None) -> DoLa | None:
+        """Raises InvalidRequestError for layers that the model does not have."""
+        if asked is None:
+            return None
+        if self.num_early_exits == 0:
+            message = "Unsupported parameter: 'dola' is not supported with this model."
+            raise InvalidRequestError(message, param="dola", code="unsupported_parameter")
+        alpha = _DOLA.alpha if asked.alpha is None else asked.alpha
+        if isinstance(asked.layers, str):
+            return DoLa(asked.layers, alpha)
+        last = self.num_early_exits - 1
+        for index, layer in enumerate(asked.layers):
+            if layer > last:
+                path = f"dola.layers[{index}]"
+                shown = layer if layer < 10**20 else "a very large integer"
+                expected = f"Expected a value <= {last}, the model's last layer, but got {shown} instead."
+                message = f"Invalid '{path}': integer above maximum value. {expected}"
+                raise InvalidRequestError(message, param=path, code="integer_above_max_value")
+        return DoLa(tuple(sorted(set(asked.layers))), alpha)
+
+
+_AUTO, _OFF, _PREDICTION = "auto", "off", "prediction"
+_TAKES_PREDICTION = (_AUTO, _PREDICTION)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationRules:
+    """What this server offers."""
+
+    methods: tuple[str, ...]
+    """Those of the engine."""
+    default: str
+    """The setting: a method for requests that name none, or "off"."""
+
+    @property
+    def of_silence(self) -> str:
+        """The method of a request that says nothing, or "off": without a prediction there is none to follow."""
+        return self.default if self.default in self.methods and self.default != _PREDICTION else _OFF
+
+    def choose(
+        self, asked: Literal["off"] | SpeculationSettings | None, prediction: Sequence[int] | None
+    ) -> Speculation | None:
+        """How to speculate for a request; None: not at all. `prediction` are the tokens of its prediction.
+
+        Raises InvalidRequestError for a method that is not there, and for a method and a prediction that do not fit.
+        """
+        if asked is None and prediction is None:
+            return None if self.of_silence == _OFF else Speculation(self.of_silence)
+        options = asked if isinstance(asked, SpeculationSettings) else SpeculationSettings()
+        asked_method = options.method and METHOD_ALIASES.get(options.method, options.method)
+        is_off = asked == _OFF or options.num_tokens == 0
+        if asked_method is not None:
+            self._check_method(asked_method)
+        self._check_prediction(asked_method, is_off=is_off, given=prediction is not None)
+        if is_off:
+            return None
+        method = asked_method or self._implied_method(prediction)
+        self._check_method(method)
+        return Speculation(method, options.num_tokens, options.verify or "match", tuple(prediction or ()))
+
+    def _implied_method(self, prediction: Sequence[int] | None) -> str:
+        if prediction is not None:
+            return _PREDICTION
+        return _AUTO if self.default in (_OFF, _PREDICTION) else self.default
+
+    def _check_method(self, method: str) -> None:
+        if method in self.methods:
+            return
+        message = f"Unsupported value: 'speculation.method' does not support '{method}' with this server."
+        if method in REMOVED_METHODS:
+            message += f" {REMOVED_METHODS[method]}"
+        elif near := difflib.get_close_matches(method, self.methods, n=1):
+            message += f" Did you mean '{near[0]}'?"
+        there = ", ".join(f"'{name}'" for name in self.methods)
+        message += f" Supported values are: {there}." if there else " It has no method of speculation."
+        raise InvalidRequestError(message, param="speculation.method", code="unsupported_value")
+
+    def _check_prediction(self, method: str | None, *, is_off: bool, given: bool) -> None:
+        if not given:
+            if method == _PREDICTION and not is_off:
+                message = (
+                    "'speculation.method': 'prediction' needs the parameter 'prediction', which chat completions have."
+                )
+                raise InvalidRequestError(message, param="speculation.method", code="invalid_parameter_combination")
+            return
+        if _PREDICTION not in self.methods:
+            message = "Unsupported parameter: 'prediction' is not supported by this server."
+            raise InvalidRequestError(message, param="prediction", code="unsupported_parameter")
+        if is_off or method not in (None, *_TAKES_PREDICTION):
+            found = "is off" if is_off else f"has the method '{method}'"
+            message = (
+                f"'prediction' cannot be followed while 'speculation' {found}. "
+                "Leave 'speculation' out, or give it the method 'prediction' or 'auto'."
+            )
+            raise InvalidRequestError(message, param="prediction", code="invalid_parameter_combination")

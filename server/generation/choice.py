@@ -1,14 +1,15 @@
-"""One choice of an answer that may think and call tools: the engine's tokens become reasoning, text and calls."""
+"""Choices of an answer: the engine's tokens become text, reasoning and tool calls, up to the stop."""
 
 import json
 import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, takewhile
 
 import msgspec
 
+from model_runner.contract import TokenLogprobs
 from scheduler.interface import FinishReason, RequestOutput
-from server.generation.choice_text import method_of
 from server.generation.events import (
     ChoiceEnd,
     Delta,
@@ -30,18 +31,139 @@ from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
 
 
-class ChoiceParts:
-    """As ChoiceText, for an output that is told apart. Stop strings count in the text of the answer alone."""
+class _Choice:
+    """One choice, from its first token to its end."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, index: int) -> None:
+        """`index` is the choice's number in the answer."""
+        self._index = index
+        self._options = options
+        self._detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=options.skip_special_tokens)
+        self.num_tokens = 0
+        """Tokens that belong to the answer, including the one that completed a stop string."""
+        self.num_reasoning_tokens = 0
+        self.has_ended = False
+
+    def push(self, output: RequestOutput) -> Sequence[Event]:
+        """Return the events that an output of the engine adds. Must not be called after the choice has ended."""
+        raise NotImplementedError
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether a stop string counts yet."""
+        return self.num_tokens > self._options.min_tokens
+
+    def _is_hidden(self, output: RequestOutput, place: int) -> bool:
+        """Whether the token at this place is a stop token whose text is not part of the answer."""
+        is_stop = output.stop_token_id is not None and place == len(output.tokens) - 1
+        return is_stop and not self._options.include_stop
+
+    def _stop_token(self, output: RequestOutput) -> int | None:
+        """The token of the request's `stop_token_ids` that ended the choice; None for the model's own EOS tokens."""
+        return None if output.stop_token_id in self._options.eos_token_ids else output.stop_token_id
+
+
+class ChoiceText(_Choice):
+    """A choice that is plain text."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, index: int = 0) -> None:
+        super().__init__(tokenizer, prompt, options, index)
+        self._matcher = StopMatcher(options.stop, include_stop=options.include_stop) if options.stop else None
+        self._reported = ReportedTokens() if options.reports_tokens else None
+
+    def push(self, output: RequestOutput) -> Sequence[Event]:
+        shown = ""
+        for index, token in enumerate(output.tokens):
+            text = "" if self._is_hidden(output, index) else self._detokenizer.push(token)
+            self.num_tokens += 1
+            if self._reported is not None:
+                logprobs = output.logprobs[index] if output.logprobs else None
+                method = method_of(output, index)
+                self._reported.note(token, text, logprobs, method, is_complete=not self._detokenizer.pending)
+            if self._matcher is None:
+                shown += text
+                continue
+            search = self._matcher.push(text, armed=self._may_stop)
+            shown += search.text
+            if search.stop is not None:
+                return self._finish(shown, "stop", search.stop, output)
+        if output.finish_reason is not None:
+            return self._end(shown, output)
+        tokens: tuple[OutputToken, ...] = ()
+        if shown and self._reported is not None:
+            shown, tokens = self._reported.complete(shown)
+        return (TextDelta(self._index, shown, tokens),) if shown else ()
+
+    def _end(self, shown: str, output: RequestOutput) -> Sequence[Event]:
+        """The engine ended the choice. A character that its last tokens began is left out: it would become another."""
+        rest = "" if self._matcher is None else self._matcher.flush()
+        reason: FinishedBy = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
+        return self._finish(shown + rest, reason, self._stop_token(output), output)
+
+    def _finish(
+        self, shown: str, reason: FinishedBy, stop_reason: str | int | None, output: RequestOutput
+    ) -> Sequence[Event]:
+        self.has_ended = True
+        tokens: tuple[OutputToken, ...] = ()
+        if self._reported is not None:
+            shown, tokens = self._reported.rest(shown)
+        end = ChoiceEnd(self._index, reason, stop_reason, output.beam)
+        return (TextDelta(self._index, shown, tokens, is_last=True), end) if shown or tokens else (end,)
+
+
+def method_of(output: RequestOutput, index: int) -> str:
+    """The method of speculation that guessed the token of this index; empty for those that the model's step found."""
+    return output.draft_method if index < output.num_accepted else ""
+
+
+class ReportedTokens:
+    """The tokens of a choice, to be reported with its text: a piece of text ends where a token does, and has one."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[OutputToken, int]] = deque()  # with how much text must be shown first
+        self._num_chars = 0  # decoded
+        self._num_shown = 0
+        self._held = ""  # text that ends inside of a token
+
+    def note(
+        self, token: int, text: str, logprobs: TokenLogprobs | None, draft_method: str, *, is_complete: bool
+    ) -> None:
+        """A token came, and with it this text, which may end before the token's last character."""
+        entry = OutputToken(token, self._num_chars, logprobs, draft_method)
+        self._num_chars += len(text)
+        self._waiting.append((entry, self._num_chars if is_complete else self._num_chars + 1))
+
+    def complete(self, text: str) -> tuple[str, tuple[OutputToken, ...]]:
+        """What can be shown when this text has become certain: up to the end of a token, with the tokens in it."""
+        held = self._held + text
+        known = self._num_shown + len(held)
+        whole = [end for _, end in takewhile(lambda waiting: waiting[1] <= known, self._waiting)]
+        num_chars = max(whole, default=0) - self._num_shown
+        if num_chars <= 0:
+            self._held = held
+            return "", ()
+        self._num_shown += num_chars
+        self._held = held[num_chars:]
+        return held[:num_chars], tuple(self._waiting.popleft()[0] for _ in whole)
+
+    def rest(self, text: str) -> tuple[str, tuple[OutputToken, ...]]:
+        """The last of the text, with all tokens that wait."""
+        rest = self._held + text
+        last = self._num_shown + len(rest)
+        tokens = tuple(msgspec.structs.replace(entry, offset=min(entry.offset, last)) for entry, _ in self._waiting)
+        self._waiting.clear()
+        return rest, tokens
+
+
+class ChoiceParts(_Choice):
+    """A choice that may reason and call tools. Stop strings count in the text of the answer alone."""
 
     def __init__(
         self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, reading: Reading, index: int = 0
     ) -> None:
-        """`index` is the choice's number in the answer."""
-        self._index = index
-        self._options = options
+        super().__init__(tokenizer, prompt, options, index)
         self._controls = reading.controls
         self._only_calls = reading.only_calls
-        self._detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=options.skip_special_tokens)
         self._parser = OutputParser(
             None if reading.tool_format is None else TOOL_FORMATS[reading.tool_format],
             None if reading.reasoning is None else REASONING_TAGS[reading.reasoning],
@@ -51,21 +173,14 @@ class ChoiceParts:
         self._matcher = StopMatcher(options.stop, include_stop=options.include_stop)
         self._calls = _Calls(index, reading.custom_tools)
         self._tokens: list[OutputToken] = []
-        """To be told with the next event."""
-        self.num_tokens = 0
-        """Tokens that belong to the answer, the one that completed a stop string included."""
-        self.num_reasoning_tokens = 0
-        self.has_ended = False
+        """Tokens that the next event reports."""
 
     def push(self, output: RequestOutput) -> Sequence[Event]:
-        """What the engine's output adds, if it shows anything. Not to be called after the choice has ended."""
         deltas: list[Delta] = []
-        last = len(output.tokens) - 1
         for place, token in enumerate(output.tokens):
             self.num_tokens += 1
-            ends_here = output.stop_token_id is not None and place == last and not self._options.include_stop
             found: list[Delta] = []
-            stop = self._take(() if ends_here else self._parse(token), found)
+            stop = self._take(() if self._is_hidden(output, place) else self._parse(token), found)
             if self._options.reports_tokens:
                 logprobs = output.logprobs[place] if output.logprobs else None
                 self._tokens.append(OutputToken(token, 0, logprobs, method_of(output, place)))
@@ -90,9 +205,8 @@ class ChoiceParts:
         self._join(found, deltas)
         if stop is not None:
             return self._finish(deltas, "stop", stop, output)
-        own_habit = output.stop_token_id in self._options.eos_token_ids
         reason: FinishedBy = "length" if is_cut else "tool_calls" if self._calls.num_whole else "stop"
-        return self._finish(deltas, reason, None if own_habit else output.stop_token_id, output)
+        return self._finish(deltas, reason, self._stop_token(output), output)
 
     def _take(self, parts: Sequence[Part], deltas: list[Delta]) -> str | None:
         """Add what parts bring to `deltas`; returns the stop string that ended the choice, if one did."""
@@ -100,7 +214,7 @@ class ChoiceParts:
             if isinstance(part, Content) and self._only_calls:
                 continue
             if isinstance(part, Content):
-                search = self._matcher.push(part.text, armed=self.num_tokens > self._options.min_tokens)
+                search = self._matcher.push(part.text, armed=self._may_stop)
                 self._show(search.text, deltas)
                 if search.stop is not None:
                     return search.stop
