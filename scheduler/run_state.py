@@ -65,11 +65,11 @@ class RunState:
         alone = sum(request.group is None for request in self.running.values())
         return self._max_num_seqs - alone - sum(group.width for group in groups.values())
 
-    def preempt(self, request: Request, unheard_of: Collection[str] = ()) -> None:
-        """Have a request, with its group, give its blocks back and wait. `unheard_of` as in `stop`."""
+    def preempt(self, request: Request, not_yet_sent: Collection[str] = ()) -> None:
+        """Have a request, with its group, give its blocks back and wait. `not_yet_sent` as in `stop`."""
         for member in request.members:
             if member.key in self.running:
-                self.stop(member, unheard_of)
+                self.stop(member, not_yet_sent)
             member.start_over()
         self.waiting.requeue(request.members[0])
 
@@ -82,11 +82,11 @@ class RunState:
             if member.key in self.running:  # and not still to be forked
                 self.stop(member)
 
-    def stop(self, request: Request, unheard_of: Collection[str] = ()) -> None:
-        """Strike off a single running request. Those whose keys are `unheard_of` the runner need not forget."""
+    def stop(self, request: Request, not_yet_sent: Collection[str] = ()) -> None:
+        """Strike off a single running request. Those whose keys are `not_yet_sent` the runner need not forget."""
         del self.running[request.key]
         self._pool.release(request.blocks)
-        if request.key not in unheard_of:
+        if request.key not in not_yet_sent:
             self._released.append(request.key)
 
     def take_released(self) -> tuple[str, ...]:

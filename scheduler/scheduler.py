@@ -119,10 +119,10 @@ class Step:
         blocks = {block for request in requests for block in request.blocks}
         for key in keys & self.shares.keys():
             self.budget += self.shares.pop(key).num_rows
-        unheard_of = {admitted.key for admitted in self.admitted if admitted.key in keys}
+        not_yet_sent = {admitted.key for admitted in self.admitted if admitted.key in keys}
         self.admitted = [admitted for admitted in self.admitted if admitted.key not in keys]
         self.copies = [copy for copy in self.copies if copy[1] not in blocks]
-        return unheard_of
+        return not_yet_sent
 
 
 def goes_on_alone(plan: StepPlan, running: Iterable[Request]) -> list[Request] | None:
@@ -334,9 +334,9 @@ class Scheduler:
         owner = self._searches if retreat.failed.request_id in self._searches else self._choices
         return owner.fail(retreat.failed, OUT_OF_MEMORY, now)
 
-    def _preempt(self, victim: Request, unheard_of: Collection[str] = ()) -> None:
-        """Have a choice, with its group, wait again; `unheard_of` as for the run_state."""
-        self._run_state.preempt(victim, unheard_of)
+    def _preempt(self, victim: Request, not_yet_sent: Collection[str] = ()) -> None:
+        """Have a choice, with its group, wait again; `not_yet_sent` as for the run_state."""
+        self._run_state.preempt(victim, not_yet_sent)
         self._counters.preemptions += 1
         victim.progress.note_preemption(self.clock())
 
@@ -395,7 +395,7 @@ class Scheduler:
         ]
         while not self._pool.can_allocate(sum(num_new)):
             victim = max(self._running.values(), key=self._waiting.rank)
-            self._preempt(victim, unheard_of=step.take_back(victim.members))
+            self._preempt(victim, not_yet_sent=step.take_back(victim.members))
             if victim in members:
                 return
         for member, start, count, num_tokens in zip(members, starts, num_new, shares, strict=True):

@@ -47,11 +47,10 @@ from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import Metrics
 from server.telemetry.recent_requests import RecentRequests
-from server.tenants.accounts import Accounts
+from server.tenants.accounts import Accounts, UsageBook, today
 from server.tenants.keys import KeyRing
 from server.tenants.rate_limits import RateLimits
-from server.tenants.usage_book import UsageBook, today
-from server.tenants.windows import Windows
+from server.tenants.usage_counters import Windows
 from server.text.tokenizer import Tokenizer
 
 _DESCRIPTION = (

@@ -134,7 +134,7 @@ class LiveRequests:
         self._empty.set()
         self.places = Places()
         """What unfinished choices take, of all requests that are not in the background."""
-        self._unheard = Unheard()
+        self._pending_acks = PendingAcks()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -174,7 +174,7 @@ class LiveRequests:
         for output in outputs:
             live = self._live.get(output.request_id)
             if live is None or not live.apply(output):
-                self._unheard.hear_of(output)
+                self._pending_acks.output_received(output)
                 continue
             if output.finish_reason is None:
                 continue
@@ -209,21 +209,21 @@ class LiveRequests:
         """What became of a request that the engine has, or still has to tell the end of; `send` asks it. When this
         returns, followers know the ends of all choices that were aborted before.
         """
-        if not self._policy.is_inside(request_id) and not self._unheard.is_expected(request_id):
+        if not self._policy.is_inside(request_id) and not self._pending_acks.is_expected(request_id):
             return ()
-        return await self._unheard.ask(request_id, send)
+        return await self._pending_acks.ask(request_id, send)
 
     def explained(self, request_id: str, histories: Sequence[ChoiceHistory]) -> None:
         """The engine has answered that."""
-        self._unheard.hear_explanation(request_id, histories)
+        self._pending_acks.explained(request_id, histories)
 
     def aborted(self, request_id: str, choice: int | None, histories: Iterable[ChoiceHistory]) -> None:
         """The engine has ended a choice, or all of them, as it was told; these are the ends of those that ran."""
-        self._unheard.hear_of_abort(request_id, choice, histories)
+        self._pending_acks.abort_acknowledged(request_id, choice, histories)
 
     def engine_ended(self) -> None:
         """It tells nothing more. `crashed` says what that means for the requests."""
-        self._unheard.hear_no_more()
+        self._pending_acks.engine_ended()
 
     def in_background(self) -> list[LiveRequest]:
         """Those that get only the room that others leave."""
@@ -241,7 +241,7 @@ class LiveRequests:
 
     def crashed(self, error: Exception) -> Crash:
         """The engine died: nothing is submitted any more. The culprit, if there is one, ends with the error."""
-        self._unheard.hear_no_more()  # of what was aborted while it was being buried
+        self._pending_acks.engine_ended()  # of what was aborted while it was being buried
         crash = self._policy.crashed()
         for victim in crash.victims:
             self._live[victim].follower.interrupted()
@@ -259,7 +259,7 @@ class LiveRequests:
     def _note_aborted(self, live: LiveRequest, choices: Iterable[int], submitted: bool) -> None:
         """The follower is told what the engine says of these choices, if it has them."""
         if submitted:
-            self._unheard.expect(live.request_id, choices, live.follower)
+            self._pending_acks.expect(live.request_id, choices, live.follower)
         else:
             for choice in choices:
                 live.follower.ended(choice, None)
@@ -276,7 +276,7 @@ class LiveRequests:
         return live
 
 
-class Unheard:
+class PendingAcks:
     """The ends of aborted choices, and the answers to questions about requests."""
 
     def __init__(self) -> None:
@@ -292,12 +292,12 @@ class Unheard:
         """Whether choices of it were aborted of which the engine has told nothing yet."""
         return request_id in self._aborted
 
-    def hear_of(self, output: RequestOutput) -> None:
+    def output_received(self, output: RequestOutput) -> None:
         """An output that nobody waits for any more; it may be the end of a choice that was to be aborted."""
         if output.finish_reason is not None:
             self._tell(output.request_id, output.choice, output.history)
 
-    def hear_of_abort(self, request_id: str, choice: int | None, histories: Iterable[ChoiceHistory]) -> None:
+    def abort_acknowledged(self, request_id: str, choice: int | None, histories: Iterable[ChoiceHistory]) -> None:
         """One choice runs no longer, or none does: these are the ends of those that did."""
         for history in histories:
             self._tell(request_id, history.choice, history)
@@ -311,17 +311,17 @@ class Unheard:
             send()
         return asyncio.shield(self._explanations[request_id])
 
-    def hear_explanation(self, request_id: str, histories: Sequence[ChoiceHistory]) -> None:
+    def explained(self, request_id: str, histories: Sequence[ChoiceHistory]) -> None:
         """What the engine says of a request."""
         if (waiting := self._explanations.pop(request_id, None)) is not None:
             waiting.set_result(histories)
 
-    def hear_no_more(self) -> None:
+    def engine_ended(self) -> None:
         """The engine has ended."""
         for request_id in list(self._aborted):
-            self.hear_of_abort(request_id, None, ())
+            self.abort_acknowledged(request_id, None, ())
         for request_id in list(self._explanations):
-            self.hear_explanation(request_id, ())
+            self.explained(request_id, ())
 
     def _tell(self, request_id: str, choice: int, history: ChoiceHistory | None) -> None:
         followers = self._aborted.get(request_id, {})

@@ -10,7 +10,7 @@ from math import ceil
 
 from server.errors import LimitError, QuotaError, RequestLimitError, TokenLimitError
 from server.tenants.keys import Tenant
-from server.tenants.windows import DAY_S, MINUTE_S, Count, Taken, Unit, Window, Windows
+from server.tenants.usage_counters import DAY_S, MINUTE_S, Count, CountedUse, Unit, Window, Windows
 
 _CHOICE_WAIT_S = 1.0
 """When to try again for a place of which nobody knows when it will be free."""
@@ -44,7 +44,7 @@ class Reservation:
     """What a request may use, from its start to its end."""
 
     def __init__(
-        self, limits: "RateLimits", tenant: Tenant, cost: Cost, taken: Sequence[Taken], headers: Mapping[str, str]
+        self, limits: "RateLimits", tenant: Tenant, cost: Cost, taken: Sequence[CountedUse], headers: Mapping[str, str]
     ) -> None:
         self.headers = headers
         """How things stand with its tokens: see `RateLimits.headers`."""
@@ -88,7 +88,7 @@ class RateLimits:
         """
         _refuse_for_ever(tenant, cost)
         self._enter(tenant, cost)
-        taken: list[Taken] = []
+        taken: list[CountedUse] = []
         counts: list[Count] = []
         try:
             for window in _windows(tenant, "tokens"):
@@ -105,7 +105,7 @@ class RateLimits:
             raise
         return Reservation(self, tenant, cost, taken, _headers(counts))
 
-    def settle(self, tenant: Tenant, cost: Cost, taken: Sequence[Taken], num_tokens: int) -> None:
+    def settle(self, tenant: Tenant, cost: Cost, taken: Sequence[CountedUse], num_tokens: int) -> None:
         """A request that took this has ended, with so many tokens."""
         self._leave(tenant, cost)
         if taken:
@@ -124,7 +124,7 @@ class RateLimits:
         await asyncio.gather(*self._corrections)
         await self._windows.close()
 
-    async def _correct(self, taken: Sequence[Taken], num_tokens: int) -> None:
+    async def _correct(self, taken: Sequence[CountedUse], num_tokens: int) -> None:
         for one in taken:
             await self._windows.correct(one, num_tokens)
 

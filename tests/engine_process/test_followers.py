@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from server.engine.client import EngineState, EngineUnavailableError, RequestFailedError
-from server.engine.live_requests import Unheard
+from server.engine.live_requests import PendingAcks
 from tests.engine_process.conftest import collect, request
 from tests.engine_process.fake_engine import RAISE, REJECT
 from tests.engine_process.followers import Recorded
@@ -126,35 +126,35 @@ async def test_nothing_is_known_of_what_no_engine_has(running):
 
 
 async def test_a_question_to_an_engine_that_dies_is_answered_with_nothing():
-    unheard, follower = Unheard(), Recorded()
-    unheard.expect("a", [0, 1], follower)
+    pending, follower = PendingAcks(), Recorded()
+    pending.expect("a", [0, 1], follower)
     sent = []
-    answers = [asyncio.ensure_future(unheard.ask("a", lambda: sent.append("a"))) for _ in range(2)]
+    answers = [asyncio.ensure_future(pending.ask("a", lambda: sent.append("a"))) for _ in range(2)]
     await asyncio.sleep(0)
     assert sent == ["a"]
-    unheard.hear_no_more()
+    pending.engine_ended()
     assert [await answer for answer in answers] == [(), ()]
     assert follower.histories == [(0, None), (1, None)]
 
 
 def test_many_single_aborts_are_told_one_by_one():
-    unheard, follower = Unheard(), Recorded()
-    unheard.expect("a", range(3), follower)
-    unheard.expect("b", [1], follower)
+    pending, follower = PendingAcks(), Recorded()
+    pending.expect("a", range(3), follower)
+    pending.expect("b", [1], follower)
     for choice in (2, 0):
-        unheard.hear_of_abort("a", choice, ())
+        pending.abort_acknowledged("a", choice, ())
     assert follower.histories == [(2, None), (0, None)]
-    assert unheard.is_expected("a")
-    unheard.hear_of_abort("a", None, ())
-    unheard.hear_of_abort("a", None, ())
+    assert pending.is_expected("a")
+    pending.abort_acknowledged("a", None, ())
+    pending.abort_acknowledged("a", None, ())
     assert follower.histories[2:] == [(1, None)]
-    assert (unheard.is_expected("a"), unheard.is_expected("b")) == (False, True)
+    assert (pending.is_expected("a"), pending.is_expected("b")) == (False, True)
 
 
 async def test_who_asks_and_leaves_takes_nothing_from_others():
-    unheard = Unheard()
-    leaves, stays = (asyncio.ensure_future(unheard.ask("a", lambda: None)) for _ in range(2))
+    pending = PendingAcks()
+    leaves, stays = (asyncio.ensure_future(pending.ask("a", lambda: None)) for _ in range(2))
     leaves.cancel()
     await asyncio.wait([leaves])
-    unheard.hear_explanation("a", ("what",))
+    pending.explained("a", ("what",))
     assert await stays == ("what",)

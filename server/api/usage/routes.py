@@ -9,7 +9,7 @@ from server.api.services import ServicesDep
 from server.api.usage.objects import UsageList, UsageOfDay, UsageQuery
 from server.errors import InvalidRequestError
 from server.http.middleware import record_of
-from server.tenants.usage_book import today
+from server.tenants.accounts import today
 
 router = APIRouter(tags=["Usage"])
 

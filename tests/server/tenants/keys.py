@@ -9,7 +9,7 @@ import pytest
 import yaml
 from fastapi import FastAPI
 
-from server.tenants.windows import Windows
+from server.tenants.usage_counters import Windows
 from tests.server.helpers import client_of
 
 

@@ -15,7 +15,7 @@ from server.errors import QuotaError, RequestLimitError, TokenLimitError
 from server.storage.usage import Used
 from server.tenants.keys import Tenant, TenantLimits
 from server.tenants.rate_limits import Cost, RateLimits
-from server.tenants.windows import Windows
+from server.tenants.usage_counters import Windows
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, error_of, serving
 from tests.server.tenants.keys import Clock, of_tenant

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from server.storage.storage import NotStoredError, Storage
 from server.storage.usage import KEPT_DAYS, UsageKey, UsageTable, Used
-from server.tenants.usage_book import today
+from server.tenants.accounts import today
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of
 from tests.server.tenants.keys import bearer, of_tenant
@@ -136,7 +136,7 @@ async def test_old_days_are_dropped(make_with_keys) -> None:
 async def test_usage_that_cannot_be_written_is_written_later(
     make_with_keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("server.tenants.usage_book.RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr("server.tenants.accounts.RETRY_AFTER_S", 0.01)
     app = make_with_keys({"ann": {}})
     storage: Storage = app.state.services.storage
     works, failures = storage.on_usage, []
@@ -162,7 +162,7 @@ async def test_usage_that_cannot_be_written_is_written_later(
 async def test_what_ends_within_a_moment_is_written_together_and_at_once_when_it_is_asked_for(
     make_with_keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.tenants.usage_book._PAUSE_S", 3600)
+    monkeypatch.setattr("server.tenants.accounts._PAUSE_S", 3600)
     app = make_with_keys({"ann": {}})
     added, add = [], UsageTable.add
     monkeypatch.setattr(UsageTable, "add", lambda table, used: (added.append(used), add(table, used)))

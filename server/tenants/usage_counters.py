@@ -79,7 +79,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CountedUse:
     """What was counted, so that it can be corrected."""
 
     window: Window
@@ -119,8 +119,8 @@ class Windows:
         """Unix time in seconds."""
         return time.time()
 
-    async def take(self, window: Window, cost: int, least: int | None = None) -> tuple[Count, Taken | None]:
-        """Use so much of a window, or as much as there is if that is not less than `least`; else there is no Taken.
+    async def take(self, window: Window, cost: int, least: int | None = None) -> tuple[Count, CountedUse | None]:
+        """Use so much of a window, or as much as there is if that is not less than `least`; else nothing is used.
 
         Of several that ask at the same time none gets what is not there.
         """
@@ -133,7 +133,7 @@ class Windows:
         """How things stand with a window."""
         return await self._ask(lambda storage: _count(storage, window, self._place(window)))
 
-    async def correct(self, taken: Taken, cost: int) -> None:
+    async def correct(self, taken: CountedUse, cost: int) -> None:
         """It was so much in truth."""
         change, expiry = cost - taken.cost, 2 * taken.window.seconds
         if not change:
@@ -178,14 +178,14 @@ class Windows:
                 self._owed[key, expiry] += change
                 self._lose(error)
 
-    async def _take(self, storage: Storage, window: Window, cost: int) -> tuple[Count, Taken | None]:
+    async def _take(self, storage: Storage, window: Window, cost: int) -> tuple[Count, CountedUse | None]:
         place = self._place(window)
         count = await _count(storage, window, place)
         if count.used + cost > window.limit:
             return count, None
         count = replace(count, now=await storage.incr(place.key, 2 * window.seconds, amount=cost))
         if count.used <= window.limit:
-            return count, Taken(window, cost, place.key, storage)
+            return count, CountedUse(window, cost, place.key, storage)
         await storage.incr(place.key, 2 * window.seconds, amount=-cost)  # others were there between the two
         return replace(count, now=count.now - cost), None
 

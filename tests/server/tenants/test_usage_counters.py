@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from limits.errors import StorageError
 
-from server.tenants.windows import Count, Taken, Window, Windows
+from server.tenants.usage_counters import Count, CountedUse, Window, Windows
 from tests.server.tenants.keys import Clock
 
 MINUTE = Window("ann/tokens", "tokens", 100, 60, slides=True)
@@ -111,7 +111,7 @@ async def test_two_servers_share_a_limit(redis_url: str, clock: Clock) -> None:
     clock.now += 86400 * random.SystemRandom().randrange(1, 10**6)
     first, second = Windows(redis_url), Windows(redis_url)
     _, one = await first.take(MINUTE, 60)
-    assert isinstance(one, Taken)
+    assert isinstance(one, CountedUse)
     assert (await second.take(MINUTE, 60))[1] is None
     await first.correct(one, 10)
     assert (await second.take(MINUTE, 60))[1] is not None
