@@ -1,5 +1,6 @@
 """Benchmarks of the runner run as the engine process does."""
 
+# Short: it runs before anything heavy is imported.
 import os
 import sys
 

@@ -6,26 +6,59 @@ With --strategies instead: what each decoding strategy makes of the beginnings o
 import argparse
 import json
 import math
-from collections.abc import Sequence
+import statistics
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from bench import text_quality
-from bench.divergence import divergence, log_probabilities
 from bench.engine_environment import use_engine_environment
 from bench.engine_run import Strategy, run
 from bench.shared_runner import Engines
 from bench.text_plot import draw, require_matplotlib
 from bench.texts import longest_topics
+from model_runner.assemble import assemble
+from model_runner.batch import Batch
 from model_runner.config import KVCacheDType, Quantization, Rows, RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models.repository import resolve_model
+
+
+def log_probabilities(config: RunnerConfig, texts: Iterable[Sequence[int]]) -> Iterator[Tensor]:
+    """Of what follows each token of each text, [tokens, vocab] float32: each text in one step, one after the other."""
+    parts, info = assemble(config)
+    for text in texts:
+        positions = np.arange(len(text))
+        batch = Batch(
+            tokens=np.array(text, dtype=np.int64),
+            positions=positions,
+            choice_of=np.zeros_like(positions),
+            block_tables=[array("i", range(-(-len(text) // info.block_size)))],
+            block_of=positions // info.block_size,
+            offset_of=positions % info.block_size,
+            logits_index=positions,
+            samples=[],
+            prompt_rows=[],
+        )
+        yield parts.target.forward(batch).log_softmax(-1)
+
+
+def divergence(reference: Iterable[Tensor], other: Iterable[Tensor]) -> float:
+    """Kullback and Leibler's, of the other from the reference, in nats: the mean over all places [tokens, vocab]."""
+    of_texts = [
+        (one.exp() * (one - another)).sum(-1).mean().item() for one, another in zip(reference, other, strict=True)
+    ]
+    return statistics.mean(of_texts)
+
 
 CONFIGURATIONS: tuple[tuple[Quantization, Rows, KVCacheDType], ...] = (
     ("none", "auto", "float32"),

@@ -1,5 +1,6 @@
 """What a server does and who listens to it, beside the load that is measured."""
 
+# Short: a protocol.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol

@@ -3,6 +3,7 @@
 English prose about a programming language, the same on every machine with the same Python.
 """
 
+# Short: several benches read the same texts.
 from pydoc_data.topics import topics
 
 from tokenizers import Tokenizer

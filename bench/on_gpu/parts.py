@@ -12,15 +12,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.on_gpu.limits import measure_limits
 from bench.on_gpu.model import llama_8b, write_model
 from bench.on_gpu.plain import PlainSteps
 from bench.on_gpu.report import Figure, Report
 from bench.on_gpu.steps import RunnerSteps
-from bench.on_gpu.timing import Spans
+from bench.on_gpu.timing import Spans, median_ms
 from bench.on_gpu.variants import PREFILLED, VARIANTS, Comparison, compared_tokens, decode_kind
 from bench.on_gpu.work import DecoderWork, Limits
 from model_runner.runner import ModelRunner
+
+COPY_BYTES = 4 << 30
+MATRIX_SIZE = 8192
+
+
+def measure_limits(device: torch.device, *, copy_bytes: int = COPY_BYTES, matrix_size: int = MATRIX_SIZE) -> Limits:
+    """Medians, of buffers far beyond the cache and of random numbers: zeros are multiplied faster."""
+    return Limits(_copy_bytes_per_s(device, copy_bytes), _matrix_flop_per_s(device, matrix_size))
+
+
+def _copy_bytes_per_s(device: torch.device, size: int) -> float:
+    """Read and written."""
+    source = torch.randint(1 << 62, (size // 8,), device=device)
+    target = torch.empty_like(source)
+    return 2 * size / median_ms(lambda: target.copy_(source), device) * 1e3
+
+
+def _matrix_flop_per_s(device: torch.device, size: int) -> float:
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * size**3 / median_ms(lambda: torch.matmul(a, b, out=out), device) * 1e3
+
 
 PLAIN_REPEATS = 5
 LOGPROBS = "logprobs.npy"

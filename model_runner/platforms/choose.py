@@ -1,5 +1,7 @@
 """Which platform a configuration asks for."""
 
+# Short: it imports only the platform that it chooses.
+
 from functools import partial
 
 import torch

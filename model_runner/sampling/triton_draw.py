@@ -1,5 +1,7 @@
 """Tokens found on a GPU. Only CUDA servers import this: triton comes with CUDA builds of torch."""
 
+# Short: it is imported only where Triton is installed.
+
 import torch
 from torch import Tensor
 

@@ -5,6 +5,8 @@ kernel keeps from it every signal that it does not handle. Once the server answe
 (draining_server.py).
 """
 
+# Short: it is imported before anything heavy, so that a signal ends the start at once.
+
 import os
 import signal
 import sys

@@ -1,5 +1,7 @@
 """What the engine process finds in its environment."""
 
+# Short: the benches read it without the packages that the engine needs.
+
 import os
 
 _ALLOCATOR, _OLD_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"

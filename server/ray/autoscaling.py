@@ -1,5 +1,7 @@
 """How many replicas there should be. Ray pickles this module as it is, for its controller."""
 
+# Short: Ray pickles it by its name.
+
 import math
 from typing import Any
 

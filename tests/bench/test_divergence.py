@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from bench.divergence import divergence, log_probabilities
+from bench.quality import divergence, log_probabilities
 from model_runner.config import RunnerConfig
 
 
