@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from server import __version__
-from server.cli import bench, chat, page, serve, train_heads
+from server.cli import bench, chat, page, serve, train_heads, verify
 
 app = typer.Typer(
     name="samewise",
@@ -36,6 +36,7 @@ def root(
 serve.register(app)
 chat.register(app)
 bench.register(app)
+verify.register(app)
 page.register(app)
 train_heads.register(app)
 
