@@ -3,9 +3,10 @@
 import inspect
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from server.cli.console import fail, warn
 from server.cli.start_signals import end_start_on_signals
@@ -25,6 +26,31 @@ ConfigFile = Annotated[
 ]
 
 
+class ServeCommand(TyperCommand):
+    """Also takes options of other servers' command lines, see foreign_flags.py."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from server.cli.foreign_flags import ForeignFlagError, translate  # noqa: PLC0415
+
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        names = {
+            is_switch: frozenset(
+                name
+                for option in options
+                if (getattr(option, "is_flag", False) or option.name == "help") == is_switch
+                for name in (*option.opts, *option.secondary_opts)
+            )
+            for is_switch in (False, True)
+        }
+        try:
+            translation = translate(args, names[False], names[True])
+        except ForeignFlagError as error:
+            fail(str(error), code=2)
+        for notice in translation.notices:
+            warn(notice)
+        return super().parse_args(ctx, translation.arguments)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command, with an option for each field of the settings."""
     from server.cli.flags import parameters  # noqa: PLC0415
@@ -36,7 +62,7 @@ def register(app: typer.Typer) -> None:
     options = [*parameters(positional="model"), own]
     serve.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     serve.__annotations__ = {option.name: option.annotation for option in options}
-    app.command(name="serve", help="Serve a model over the OpenAI API.", epilog=EPILOG)(serve)
+    app.command(name="serve", cls=ServeCommand, help="Serve a model over the OpenAI API.", epilog=EPILOG)(serve)
 
 
 def run(settings: "Settings") -> None:

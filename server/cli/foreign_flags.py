@@ -1,0 +1,281 @@
+"""Options of vLLM's and llama.cpp's command lines: translated where they mean exactly the same, else answered.
+
+No option is ignored in silence: a translated or needless one is reported, and any other ends the command with advice.
+"""
+
+import itertools
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+MODEL = "MODEL"
+"""Stands for the positional argument in place of an option."""
+
+
+class ForeignFlagError(ValueError):
+    """An option of another server that has no equal here. The message names it and says what to do."""
+
+
+def _same(value: str) -> Sequence[str]:
+    return (value,)
+
+
+def _listed(value: str) -> Sequence[str]:
+    """The entries of a JSON list."""
+    entries = json.loads(value)
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise ValueError(value)
+    return entries
+
+
+def _gib(value: str) -> Sequence[str]:
+    """Bytes, with vLLM's suffixes, as GiB."""
+    units = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    number = float(value[:-1]) * units[value[-1]] if value[-1:] in units else float(value)
+    return (f"{number / (1 << 30):g}",)
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """An option with another name here. Each value that `values` returns is given to `ours`."""
+
+    ours: str
+    values: Callable[[str], Sequence[str]] = _same
+    takes_value: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Needless:
+    """An option for what this server does anyway. With `only`, other values are refused with `otherwise`."""
+
+    reason: str
+    takes_value: bool = False
+    only: frozenset[str] = frozenset()
+    otherwise: str = ""
+    may_be_bare: bool = False
+    """Whether the value may be missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An option without an equal."""
+
+    advice: str
+
+
+Foreign = Translated | Needless | Refused
+_PARALLEL = "A model runs on one device here; for more throughput run replicas, see docs/deployment.md."
+_PER_REQUEST = "Send it with each request, or put it into the model's generation_config.json."
+_ADAPTERS = "Adapters are not supported: merge them into the model's weights."
+_IMAGES = "Images are not supported."
+
+
+def _one(reason: str) -> Needless:
+    return Needless(reason, takes_value=True, only=frozenset({"1"}), otherwise=_PARALLEL)
+
+
+def _auto(reason: str, otherwise: str) -> Needless:
+    return Needless(reason, takes_value=True, only=frozenset({"auto"}), otherwise=otherwise)
+
+
+_FLASH = Needless(
+    "Attention is always computed in tiles.",
+    takes_value=True,
+    only=frozenset({"on", "auto", "1"}),
+    otherwise="Attention is always computed in tiles; leave it out.",
+    may_be_bare=True,
+)
+
+FOREIGN: Mapping[str, Foreign] = {
+    # vLLM
+    "--model": Translated(MODEL),
+    "--allowed-origins": Translated("--cors-origins", _listed),
+    "--scheduling-policy": Translated("--policy"),
+    "--tool-call-parser": Translated("--tool-parser"),
+    "--logprobs-mode": Translated("--logprobs", lambda value: (value.removesuffix("_logprobs"),)),
+    "--kv-cache-memory-bytes": Translated("--kv-cache-gib", _gib),
+    "--shutdown-timeout": Translated("--drain-grace-s"),
+    "--uvicorn-log-level": Translated("--log-level"),
+    "--spec-tokens": Translated("--num-draft-tokens"),
+    "--enable-prefix-caching": Translated("--prefix-caching", takes_value=False),
+    "--no-enable-prefix-caching": Translated("--no-prefix-caching", takes_value=False),
+    "--enforce-eager": Translated("--no-cuda-graphs", takes_value=False),
+    "--enable-auto-tool-choice": Needless("Tools are always offered to the model."),
+    "--enable-chunked-prefill": Needless("Prompts are always computed in chunks."),
+    "--async-scheduling": Needless("The next step is always scheduled while the current one runs."),
+    "--disable-log-requests": Needless("Prompts are never logged unless --log-prompts is given."),
+    "--no-enable-log-requests": Needless("Prompts are never logged unless --log-prompts is given."),
+    "--trust-remote-code": Needless("Code from a model's folder is never run; a model that needs it is refused."),
+    "--tensor-parallel-size": _one("A model runs on one device."),
+    "--pipeline-parallel-size": _one("A model runs on one device."),
+    "--data-parallel-size": _one("This is one replica."),
+    "--load-format": _auto("The format is found out.", "Safetensors and GGUF are read; the format is found out."),
+    "--tokenizer-mode": _auto("tokenizer.json is read.", "Only tokenizer.json is read."),
+    "--generation-config": _auto(
+        "generation_config.json has the model's defaults.",
+        "Defaults always come from the model's generation_config.json; remove the file to be without.",
+    ),
+    "--gpu-memory-utilization": Refused(
+        "--kv-cache-gib sets the memory of the KV cache in GiB; by default it is taken from what is free."
+    ),
+    "--swap-space": Refused("Preempted requests are computed again; leave it out."),
+    "--cpu-offload-gb": Refused("A model is on one device: use --quantization int4 or --device cpu."),
+    "--max-num-queued-reqs": Refused("--max-waiting limits the choices (answers) that wait."),
+    "--max-logprobs": Refused("Up to 20 top_logprobs are always allowed; leave it out."),
+    "--seed": Refused("Send `seed` with each request. Without one, each request gets a seed that its answer reports."),
+    "--override-generation-config": Refused("Put the values into the model's generation_config.json."),
+    "--speculative-config": Refused("Use --speculation METHOD, with --draft-model or --heads; `auto` is the default."),
+    "--kv-transfer-config": Refused("KV caches are not transferred between servers."),
+    "--kv-events-config": Refused("Use --kv-events tcp://*:5557, with --kv-events-topic and --kv-events-replay."),
+    "--tokenizer": Refused("The tokenizer is read from the model's folder."),
+    "--hf-overrides": Refused("Change the model's config.json."),
+    "--enable-lora": Refused(_ADAPTERS),
+    "--lora-modules": Refused(_ADAPTERS),
+    "--limit-mm-per-prompt": Refused(_IMAGES),
+    "--download-dir": Refused("Set the variable HF_HOME; models are kept in the hub's own cache."),
+    "--hf-token": Refused("Set the variable HF_TOKEN, so that the token is in no list of processes."),
+    # llama.cpp
+    "-m": Translated(MODEL),
+    "-hf": Translated(MODEL),
+    "--hf-repo": Translated(MODEL),
+    "-a": Translated("--served-model-name"),
+    "--alias": Translated("--served-model-name"),
+    "-np": Translated("--max-num-seqs"),
+    "--parallel": Translated("--max-num-seqs"),
+    "-t": Translated("--threads"),
+    "-to": Translated("--client-timeout-s"),
+    "--timeout": Translated("--client-timeout-s"),
+    "--api-key-file": Translated("--api-keys-file"),
+    "-md": Translated("--draft-model"),
+    "--model-draft": Translated("--draft-model"),
+    "--draft": Translated("--num-draft-tokens"),
+    "--draft-max": Translated("--num-draft-tokens"),
+    "--no-webui": Translated("--no-page", takes_value=False),
+    "--jinja": Needless("The model's own chat template is always used."),
+    "-cb": Needless("Requests are always batched continuously."),
+    "--cont-batching": Needless("Requests are always batched continuously."),
+    "--metrics": Needless("/metrics is always there."),
+    "--slots": Needless("/slots is always there."),
+    "--embedding": Needless("A model for embeddings is recognised."),
+    "--embeddings": Needless("A model for embeddings is recognised."),
+    "--reranking": Needless("A model for reranking is recognised."),
+    "-fa": _FLASH,
+    "--flash-attn": _FLASH,
+    "-kvu": Needless("The KV cache is always shared between requests."),
+    "--kv-unified": Needless("The KV cache is always shared between requests."),
+    "-v": Refused("Use --log-level debug."),
+    "--verbose": Refused("Use --log-level debug."),
+    "-ngl": Refused("A model is on one device: --device cuda or --device cpu."),
+    "--n-gpu-layers": Refused("A model is on one device: --device cuda or --device cpu."),
+    "--gpu-layers": Refused("A model is on one device: --device cuda or --device cpu."),
+    "-b": Refused("--max-num-batched-tokens is the number of tokens computed in one step."),
+    "--batch-size": Refused("--max-num-batched-tokens is the number of tokens computed in one step."),
+    "-ub": Refused("--max-num-batched-tokens is the number of tokens computed in one step."),
+    "--ubatch-size": Refused("--max-num-batched-tokens is the number of tokens computed in one step."),
+    "-ctk": Refused("Use --kv-cache-dtype; keys and values have one type."),
+    "--cache-type-k": Refused("Use --kv-cache-dtype; keys and values have one type."),
+    "-ctv": Refused("Use --kv-cache-dtype; keys and values have one type."),
+    "--cache-type-v": Refused("Use --kv-cache-dtype; keys and values have one type."),
+    "--mlock": Refused("Weights are not locked in memory: allow it outside, or leave it out."),
+    "--no-mmap": Refused("Weights are copied into the form that is computed with; leave it out."),
+    "--lora": Refused(_ADAPTERS),
+    "--mmproj": Refused(_IMAGES),
+    "-n": Refused("Send `max_tokens` with each request, or put max_new_tokens into generation_config.json."),
+    "--n-predict": Refused("Send `max_tokens` with each request, or put max_new_tokens into generation_config.json."),
+    "--predict": Refused("Send `max_tokens` with each request, or put max_new_tokens into generation_config.json."),
+    "-s": Refused("Send `seed` with each request. Without one, each request gets a seed that its answer reports."),
+    **dict.fromkeys(("--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty"), Refused(_PER_REQUEST)),
+}
+_SHORT_FORMS = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+_CONTEXT = ("-c", "--ctx-size")
+_SLOTS = ("-np", "--parallel")
+_VALUES = {"--dtype": {"half": "float16", "float": "float32"}, "--log-level": {"warn": "warning"}}
+"""Other servers' spellings of values that options of the same name take."""
+
+
+@dataclass(slots=True)
+class Translation:
+    """A command line with this server's options."""
+
+    arguments: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    """What was translated, and what was not needed."""
+
+
+def translate(arguments: Sequence[str], valued: frozenset[str], switches: frozenset[str]) -> Translation:
+    """Translate the options of other servers. `valued` and `switches` are this server's own, with and without a value.
+
+    Raises ForeignFlagError for an option of another server that has no equal here.
+    """
+    found = Translation()
+    words = deque(arguments)
+    while words:
+        word = words.popleft()
+        name, equals, value = word.partition("=")
+        name = _SHORT_FORMS.get(name, name.replace("_", "-") if name.startswith("--") else name)
+        given = value if equals else None
+        if word == "--":
+            found.arguments += [word, *words]
+            break
+        if name in valued:
+            given = words.popleft() if given is None and words else given
+            found.arguments += _pair(name, _VALUES.get(name, {}).get(given or "", given))
+        elif name in switches:
+            found.arguments.append(name)
+        elif name in _CONTEXT:
+            _translate_context(name, given or (words.popleft() if words else ""), arguments, found)
+        elif name in FOREIGN:
+            _translate_one(name, given, words, found)
+        else:
+            found.arguments.append(word)
+    return found
+
+
+def _translate_one(name: str, value: str | None, words: deque[str], found: Translation) -> None:
+    foreign = FOREIGN[name]
+    if isinstance(foreign, Refused):
+        raise ForeignFlagError(f"{name}: {foreign.advice}")
+    if foreign.takes_value and value is None:
+        is_bare = isinstance(foreign, Needless) and foreign.may_be_bare and (not words or words[0].startswith("-"))
+        if not words and not is_bare:
+            raise ForeignFlagError(f"{name}: a value is missing")
+        value = None if is_bare else words.popleft()
+    if isinstance(foreign, Translated):
+        _translate_value(name, foreign, value, found)
+        return
+    if value is not None and foreign.only and value not in foreign.only:
+        raise ForeignFlagError(f"{name} {value}: {foreign.otherwise}")
+    found.notices.append(f"{name} is not needed: {foreign.reason}")
+
+
+def _translate_value(name: str, foreign: Translated, value: str | None, found: Translation) -> None:
+    try:
+        values = [None] if value is None else foreign.values(value)
+    except ValueError:
+        raise ForeignFlagError(f"{name}: cannot read {value!r}") from None
+    if foreign.ours == MODEL:
+        found.arguments += [one for one in values if one is not None]
+        return
+    given = [word for one in values for word in _pair(foreign.ours, one)]
+    found.arguments += given
+    found.notices.append(f"{name} is {' '.join(given)} here.")
+
+
+def _pair(name: str, value: str | None) -> Sequence[str]:
+    return (name,) if value is None else (name, value)
+
+
+def _translate_context(name: str, value: str, arguments: Sequence[str], found: Translation) -> None:
+    """llama.cpp divides its context between slots unless they share it; here each answer has its own length."""
+    words = dict(itertools.pairwise(arguments))
+    slots = next((words[option] for option in _SLOTS if option in words), "1")
+    is_shared = not {"--kv-unified", "-kvu"}.isdisjoint(arguments)
+    if not value.isdecimal() or not slots.isdecimal() or int(slots) == 0:
+        raise ForeignFlagError(f"{name}: cannot read {value!r}")
+    if int(value) == 0:
+        found.notices.append(f"{name} 0 is not needed: the model's own length is the default.")
+        return
+    length = value if is_shared else str(max(1, int(value) // int(slots)))
+    found.arguments += ["--max-model-len", length]
+    found.notices.append(f"{name} is --max-model-len {length} here, for prompt and output of one answer.")
