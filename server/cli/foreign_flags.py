@@ -52,6 +52,7 @@ class Needless:
     reason: str
     takes_value: bool = False
     only: frozenset[str] = frozenset()
+    """Values that are needless; empty for all."""
     otherwise: str = ""
     may_be_bare: bool = False
     """Whether the value may be missing."""
@@ -65,7 +66,7 @@ class Refused:
 
 
 Foreign = Translated | Needless | Refused
-_PARALLEL = "A model runs on one device here; for more throughput run replicas, see docs/deployment.md."
+_PARALLEL = "A model runs on one device here; for more throughput run replicas, see docs/ray.md and docs/kubernetes.md."
 _PER_REQUEST = "Send it with each request, or put it into the model's generation_config.json."
 _ADAPTERS = "Adapters are not supported: merge them into the model's weights."
 _IMAGES = "Images are not supported."
