@@ -3,13 +3,14 @@
 import inspect
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterator
-from typing import get_args
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, get_args
 
 from fastapi.routing import APIRoute
-from schema_tables import request_table, response_table
+from schema_tables import answer_table, request_table, response_table
 
 from model_runner.contract import SAMPLER_ORDER
+from server.api.answer_object import schema_of
 from server.api.capabilities import bodies_of, describe_fields
 from server.api.chat.schema import ChatCompletionRequest
 from server.api.dialects import DIALECTS
@@ -171,7 +172,7 @@ def _introduction() -> str:
         not_speculated=_code(describe_fields(ChatCompletionRequest, {})["speculation"].excludes),
         errors=_error_table(),
         keepalive=Settings.model_fields["keepalive_s"].default,
-        error_body=response_table(ErrorBody),
+        error_body=answer_table(schema_of(ErrorBody)),
     )
 
 
@@ -219,9 +220,10 @@ def _section(route: APIRoute) -> Iterator[str]:
     takes_body = "requestBody" in (route.openapi_extra or {})
     if takes_body and (request := BODIES.get(route.path)):
         yield from _request(request)
+    yield from _answers(route.responses.get(200, {}).get("content", {}))
     for model in get_args(route.response_model) or (route.response_model,):
         if inspect.isclass(model):
-            yield f"The answer{_form(model)}:\n"
+            yield "The answer:\n"
             yield response_table(model)
         elif entries := get_args(model):
             yield "To `texts`, the answer is an array, of which each entry has:\n"
@@ -231,9 +233,25 @@ def _section(route: APIRoute) -> Iterator[str]:
         yield response_table(chunk)
 
 
-def _form(model: type) -> str:
+def _answers(content: Mapping[str, Any]) -> Iterator[str]:
+    """The answer in each of its forms, and the events of its stream where they are something else."""
+    answer = content.get("application/json", {}).get("schema")
+    if answer is None:
+        return
+    for one in answer.get("anyOf", [answer]):
+        is_list = one.get("type") == "array"
+        form = "To `texts`, the answer is an array, of which each entry has" if is_list else f"The answer{_form(one)}"
+        yield f"{form}:\n"
+        yield answer_table(one["items"] if is_list else one)
+    event = content.get("text/event-stream", {}).get("x-event-schema", answer)
+    if event != answer:
+        yield "Each event of a stream:\n"
+        yield answer_table(event)
+
+
+def _form(answer: Mapping[str, Any]) -> str:
     """In which form it is, where there are several."""
-    return " in Anthropic's form" if model in (ModelInfo, ModelPage) else ""
+    return " in Anthropic's form" if answer in (schema_of(ModelInfo), schema_of(ModelPage)) else ""
 
 
 def _request(request: type[RequestModel]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from server.api.answer_object import components
 from server.api.capabilities import FieldCapability, resolve
 
 Schema = Mapping[str, Any]
@@ -23,11 +24,20 @@ def request_table(fields: Mapping[str, FieldCapability]) -> str:
     return "\n".join([*lines, ""])
 
 
+def answer_table(answer: Schema) -> str:
+    """A row for each property of an answer, at whatever depth. The schema may refer to AnswerObjects."""
+    return _table(resolve(answer, components(answer)))
+
+
 def response_table(model: type[BaseModel]) -> str:
     """A row for each property, at whatever depth."""
     schema = model.model_json_schema(mode="serialization")
+    return _table(resolve(schema, schema.get("$defs", {})))
+
+
+def _table(schema: Schema) -> str:
     lines = ["| property | values | |", "|---|---|---|"]
-    for path, part, is_required in _parts("", resolve(schema, schema.get("$defs", {}))):
+    for path, part, is_required in _parts("", schema):
         is_there = is_required or part.get("default") is not None  # the server always writes constants
         values = _values(part, with_null=True) if is_there else f"optional {_values(part)}"
         lines.append(_row(f"`{path}`", values, part.get("description", "")))

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from server import __version__
+from server.api.answer_object import components, schema_of
 from server.api.dialect import Dialect
 from server.api.openai.errors import ErrorBody
 
@@ -37,6 +38,21 @@ _NEVER_SENT = "422"
 _REFERENCES = "#/components/schemas/{model}"
 
 
+def answers(
+    kind: Any, *errors: int, events: Any = None, end: str = ", then `[DONE]`", error_body: Any = ErrorBody
+) -> dict[int | str, dict[str, Any]]:
+    """A route's `responses`: an AnswerObject, a list of them, or a tuple of alternatives, and these errors.
+
+    `events` are what the answer's stream consists of, where it has one, and `end` what comes after them.
+    """
+    schema = {"anyOf": [schema_of(one) for one in kind]} if isinstance(kind, tuple) else schema_of(kind)
+    success: dict[str, Any] = {"description": "The answer.", "content": {"application/json": {"schema": schema}}}
+    if events is not None:
+        success["description"] = f"The answer; with `stream`, events whose data is a chunk each{end}."
+        success["content"]["text/event-stream"] = {"x-event-schema": schema_of(events)}
+    return {200: success, **documented_errors(*errors, body=error_body)}
+
+
 def streamed(chunk: type[BaseModel], end: str = ", then `[DONE]`") -> dict[str, Any]:
     """A 200 response that is also offered as a stream of these chunks, and what comes after them."""
     reference = {"$ref": _REFERENCES.format(model=chunk.__name__)}
@@ -59,9 +75,12 @@ def takes_form(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": form}}}
 
 
-def documented_errors(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`."""
-    return {status: {"model": body, "description": ERRORS[status]} for status in statuses}
+def documented_errors(*statuses: int, body: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:
+    """A route's `responses` with these statuses."""
+    if issubclass(body, BaseModel):
+        return {status: {"model": body, "description": ERRORS[status]} for status in statuses}
+    content = {"application/json": {"schema": schema_of(body)}}
+    return {status: {"description": ERRORS[status], "content": content} for status in statuses}
 
 
 def install_openapi(app: FastAPI, dialects: Sequence[Dialect]) -> None:
@@ -88,4 +107,5 @@ def _build(app: FastAPI, dialects: Sequence[Dialect]) -> dict[str, Any]:
     _, others = models_json_schema([*bodies, *events], ref_template=_REFERENCES)  # type: ignore[list-item]
     for name, schema in others["$defs"].items():
         schemas.setdefault(name, schema)
+    schemas.update(components(document))
     return document

@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from server.errors import InvalidRequestError
 
@@ -16,11 +19,11 @@ _INDEX = re.compile(r"\[\d+\]")
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something of a request that was left out or changed."""
+    """Something of the request that was left out or changed."""
 
-    path: str
+    path: Annotated[str, Meta(description="The field.")]
     """Of the field, in the request's own API."""
-    reason: str
+    reason: Annotated[str, Meta(description="Why, or into what.")]
 
 
 def to_report(notices: Iterable[Notice], *, strict: bool) -> Sequence[Notice]:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 
+import msgspec
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Scope
@@ -20,9 +21,13 @@ For whoever passes a stream on and knows no more of it.
 _PIECE_BYTES = 1 << 20
 
 
-def json_response(content: bytes, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer in pieces: to write one of many megabytes at once would copy it while nobody else is answered."""
+def json_response(content: object, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer, encoded unless it is bytes.
+
+    One of many megabytes is sent in pieces: written at once, it would be copied while nobody else is answered.
+    """
     headers = headers or {}
+    content = content if isinstance(content, bytes) else msgspec.json.encode(content)
     if len(content) <= _PIECE_BYTES:
         return Response(content, media_type="application/json", headers=dict(headers))
     sized = {**headers, "content-length": str(len(content))}

@@ -2,39 +2,38 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from server.api.openai.objects import ResponseModel
+from server.api.answer_object import AnswerObject, doc
 from server.errors import InvalidRequestError, shorten
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
 
 
-class ModelInfo(ResponseModel):
+class ModelInfo(AnswerObject):
     """A served model."""
 
     type: Literal["model"] = "model"
-    id: str = Field(description="Its name in requests.")
-    display_name: str = Field(description="The same.")
-    created_at: str = Field(description="When the server was started (RFC 3339).")
-    max_input_tokens: int = Field(description="Prompt and output together, in tokens.")
-    max_tokens: int = Field(description="The same.")
+    id: Annotated[str, doc("Its name in requests.")]
+    display_name: Annotated[str, doc("The same.")]
+    created_at: Annotated[str, doc("When the server was started (RFC 3339).")]
+    max_input_tokens: Annotated[int, doc("Prompt and output together, in tokens.")]
+    max_tokens: Annotated[int, doc("The same.")]
     lifecycle: Literal["active"] = "active"
-    capabilities: None = Field(description="Always null; see `/v1/capabilities`.")
+    capabilities: Annotated[None, doc("Always null; see `/v1/capabilities`.")] = None
 
 
-class ModelPage(ResponseModel):
+class ModelPage(AnswerObject):
     """Some of the models."""
 
-    data: list[ModelInfo] = Field(description="The served model, once for each of its names.")
-    has_more: bool = Field(description="Whether there are more in the direction that was asked for.")
-    first_id: str | None = Field(description="Of `data`, for `before_id`.")
-    last_id: str | None = Field(description="Of `data`, for `after_id`.")
+    data: Annotated[Sequence[ModelInfo], doc("The served model, once for each of its names.")]
+    has_more: Annotated[bool, doc("Whether there are more in the direction that was asked for.")]
+    first_id: Annotated[str | None, doc("Of `data`, for `before_id`.")]
+    last_id: Annotated[str | None, doc("Of `data`, for `after_id`.")]
 
 
 def is_asked_for(scope: Scope) -> bool:
@@ -50,7 +49,6 @@ def model_info(name: str, created: int, max_model_len: int) -> ModelInfo:
         created_at=datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
         max_input_tokens=max_model_len,
         max_tokens=max_model_len,
-        capabilities=None,
     )
 
 
@@ -67,7 +65,7 @@ def page_of(models: Sequence[ModelInfo], limit: str | None, before_id: str | Non
         after = models if after_id is None else models[_place(models, "after_id", after_id) + 1 :]
         page, has_more = after[:count], len(after) > count
     ends = (page[0].id, page[-1].id) if page else (None, None)
-    return ModelPage(data=list(page), has_more=has_more, first_id=ends[0], last_id=ends[1])
+    return ModelPage(data=page, has_more=has_more, first_id=ends[0], last_id=ends[1])
 
 
 def _limit(text: str | None) -> int:

@@ -1,11 +1,13 @@
 """OpenAI's error object: the body of every response that is not a success, and the event that ends a failed stream."""
 
 import json
+from typing import Annotated
 
 from fastapi import Response
-from pydantic import BaseModel, Field
+from msgspec import to_builtins
 from starlette.types import Scope
 
+from server.api.answer_object import AnswerObject, doc
 from server.errors import (
     ApiError,
     AuthenticationError,
@@ -30,16 +32,16 @@ DONE = b"data: [DONE]\n\n"
 """The last frame of every stream."""
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(AnswerObject):
     """What went wrong."""
 
-    message: str = Field(description="What is wrong, in a sentence for people.")
-    type: str = Field(description="Whose fault it is, in OpenAI's words.")
-    param: str | None = Field(description="JSON path of the field that is to blame, such as `messages[2].content`.")
-    code: str | None = Field(description="What is wrong, for programs, such as `unknown_parameter`.")
+    message: Annotated[str, doc("What is wrong, in a sentence for people.")]
+    type: Annotated[str, doc("Whose fault it is, in OpenAI's words.")]
+    param: Annotated[str | None, doc("JSON path of the field that is to blame, such as `messages[2].content`.")]
+    code: Annotated[str | None, doc("What is wrong, for programs, such as `unknown_parameter`.")]
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(AnswerObject):
     """The body of every response that is not a success, and of the error event of a stream."""
 
     error: ErrorDetail
@@ -67,5 +69,6 @@ def error_frames(error: ApiError) -> bytes:
 
 def error_body(error: ApiError) -> bytes:
     """The error as JSON, in ASCII."""
-    detail = {"message": error.message, "type": error_type(type(error)), "param": error.param, "code": error.code}
-    return json.dumps({"error": detail}).encode()
+    kind = error_type(type(error))
+    detail = ErrorDetail(message=error.message, type=kind, param=error.param, code=error.code)
+    return json.dumps(to_builtins(ErrorBody(error=detail))).encode()

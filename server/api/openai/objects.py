@@ -7,6 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.api import answer_object
+
+WARNINGS = answer_object.WARNINGS
+
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 _FINISH_REASON = (
@@ -25,12 +29,6 @@ _PROMPT_IDS = "Extension: with return_token_ids, the tokens of the prompt, other
 _PROMPT_LOGPROBS = (
     "Extension: with prompt_logprobs, null for the first token, then, for each, its own and the most probable ones, by "
     "their ids. Otherwise null."
-)
-
-
-WARNINGS = (
-    "Extension: what of the request was left out or changed, at most 32 fields; their paths are in the header "
-    "`x-samewise-ignored` as well."
 )
 
 
@@ -310,23 +308,3 @@ class Completion(Envelope):
         description="In a stream, with `stream_options`: of the whole request in the last chunk and null before, or so "
         "far in every one.",
     )
-
-
-class Model(ResponseModel):
-    """A served model."""
-
-    id: str = Field(description="Its name in requests.")
-    object: Literal["model"] = "model"
-    created: int = Field(description="Unix time in seconds: when the server was started.")
-    owned_by: str = "samewise"
-    root: str = Field(description="Extension: the first of the model's names.")
-    parent: None = Field(None, description="Extension: always null.")
-    permission: list[Any] = Field(default_factory=list, description="Extension: always empty.")
-    max_model_len: int = Field(description="Extension: prompt and output together, in tokens.")
-
-
-class ModelList(ResponseModel):
-    """Answer of GET /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[Model] = Field(description="The served model, once for each of its names.")
