@@ -219,7 +219,8 @@ def resolve(node: Any, definitions: Mapping[str, Any]) -> Any:
     """The schema with its references written out."""
     if isinstance(node, dict):
         if "$ref" in node:
-            return resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
+            own = {key: value for key, value in node.items() if key != "$ref"}
+            return resolve({**definitions[node["$ref"].rpartition("/")[2]], **own}, definitions)
         return {key: resolve(value, definitions) for key, value in node.items()}
     if isinstance(node, list):
         return [resolve(item, definitions) for item in node]

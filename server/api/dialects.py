@@ -6,13 +6,12 @@ from fastapi import APIRouter
 
 from server.api import capabilities, invocations, models, probes
 from server.api.batches import routes as batches
-from server.api.chat import routes as chat
-from server.api.completions import routes as completions
 from server.api.dialect import Dialect
 from server.api.embeddings import routes as embeddings
 from server.api.files import routes as files
 from server.api.llama_cpp import routes as llama_cpp
 from server.api.messages import routes as messages
+from server.api.openai import routes as openai
 from server.api.requests import routes as requests
 from server.api.rerank import routes as rerank
 from server.api.responses import conversations
@@ -25,8 +24,7 @@ from server.http.responses import ErrorWriter
 from server.http.short_paths import ShortPaths
 
 DIALECTS: Sequence[Dialect] = (
-    chat.DIALECT,
-    completions.DIALECT,
+    openai.DIALECT,
     responses.DIALECT,
     conversations.DIALECT,
     messages.DIALECT,

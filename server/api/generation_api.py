@@ -1,7 +1,5 @@
-"""What an API that generates has to say for itself.
-
-It is a folder: schema.py (what clients send), intent.py (its fields as a GenerationRequest), answer.py (events as its
-answer and its stream), routes.py. All else exists once, here and below.
+"""The parts of an API that generates: schema.py (the body, and the GenerationRequest that it asks for), answer.py (its
+answer and its stream, made of events) and routes.py. All else is shared.
 """
 
 from collections.abc import Callable, Iterator, Sequence

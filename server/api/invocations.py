@@ -6,13 +6,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Raw
 
-from server.api.chat.routes import CHAT
-from server.api.completions.routes import COMPLETIONS
 from server.api.dialect import Dialect
 from server.api.embeddings.routes import EMBEDDINGS
 from server.api.endpoint import answer, answer_with_numbers, from_body
 from server.api.generation_api import GenerationApi, Taken, take_in
 from server.api.intake import IntakeContext
+from server.api.openai.routes import CHAT, COMPLETIONS
 from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
 from server.api.pooling_api import PoolingApi, take_in_pooling
 from server.api.probes import Status, ready

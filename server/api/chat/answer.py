@@ -1,12 +1,32 @@
 """A chat completion, whole or in chunks."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from server.api.chat.intent import ChatOptions
+from msgspec import UNSET, UnsetType
+
+from server.api.answer_object import AnswerObject, doc
+from server.api.chat.schema import ChatCompletionRequest
 from server.api.generation_api import Answering
-from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of, tokens_of
-from server.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from server.api.openai.answer import (
+    FINISH_REASON,
+    OUTPUT_IDS,
+    PROMPT_IDS,
+    PROMPT_LOGPROBS,
+    CumulativeLogprob,
+    Envelope,
+    OpenAIAnswer,
+    OpenAIOptions,
+    Score,
+    StopReason,
+    StreamUsage,
+    TokenSources,
+    Usage,
+    openai_options,
+    score_of,
+)
+from server.api.openai.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
 from server.generation.events import (
     ChoiceEnd,
     Delta,
@@ -18,29 +38,181 @@ from server.generation.events import (
     ToolCallBegin,
     ToolCallDelta,
 )
+from server.generation.planning.plan import Plan
 from server.generation.result import WholeCall, WholeChoice
 from server.http.ascii_json import ascii_json
+from server.text.tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+_FINISH_REASON = f"{FINISH_REASON} `tool_calls` or `function_call`: the model's own end, with calls before it."
+_REASONING = "Extension: what the model thought before it answered."
+
+
+class CalledFunction(AnswerObject):
+    """A call of a function."""
+
+    name: str
+    arguments: Annotated[str, doc("A JSON object, as text; cut off where the finish_reason is `length`.")]
+
+
+class CalledCustom(AnswerObject):
+    """A call of a custom tool."""
+
+    name: str
+    input: Annotated[str, doc("The text for it.")]
+
+
+class CalledTool(AnswerObject):
+    """A call of a tool."""
+
+    id: Annotated[str, doc("For the message with its result.")]
+    type: Literal["function", "custom"]
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
+
+
+class ChatMessage(AnswerObject):
+    """The assistant's answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: Annotated[str | None, doc("The text; null where there are calls and no text.")]
+    refusal: Annotated[None, doc("Always null.")] = None
+    annotations: Annotated[Sequence[Mapping[str, Any]], doc("Always empty.")] = ()
+    reasoning_content: Annotated[str | None, doc(f"{_REASONING} Null where it did not.")]
+    reasoning: Annotated[str | None, doc("Extension: the same by another name.")]
+    tool_calls: Annotated[Sequence[CalledTool] | UnsetType, doc("Tools to be called, in their order.")] = UNSET
+    function_call: Annotated[CalledFunction | UnsetType, doc("In answer to `functions`.")] = UNSET
+
+
+class ChatChoice(AnswerObject):
+    """One of the n answers."""
+
+    index: Annotated[int, doc("Number of the choice.")]
+    message: ChatMessage
+    logprobs: Annotated[ChatLogprobs | None, doc("Null unless the request asked for them.")]
+    finish_reason: Annotated[FinishReason, doc(_FINISH_REASON)]
+    stop_reason: StopReason = None
+    score: Score = UNSET
+    cumulative_logprob: CumulativeLogprob = UNSET
+    token_ids: Annotated[Sequence[int] | None, doc(OUTPUT_IDS)] = None
+    token_sources: TokenSources = UNSET
+
+
+class ChatCompletion(Envelope):
+    """Answer of POST /v1/chat/completions."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    service_tier: Literal["default"] = "default"
+    choices: Annotated[Sequence[ChatChoice], doc("The answers; of beam search, best first.")]
+    usage: Usage
+    prompt_logprobs: Annotated[PromptLogprobs | None, doc(PROMPT_LOGPROBS)] = None
+    prompt_token_ids: Annotated[Sequence[int] | None, doc(PROMPT_IDS)] = None
+
+
+class FunctionDelta(AnswerObject):
+    """What is added to a function's call."""
+
+    name: Annotated[str | UnsetType, doc("Once, at first.")] = UNSET
+    arguments: Annotated[str, doc("The next piece of the JSON text.")]
+
+
+class CustomDelta(AnswerObject):
+    """What is added to a custom tool's call."""
+
+    name: Annotated[str | UnsetType, doc("Once, at first.")] = UNSET
+    input: Annotated[str, doc("The next piece of the text.")]
+
+
+class CallDelta(AnswerObject):
+    """What a chunk adds to a call."""
+
+    index: Annotated[int, doc("Number of the call.")]
+    id: Annotated[str | UnsetType, doc("Once, at first.")] = UNSET
+    type: Annotated[Literal["function", "custom"] | UnsetType, doc("Once, at first.")] = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
+
+
+class ChatDelta(AnswerObject):
+    """What a chunk adds to the message."""
+
+    role: Annotated[Literal["assistant"] | UnsetType, doc("In a choice's first chunk.")] = UNSET
+    content: Annotated[str | UnsetType, doc("A piece of the text.")] = UNSET
+    reasoning_content: Annotated[str | UnsetType, doc(_REASONING)] = UNSET
+    reasoning: Annotated[str | UnsetType, doc("Extension: the same by another name.")] = UNSET
+    tool_calls: Annotated[Sequence[CallDelta] | UnsetType, doc("What is added to a call.")] = UNSET
+    function_call: Annotated[FunctionDelta | UnsetType, doc("In answer to `functions`.")] = UNSET
+
+
+class ChatChunkChoice(AnswerObject):
+    """What a chunk adds to a choice."""
+
+    index: Annotated[int, doc("Number of the choice.")]
+    delta: ChatDelta
+    logprobs: Annotated[ChatLogprobs | None, doc("Of the tokens of this piece, if asked for.")] = None
+    finish_reason: Annotated[FinishReason | None, doc(f"Null in all chunks but a choice's last. {_FINISH_REASON}")] = (
+        None
+    )
+    stop_reason: StopReason = UNSET
+    score: Score = UNSET
+    cumulative_logprob: CumulativeLogprob = UNSET
+    token_ids: Annotated[Sequence[int] | UnsetType, doc("Extension, with return_token_ids: those of this piece.")] = (
+        UNSET
+    )
+    token_sources: TokenSources = UNSET
+
+
+class ChatCompletionChunk(Envelope):
+    """Event of a streamed chat completion."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    service_tier: Literal["default"] = "default"
+    choices: Annotated[Sequence[ChatChunkChoice], doc("One choice; none in the chunk that brings the whole usage.")]
+    usage: StreamUsage = UNSET
+    prompt_token_ids: Annotated[Sequence[int] | UnsetType, doc(f"{PROMPT_IDS} In a choice's first chunk.")] = UNSET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions(OpenAIOptions):
+    """The fields of a request that its answer depends on."""
+
+    logprobs: bool
+    lists_own_logprob: bool
+    """Whether each token is among the tokens whose logprobs are reported at its place."""
+    calls_functions: bool
+    """Whether calls have the older form, `function_call`."""
+    hides_reasoning: bool
+    echoed: str
+    """What the content of each choice begins with."""
+
+
+def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) -> ChatOptions:
+    """The body's fields that its answer depends on."""
+    return ChatOptions(
+        **openai_options(body),
+        logprobs=bool(body.logprobs),
+        lists_own_logprob=bool(body.logprob_token_ids),
+        calls_functions=bool(body.functions),
+        hides_reasoning=not body.is_shown,
+        echoed=body.echoed,
+    )
 
 
 class ChatAnswer(OpenAIAnswer):
     """Implements Answer. A stream has the role of each choice, its text and its end."""
 
     def __init__(self, answering: Answering, options: ChatOptions) -> None:
-        kind = "chat.completion.chunk" if answering.run.plan.stream else "chat.completion"
-        usage = StreamUsage(options.include_usage, options.continuous_usage)
-        super().__init__(answering, usage, object=kind, service_tier="default")
+        super().__init__(answering, options, ChatCompletion, ChatCompletionChunk)
         self._options = options
         self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """See Answer."""
-        (prompt,) = self.run.prompts
-        extra: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, **self._prompt_ids()}
+        extra = self._prompt_ids()
         if self._options.prompt_logprobs is not None:
-            reported = prompt.prompt_logprobs or ()
+            reported = self.run.prompts[0].prompt_logprobs or ()
             extra["prompt_logprobs"] = prompt_logprobs(self.tokenizer, reported, self._options.prompt_logprobs)
-        told = (self._choice(index, choice) for index, choice in enumerate(choices))
-        return self.body(told, **extra)
+        return self.body((self._choice(index, choice) for index, choice in enumerate(choices)), **extra)
 
     def frame(self, event: Event) -> bytes:
         """See Answer."""
@@ -49,108 +221,103 @@ class ChatAnswer(OpenAIAnswer):
             return role
         return role + (self._end(event) if isinstance(event, ChoiceEnd) else self._delta(event))
 
-    def _choice(self, index: int, choice: WholeChoice) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": self._message(choice),
-            "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": self._finish_reason(choice.finish_reason),
-            "stop_reason": choice.stop_reason,
+    def _choice(self, index: int, choice: WholeChoice) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=self._message(choice),
+            logprobs=self._logprobs(choice.tokens),
+            finish_reason=self._finish_reason(choice.finish_reason),
+            stop_reason=choice.stop_reason,
             **score_of(choice.beam),
-            "token_ids": None,
-            **self._tokens_of(choice.tokens),
-        }
+            **self.tokens_of(choice.tokens),
+        )
 
     def _role(self, choice: int) -> bytes:
         self._begun.add(choice)
-        delta = {"role": "assistant", "content": self._options.echoed}
-        entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self.chunk_before(ascii_json(entry), self._prompt_ids())
+        delta = ChatDelta(role="assistant", content=self._options.echoed)
+        return self.chunk_before(ascii_json(ChatChunkChoice(index=choice, delta=delta)), **self._prompt_ids())
 
-    def _message(self, choice: WholeChoice) -> dict[str, Any]:
+    def _message(self, choice: WholeChoice) -> ChatMessage:
         text = self._options.echoed + choice.text
         reasoning = None if self._options.hides_reasoning else choice.reasoning or None
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": None if choice.calls and not text else text,
-            "refusal": None,
-            "annotations": [],
-            "reasoning_content": reasoning,
-            "reasoning": reasoning,
-        }
-        if not choice.calls:
-            return message
+        return ChatMessage(
+            content=None if choice.calls and not text else text,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
+            **self._calls(choice.calls),
+        )
+
+    def _calls(self, calls: Sequence[WholeCall]) -> dict[str, Any]:
+        if not calls:
+            return {}
         if self._options.calls_functions:
-            (call,) = choice.calls[:1]
-            return {**message, "function_call": {"name": call.name, "arguments": call.text}}
-        return {**message, "tool_calls": [_whole_call(call) for call in choice.calls]}
+            return {"function_call": CalledFunction(name=calls[0].name, arguments=calls[0].text)}
+        return {"tool_calls": [_whole_call(call) for call in calls]}
 
     def _delta(self, event: Delta) -> bytes:
         return self.chunk(
-            {
-                "index": event.choice,
-                "delta": self._delta_of(event),
-                "logprobs": self._logprobs(event.tokens),
-                "finish_reason": None,
-                **self._tokens_of(event.tokens),
-            }
+            ChatChunkChoice(
+                index=event.choice,
+                delta=self._delta_of(event),
+                logprobs=self._logprobs(event.tokens),
+                **self.tokens_of(event.tokens),
+            )
         )
 
-    def _delta_of(self, event: Delta) -> dict[str, Any]:
+    def _delta_of(self, event: Delta) -> ChatDelta:
         match event:
             case TextDelta():
-                return {"content": event.text}
+                return ChatDelta(content=event.text)
             case ReasoningDelta() if self._options.hides_reasoning:
-                return {}
+                return ChatDelta()
             case ReasoningDelta():
-                return {"reasoning_content": event.text, "reasoning": event.text}
+                return ChatDelta(reasoning_content=event.text, reasoning=event.text)
             case ToolCallBegin() if self._options.calls_functions:
-                return {"function_call": {"name": event.name, "arguments": ""}}
+                return ChatDelta(function_call=FunctionDelta(name=event.name, arguments=""))
             case ToolCallDelta() if self._options.calls_functions:
-                return {"function_call": {"arguments": event.text}}
-            case ToolCallBegin():
-                call = _call_body(event.is_custom, "", name=event.name)
-                return {"tool_calls": [{"index": event.call, "id": event.id, **call}]}
-            case ToolCallDelta():
-                call = _call_body(event.is_custom, event.text)
-                del call["type"]
-                return {"tool_calls": [{"index": event.call, **call}]}
+                return ChatDelta(function_call=FunctionDelta(arguments=event.text))
+            case ToolCallBegin() | ToolCallDelta():
+                return ChatDelta(tool_calls=[_call_delta(event)])
 
     def _end(self, event: ChoiceEnd) -> bytes:
         return self.chunk(
-            {
-                "index": event.choice,
-                "delta": {},
-                "logprobs": None,
-                "finish_reason": self._finish_reason(event.reason),
-                "stop_reason": event.stop_reason,
+            ChatChunkChoice(
+                index=event.choice,
+                delta=ChatDelta(),
+                finish_reason=self._finish_reason(event.reason),
+                stop_reason=event.stop_reason,
                 **score_of(event.beam),
-            }
+            )
         )
 
-    def _finish_reason(self, reason: FinishedBy) -> str:
+    def _finish_reason(self, reason: FinishedBy) -> FinishReason:
         return "function_call" if reason == "tool_calls" and self._options.calls_functions else reason
 
-    def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> ChatLogprobs | None:
         options = self._options
         if not options.logprobs:
             return None
         return chat_logprobs(self.tokenizer, tokens, as_ids=options.tokens_as_ids, lists_own=options.lists_own_logprob)
-
-    def _tokens_of(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-        options = self._options
-        return tokens_of(tokens, ids=options.return_token_ids, sources=options.return_token_sources)
 
     def _prompt_ids(self) -> dict[str, Any]:
         prompt = self.run.prompts[0].request.prompt
         return {"prompt_token_ids": list(prompt)} if self._options.return_token_ids else {}
 
 
-def _whole_call(call: WholeCall) -> dict[str, Any]:
-    return {"id": call.id, **_call_body(call.is_custom, call.text, name=call.name)}
+def _whole_call(call: WholeCall) -> CalledTool:
+    if call.is_custom:
+        return CalledTool(id=call.id, type="custom", custom=CalledCustom(name=call.name, input=call.text))
+    return CalledTool(id=call.id, type="function", function=CalledFunction(name=call.name, arguments=call.text))
 
 
-def _call_body(is_custom: bool, text: str, **name: str) -> dict[str, Any]:
-    if is_custom:
-        return {"type": "custom", "custom": {**name, "input": text}}
-    return {"type": "function", "function": {**name, "arguments": text}}
+def _call_delta(event: ToolCallBegin | ToolCallDelta) -> CallDelta:
+    first: dict[str, Any] = {}
+    name: str | UnsetType = UNSET
+    text = ""
+    if isinstance(event, ToolCallDelta):
+        text = event.text
+    else:
+        name, first = event.name, {"id": event.id, "type": "custom" if event.is_custom else "function"}
+    if event.is_custom:
+        return CallDelta(index=event.call, custom=CustomDelta(name=name, input=text), **first)
+    return CallDelta(index=event.call, function=FunctionDelta(name=name, arguments=text), **first)

@@ -1,4 +1,4 @@
-"""The request of POST /v1/chat/completions."""
+"""The body of POST /v1/chat/completions, and what it asks for."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ from pydantic import Field
 
 from server.api.fields.account import AccountFields
 from server.api.fields.messages import Content, Message, text_of
-from server.api.fields.openai import SamplingFields
+from server.api.fields.openai import SamplingFields, shared_fields
 from server.api.fields.reasoning import ReasoningFields
 from server.api.fields.rules import (
     SUPPORTED_ONLY,
@@ -21,6 +21,7 @@ from server.api.fields.rules import (
 )
 from server.api.fields.tools import ToolFields
 from server.generation.notices import Notice
+from server.generation.request import Conversation, GenerationRequest
 
 
 class Prediction(RequestModel):
@@ -108,3 +109,46 @@ class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, Sampling
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt
+
+
+def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
+    """The body's fields as a request."""
+    max_tokens = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    tools, wishes = body.tool_use, body.wishes
+    wished = {name: value for name, (_, value) in wishes.items()}
+    conversation = Conversation(
+        messages=tuple(message.for_template() for message in body.messages),
+        tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
+        variables=body.chat_template_kwargs or {},
+        thinks=wished.get("thinking"),
+        effort=wished.get("reasoning_effort"),
+        open_turn=body.opens_turn,
+        continue_last=bool(body.continue_final_message),
+        adds_special=bool(body.add_special_tokens),
+    )
+    return GenerationRequest(
+        **shared_fields(
+            body,
+            {
+                "prompt": "messages",
+                "max_tokens": max_tokens,
+                "logprobs": "top_logprobs" if body.top_logprobs else "logprobs",
+                "thinking_budget": "thinking_token_budget",
+                "continue_last": "continue_final_message",
+                "echoes": "echo",
+                **{name: path for name, (path, _) in wishes.items()},
+            },
+            body.constraint,
+        ),
+        id_prefix="chatcmpl-",
+        prompts=(conversation,),
+        tools=tools,
+        thinking_budget=wished.get("thinking_budget"),
+        separates_reasoning=body.is_separate,
+        echoes=bool(body.echoed),
+        max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        num_choices=body.num_answers,
+        num_repeats=body.num_answers if body.stream or body.echoed else 1,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prediction=None if body.prediction is None else body.prediction.text,
+    )

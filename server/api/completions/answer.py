@@ -1,27 +1,186 @@
 """A completion, whole or in chunks. With echo, every choice begins with the prompt, as if it had been generated."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict, replace
 
-from server.api.completions.intent import CompletionOptions
-from server.api.completions.prompt_part import PromptPart
+from scheduler.interface import BeamScore
+from server.api.answer_object import AnswerObject, doc
+from server.api.completions.schema import CompletionRequest
 from server.api.generation_api import Answering
-from server.api.openai.answer import OpenAIAnswer, StreamUsage, score_of, tokens_of
-from server.api.openai.logprobs import completion_logprobs
-from server.generation.events import ChoiceEnd, Event, OutputToken, TextDelta
+from server.api.openai.answer import (
+    FINISH_REASON,
+    OUTPUT_IDS,
+    PROMPT_IDS,
+    PROMPT_LOGPROBS,
+    CumulativeLogprob,
+    Envelope,
+    OpenAIAnswer,
+    OpenAIOptions,
+    Score,
+    StopReason,
+    StreamUsage,
+    TokenSources,
+    openai_options,
+    score_of,
+)
+from server.api.openai.logprobs import (
+    CompletionLogprobs,
+    PromptLogprobs,
+    completion_logprobs,
+    prompt_logprobs,
+    trimmed,
+)
+from server.generation.events import ChoiceEnd, Event, FinishedBy, OutputToken, TextDelta
+from server.generation.planning.plan import Plan
 from server.generation.result import WholeChoice
 from server.generation.run import PromptRun
 from server.http.ascii_json import ascii_json
+from server.text.detokenizer import make_detokenizer
+from server.text.tokenizer import Tokenizer
+
+
+class CompletionChoice(AnswerObject):
+    """One of the answers to one of the prompts; in a stream, what a chunk adds to it."""
+
+    index: Annotated[int, doc("Prompt number times n, plus the number of the answer.")]
+    text: Annotated[str, doc("The text, after the prompt with `echo`.")]
+    logprobs: Annotated[CompletionLogprobs | None, doc("Null unless the request asked for them.")]
+    finish_reason: Annotated[
+        Literal["stop", "length"] | None,
+        doc(f"{FINISH_REASON} Null in all chunks of a stream but a choice's last."),
+    ] = None
+    stop_reason: StopReason = None
+    score: Score = UNSET
+    cumulative_logprob: CumulativeLogprob = UNSET
+    seed: Annotated[int, doc("Extension: with this seed the prompt alone gives the same answers.")]
+    token_ids: Annotated[Sequence[int] | UnsetType | None, doc(OUTPUT_IDS)] = UNSET
+    token_sources: TokenSources = UNSET
+    prompt_token_ids: Annotated[
+        Sequence[int] | UnsetType | None, doc(f"{PROMPT_IDS} Of a stream, in a choice's first chunk.")
+    ] = UNSET
+    prompt_logprobs: Annotated[PromptLogprobs | UnsetType | None, doc(PROMPT_LOGPROBS)] = UNSET
+
+
+class Completion(Envelope):
+    """Answer of POST /v1/completions, and event of its stream."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: Annotated[
+        Sequence[CompletionChoice], doc("In a stream one, and none in the chunk that brings the whole usage.")
+    ]
+    usage: StreamUsage = UNSET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOptions(OpenAIOptions):
+    """The fields of a request that its answer depends on."""
+
+    logprobs: int | None
+    num_answers: int
+    """For each prompt: the best ones."""
+    echoes: Sequence[str] | None
+    """With `echo`, the text of each prompt."""
+
+
+def completion_options(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> CompletionOptions:
+    """The body's fields that its answer depends on."""
+    return CompletionOptions(
+        **openai_options(body),
+        logprobs=body.logprobs,
+        num_answers=body.num_answers,
+        echoes=_echoes(body, plan, tokenizer) if body.echo else None,
+    )
+
+
+def _echoes(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> Sequence[str]:
+    """The prompts as the client wrote them; decoded if they came as tokens or were truncated."""
+    skip = plan.options.skip_special_tokens
+    return [
+        written
+        if isinstance(written, str) and body.truncate_prompt_tokens is None
+        else tokenizer.decode(request.prompt, skip_special_tokens=skip)
+        for written, request in zip(body.prompts, plan.requests, strict=True)
+    ]
+
+
+class PromptPart:
+    """The part of a prompt in its choices, encoded once for all of them: the echo, and what is reported of it."""
+
+    def __init__(
+        self, prompt: PromptRun, options: CompletionOptions, tokenizer: Tokenizer, *, skip_special_tokens: bool
+    ) -> None:
+        self._prompt = prompt
+        self._options = options
+        self._tokenizer = tokenizer
+        self._skips_special = skip_special_tokens
+        self.echo = "" if options.echoes is None else options.echoes[prompt.index]
+
+    def text(self, own: str) -> str:
+        """The echo and a choice's own text; encoded, where there is an echo."""
+        return cast("str", msgspec.Raw(self._encoded_echo[:-1] + msgspec.json.encode(own)[1:])) if self.echo else own
+
+    def logprobs(self, own: Sequence[OutputToken]) -> CompletionLogprobs | None:
+        """The logprobs of the echo and of a choice's own tokens, whose offsets count the echo."""
+        if self._options.logprobs is None:
+            return None
+        lists = self._logprobs_of(_shifted(own, len(self.echo)))
+        joined: dict[str, Any] = {name: _joined(self._encoded_logprobs[name], values) for name, values in lists.items()}
+        return CompletionLogprobs(**joined)
+
+    @property
+    def tokens(self) -> list[OutputToken]:
+        """The prompt's tokens for the logprobs of an echo; the first has none."""
+        if self._options.echoes is None or self._options.logprobs is None:
+            return []
+        reported = [trimmed(token, self._options.logprobs) for token in self._prompt.prompt_logprobs or ()]
+        detokenizer = make_detokenizer(self._tokenizer, skip_special_tokens=self._skips_special)
+        tokens: list[OutputToken] = []
+        offset, end = 0, len(self.echo)
+        for token, logprobs in zip(self._prompt.request.prompt, [None, *reported], strict=True):
+            tokens.append(OutputToken(token, min(offset, end), logprobs))
+            offset += len(detokenizer.push(token))
+        return tokens
+
+    @cached_property
+    def reports(self) -> dict[str, Any]:
+        """What else a choice of a whole answer reports of the prompt."""
+        reports: dict[str, Any] = {}
+        if self._options.return_token_ids:
+            reports["prompt_token_ids"] = msgspec.Raw(msgspec.json.encode(self._prompt.request.prompt))
+        if self._options.prompt_logprobs is not None:
+            reported = self._prompt.prompt_logprobs or ()
+            reports["prompt_logprobs"] = prompt_logprobs(self._tokenizer, reported, self._options.prompt_logprobs)
+        return reports
+
+    @cached_property
+    def _encoded_echo(self) -> bytes:
+        return msgspec.json.encode(self.echo)
+
+    @cached_property
+    def _encoded_logprobs(self) -> dict[str, bytes]:
+        return {name: msgspec.json.encode(values) for name, values in self._logprobs_of(self.tokens).items()}
+
+    def _logprobs_of(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+        return asdict(completion_logprobs(self._tokenizer, tokens, as_ids=self._options.tokens_as_ids))
+
+
+def _joined(before: bytes, values: Sequence[Any]) -> msgspec.Raw:
+    """A list as JSON that goes on with these values."""
+    comma = b"," if values and before != b"[]" else b""
+    return msgspec.Raw(before[:-1] + comma + msgspec.json.encode(values)[1:])
 
 
 class CompletionAnswer(OpenAIAnswer):
     """Implements Answer. A stream has the echo of each choice, its text and its end."""
 
     def __init__(self, answering: Answering, options: CompletionOptions) -> None:
-        usage = StreamUsage(options.include_usage, options.continuous_usage)
-        super().__init__(answering, usage, object="text_completion")
+        super().__init__(answering, options, Completion, Completion)
         self._options = options
         self._begun: set[int] = set()
         self._last_echo = -1, b""
@@ -39,71 +198,69 @@ class CompletionAnswer(OpenAIAnswer):
             self._last_text = event
             return b""
         text, self._last_text = (event, None) if isinstance(event, TextDelta) else (self._last_text, None)
-        entry = self._text(text or TextDelta(event.choice, ""))
-        if isinstance(event, ChoiceEnd):
-            entry.update(_end_of(event))
-        return self._begin(event.choice, entry) + self.chunk(entry)
+        echo, ids = self._begin(event.choice)
+        end = _end_of(event.reason, event.stop_reason, event.beam) if isinstance(event, ChoiceEnd) else {}
+        return echo + self.chunk(self._piece(text or TextDelta(event.choice, ""), {**end, **ids}))
 
-    def _begin(self, choice: int, entry: dict[str, Any]) -> bytes:
+    def _begin(self, choice: int) -> tuple[bytes, dict[str, Any]]:
         """The echo of a choice, before its first chunk. What belongs to the prompt comes with whichever is first."""
         if choice in self._begun:
-            return b""
+            return b"", {}
         self._begun.add(choice)
         prompt = self._prompt_of(choice)
         if self._options.echoes is None:
-            entry.update(self._prompt_ids(prompt))
-            return b""
+            return b"", self._prompt_ids(prompt)
         if self._last_echo[0] != prompt.index:
             self._last_echo = prompt.index, self._echo(prompt)
-        return self.chunk_before(b'{"index":%d,' % choice + self._last_echo[1], {})
+        return self.chunk_before(b'{"index":%d' % choice + self._last_echo[1]), {}
 
     def _echo(self, prompt: PromptRun) -> bytes:
-        """The chunk of the echo of any choice, from behind its index on."""
+        """The JSON of the echo of any choice, from behind its index on."""
         part = self._part(prompt)
-        entry = self._entry(prompt, part.echo, part.tokens)
-        return ascii_json({**entry, **self._tokens_of(()), **self._prompt_ids(prompt)})[1:]
+        choice = CompletionChoice(
+            index=0,
+            text=part.echo,
+            logprobs=self._logprobs(part.tokens),
+            seed=self.run.plan.seed_of(prompt.index),
+            **self.tokens_of(()),
+            **self._prompt_ids(prompt),
+        )
+        return ascii_json(choice).removeprefix(b'{"index":0')
 
-    def _choices(self, choices: Sequence[WholeChoice]) -> Iterator[dict[str, Any]]:
+    def _choices(self, choices: Sequence[WholeChoice]) -> Iterator[CompletionChoice]:
         for prompt in self.run.prompts:
             part = self._part(prompt)
             first = prompt.index * self._options.num_answers
             for index, choice in enumerate(choices[first : first + self._options.num_answers], first):
-                yield {"index": index, **self._choice(index, choice, prompt, part)}
+                yield self._choice(index, choice, part)
 
-    def _choice(self, index: int, choice: WholeChoice, prompt: PromptRun, part: PromptPart) -> dict[str, Any]:
-        logprobs = None
-        if self._options.logprobs is not None:
-            logprobs = part.logprobs(_shifted(choice.tokens, len(part.echo)))
-        end = ChoiceEnd(index, choice.finish_reason, choice.stop_reason, choice.beam)
-        return {
-            **self._entry(prompt, part.text(choice.text), ()),
-            "logprobs": logprobs,
-            **_end_of(end),
-            "token_ids": None,
-            "prompt_token_ids": None,
-            "prompt_logprobs": None,
-            **self._tokens_of(choice.tokens),
-            **part.reports,
-        }
+    def _choice(self, index: int, choice: WholeChoice, part: PromptPart) -> CompletionChoice:
+        reports = {"token_ids": None, "prompt_token_ids": None, "prompt_logprobs": None}
+        return CompletionChoice(
+            index=index,
+            text=part.text(choice.text),
+            logprobs=part.logprobs(choice.tokens),
+            **_end_of(choice.finish_reason, choice.stop_reason, choice.beam),
+            seed=self.run.plan.seed_of(index // self._options.num_answers),
+            **{**reports, **self.tokens_of(choice.tokens), **part.reports},
+        )
 
-    def _text(self, event: TextDelta) -> dict[str, Any]:
-        prompt = self._prompt_of(event.choice)
+    def _piece(self, delta: TextDelta, rest: dict[str, Any]) -> CompletionChoice:
+        prompt = self._prompt_of(delta.choice)
         shift = 0 if self._options.echoes is None else len(self._options.echoes[prompt.index])
-        entry = self._entry(prompt, event.text, _shifted(event.tokens, shift))
-        return {"index": event.choice, **entry, **self._tokens_of(event.tokens)}
+        return CompletionChoice(
+            index=delta.choice,
+            text=delta.text,
+            logprobs=self._logprobs(_shifted(delta.tokens, shift)),
+            seed=self.run.plan.seed_of(prompt.index),
+            **self.tokens_of(delta.tokens),
+            **rest,
+        )
 
-    def _entry(self, prompt: PromptRun, text: str | msgspec.Raw, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-        """What a choice of the prompt has beside its index, with these tokens in its logprobs."""
-        wants_logprobs = self._options.logprobs is not None
-        return {
-            "text": text,
-            "logprobs": completion_logprobs(self.tokenizer, tokens, as_ids=self._options.tokens_as_ids)
-            if wants_logprobs
-            else None,
-            "finish_reason": None,
-            "stop_reason": None,
-            "seed": self.run.plan.seed_of(prompt.index),
-        }
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> CompletionLogprobs | None:
+        if self._options.logprobs is None:
+            return None
+        return completion_logprobs(self.tokenizer, tokens, as_ids=self._options.tokens_as_ids)
 
     def _part(self, prompt: PromptRun) -> PromptPart:
         skips = self.run.plan.options.skip_special_tokens
@@ -111,10 +268,6 @@ class CompletionAnswer(OpenAIAnswer):
 
     def _prompt_of(self, index: int) -> PromptRun:
         return self.run.prompts[index // self._options.num_answers]
-
-    def _tokens_of(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-        options = self._options
-        return tokens_of(tokens, ids=options.return_token_ids, sources=options.return_token_sources)
 
     def _prompt_ids(self, prompt: PromptRun) -> dict[str, Any]:
         return {"prompt_token_ids": list(prompt.request.prompt)} if self._options.return_token_ids else {}
@@ -143,8 +296,8 @@ def _shifted(tokens: Sequence[OutputToken], shift: int) -> Sequence[OutputToken]
     """The tokens behind so much more text."""
     if not shift:
         return tokens
-    return [msgspec.structs.replace(token, offset=token.offset + shift) for token in tokens]
+    return [replace(token, offset=token.offset + shift) for token in tokens]
 
 
-def _end_of(event: ChoiceEnd) -> dict[str, Any]:
-    return {"finish_reason": event.reason, "stop_reason": event.stop_reason, **score_of(event.beam)}
+def _end_of(reason: FinishedBy, stop_reason: str | int | None, beam: BeamScore | None) -> dict[str, Any]:
+    return {"finish_reason": reason, "stop_reason": stop_reason, **score_of(beam)}

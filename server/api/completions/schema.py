@@ -1,13 +1,15 @@
-"""The request of POST /v1/completions."""
+"""The body of POST /v1/completions, and what it asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.decoding import TokenId
-from server.api.fields.openai import SamplingFields
+from server.api.fields.openai import SamplingFields, shared_fields
 from server.api.fields.rules import problem, related
+from server.generation.notices import Notice
+from server.generation.request import FillIn, GenerationRequest, TextPrompt, TokenPrompt
 
 MAX_PROMPTS = 1024
 MAX_BEST_OF = 20
@@ -81,3 +83,37 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return cast(Sequence[str | list[int]], self.prompt)
+
+
+def completion_intent(body: CompletionRequest) -> GenerationRequest:
+    """The body's fields as a request."""
+    ranks = body.num_choices > body.num_answers
+    of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
+    paths = {"echoes": "echo", "prompt_logprobs": "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"}
+    shared = shared_fields(body, {**paths, "num_choices": "best_of"} if ranks else paths, body.constraint)
+    notices = (*shared["notices"], *_not_added(body))
+    return GenerationRequest(
+        **{**shared, "prompt_logprobs": max(of_prompt, default=None), "notices": notices},
+        id_prefix="cmpl-",
+        prompts=tuple(_prompt(body, index, prompt) for index, prompt in enumerate(body.prompts)),
+        max_tokens=body.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        num_choices=body.num_choices,
+        echoes=bool(body.echo),
+        num_repeats=body.num_answers,
+        logprobs=0 if ranks and body.logprobs is None else body.logprobs,
+    )
+
+
+def _not_added(body: CompletionRequest) -> Iterator[Notice]:
+    if body.add_special_tokens and not all(isinstance(prompt, str) for prompt in body.prompts):
+        yield Notice("add_special_tokens", "A prompt of tokens is taken as it is.")
+
+
+def _prompt(body: CompletionRequest, index: int, prompt: str | list[int]) -> TextPrompt | TokenPrompt | FillIn:
+    path = "prompt" if body.prompt is prompt else f"prompt[{index}]"
+    if body.suffix:
+        return FillIn((prompt,) if isinstance(prompt, str) else prompt, body.suffix, path, "suffix")
+    if isinstance(prompt, str):
+        return TextPrompt(prompt, path, adds_special=body.add_special_tokens is not False)
+    return TokenPrompt(tuple(prompt), path)

@@ -1,25 +1,67 @@
-"""Log-probabilities in the shapes of the API. Minus infinity, which JSON does not have, becomes -9999.
+"""Log-probabilities in the forms of OpenAI's API and of vLLM. Minus infinity, which JSON lacks, becomes -9999."""
 
-What is made here is what the models of objects.py describe, as plain JSON.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import Annotated, cast
 
 import msgspec
 
 from model_runner.contract import TokenLogprobs
+from server.api.answer_object import AnswerObject, doc
 from server.generation.events import OutputToken
 from server.text.tokenizer import Tokenizer
 
 NO_PROBABILITY = -9999.0
 
 
+class TopLogprob(AnswerObject):
+    """One token and its log-probability."""
+
+    token: Annotated[str, doc(r"Its text; `bytes:\xe2` and so on where it is no whole characters.")]
+    logprob: Annotated[float, doc("-9999 where the probability is zero.")]
+    bytes: Annotated[Sequence[int] | None, doc("Its bytes.")]
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer, with the most probable alternatives."""
+
+    top_logprobs: Annotated[Sequence[TopLogprob], doc("As many as `top_logprobs` of the request says, best first.")]
+
+
+class ChatLogprobs(AnswerObject):
+    """Log-probabilities of a chat completion."""
+
+    content: Annotated[Sequence[TokenLogprob] | None, doc("One entry for each token of the answer.")]
+    refusal: Annotated[None, doc("Always null.")] = None
+
+
+class CompletionLogprobs(AnswerObject):
+    """Log-probabilities of a completion, as parallel lists."""
+
+    tokens: Annotated[Sequence[str], doc("Their texts, written as in chat completions.")]
+    token_logprobs: Annotated[Sequence[float | None], doc("Null for the first token of an echoed prompt.")]
+    top_logprobs: Annotated[
+        Sequence[Mapping[str, float] | None],
+        doc("By the tokens' texts, best first; the token itself is always among them. Null where it has none."),
+    ]
+    text_offset: Annotated[Sequence[int], doc("Characters of `text` before each token.")]
+
+
+class PromptLogprob(AnswerObject):
+    """An alternative for a token of the prompt."""
+
+    logprob: Annotated[float, doc("-9999 where the probability is zero.")]
+    rank: Annotated[int, doc("1 is the most probable.")]
+    decoded_token: Annotated[str, doc("Its text.")]
+
+
+PromptLogprobs = Sequence[Mapping[str, PromptLogprob] | None]
+
+
 def chat_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, as_ids: bool = False, lists_own: bool = False
-) -> dict[str, Any]:
-    """`choices[].logprobs` of chat completions: a ChatLogprobs.
+) -> ChatLogprobs:
+    """`choices[].logprobs` of chat completions.
 
     `as_ids` has tokens written as their ids; with `lists_own` each token is among its own alternatives.
     """
@@ -30,12 +72,14 @@ def chat_logprobs(
         top = [_top(tokenizer, token_id, logprob, as_ids=as_ids) for token_id, logprob in reported.top]
         if lists_own and token.id not in (token_id for token_id, _ in reported.top):
             top.insert(0, own)
-        content.append({**own, "top_logprobs": top})
-    return {"content": content, "refusal": None}
+        content.append(TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top))
+    return ChatLogprobs(content=content)
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, as_ids: bool = False) -> dict[str, Any]:
-    """`choices[].logprobs` of completions, parallel lists: a CompletionLogprobs. `as_ids` has tokens written as ids.
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, as_ids: bool = False
+) -> CompletionLogprobs:
+    """`choices[].logprobs` of completions. `as_ids` has tokens written as ids.
 
     A token without logprobs (the first of a prompt) has null. The token itself is always among the alternatives, which
     are therefore up to one more than were asked for.
@@ -49,26 +93,29 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, 
         for token_id, logprob in token.logprobs.top:
             top.setdefault(_written(tokenizer, token_id, as_ids=as_ids), finite(logprob))
         alternatives.append(top)
-    return {
-        "tokens": [_written(tokenizer, token.id, as_ids=as_ids) for token in tokens],
-        "token_logprobs": [None if token.logprobs is None else finite(token.logprobs.logprob) for token in tokens],
-        "top_logprobs": alternatives,
-        "text_offset": [token.offset for token in tokens],
-    }
+    return CompletionLogprobs(
+        tokens=[_written(tokenizer, token.id, as_ids=as_ids) for token in tokens],
+        token_logprobs=[None if token.logprobs is None else finite(token.logprobs.logprob) for token in tokens],
+        top_logprobs=alternatives,
+        text_offset=[token.offset for token in tokens],
+    )
 
 
-def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int) -> msgspec.Raw:
-    """VLLM's `prompt_logprobs` as JSON: null for the first token, then for each token its own and the `count` best."""
+def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:
+    """VLLM's `prompt_logprobs`: null for the first token, then for each token its own and the `count` best.
+
+    They are encoded, each token by itself, because one call would keep other threads waiting for long.
+    """
     encoded = [b"null", *(msgspec.json.encode(_prompt_token(tokenizer, token, count)) for token in reported)]
-    return msgspec.Raw(b"[" + b",".join(encoded) + b"]")
+    return cast("PromptLogprobs", msgspec.Raw(b"[" + b",".join(encoded) + b"]"))
 
 
-def _prompt_token(tokenizer: Tokenizer, token: TokenLogprobs, count: int) -> dict[str, Any]:
+def _prompt_token(tokenizer: Tokenizer, token: TokenLogprobs, count: int) -> Mapping[str, PromptLogprob]:
     ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(token.top[:count], start=1)]
-    entries: dict[str, Any] = {}
+    entries: dict[str, PromptLogprob] = {}
     for token_id, logprob, rank in [(token.token_id, token.logprob, token.rank), *ranked]:
         text = tokenizer.token_text(token_id)
-        entries.setdefault(str(token_id), {"logprob": finite(logprob), "rank": rank, "decoded_token": text})
+        entries.setdefault(str(token_id), PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=text))
     return entries
 
 
@@ -81,9 +128,9 @@ def _written(tokenizer: Tokenizer, token: int, *, as_ids: bool) -> str:
     return f"token_id:{token}" if as_ids else tokenizer.token_text(token)
 
 
-def _top(tokenizer: Tokenizer, token: int, logprob: float, *, as_ids: bool) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(token)
-    return {"token": _written(tokenizer, token, as_ids=as_ids), "logprob": finite(logprob), "bytes": list(raw)}
+def _top(tokenizer: Tokenizer, token: int, logprob: float, *, as_ids: bool) -> TopLogprob:
+    text, raw = _written(tokenizer, token, as_ids=as_ids), tokenizer.token_bytes(token)
+    return TopLogprob(token=text, logprob=finite(logprob), bytes=list(raw))
 
 
 def _reported(token: OutputToken) -> TokenLogprobs:

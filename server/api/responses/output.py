@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from msgspec import to_builtins
+
 from server.api.openai.logprobs import chat_logprobs
 from server.api.responses.opaque import sealed
 from server.api.responses.tools import QualifiedName, as_sent
@@ -96,7 +98,7 @@ class Output:
     def _logprobs(self, tokens: Sequence[OutputToken]) -> Sequence[Told]:
         if not self._form.logprobs:
             return ()
-        content: Sequence[Told] = chat_logprobs(self._tokenizer, tokens)["content"]
+        content: Sequence[Told] = to_builtins(chat_logprobs(self._tokenizer, tokens).content)
         return content
 
 
