@@ -16,7 +16,7 @@ from server.api.chat.schema import ChatCompletionRequest
 from server.api.dialects import DIALECTS
 from server.api.fields.foreign import ForeignFields
 from server.api.fields.rules import RequestModel
-from server.api.messages.models import ModelInfo, ModelPage
+from server.api.models import ModelInfo, ModelPage
 from server.api.openai.errors import ErrorBody, error_type
 from server.api.openapi import ERRORS
 from server.config import Settings

@@ -1,16 +1,21 @@
-"""A message, whole or as the events of a stream. What is made here is what the models of objects.py describe."""
+"""A message, whole or as the events of a stream."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic_core import from_json
 
+from scheduler.interface import BeamScore
+from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.generation_api import Answering
-from server.api.messages.arguments import as_written
-from server.api.messages.errors import error_frame
-from server.api.messages.intent import MessageOptions
-from server.api.messages.signature import signature_of
-from server.api.openai.answer import score_of
+from server.api.messages.blocks import signature_of
+from server.api.messages.errors import MessagesErrorBody, error_frame
+from server.api.messages.schema import MessagesRequest, ThinkingOff
+from server.api.openai.answer import CACHE_WRITTEN, score_of
 from server.errors import ApiError
 from server.generation.events import (
     ChoiceEnd,
@@ -22,19 +27,226 @@ from server.generation.events import (
     ToolCallDelta,
     Usage,
 )
-from server.generation.notices import as_warnings
+from server.generation.planning.plan import Plan
 from server.generation.result import WholeCall, WholeChoice, WholePart, WholeReasoning, WholeText
 from server.http.ascii_json import ascii_json
+from server.text.tokenizer import Tokenizer
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+_STOP_REASON = (
+    "`end_turn`: the model's own end; `tool_use`: the same, after calls; `stop_sequence`: one of these, or a token of "
+    "`stop_token_ids`; `max_tokens`; `model_context_window_exceeded`: the context had no room for `max_tokens`."
+)
+_STOP_SEQUENCE = "What ended the output; the text of a token."
+_RANKED = "Extension, of beam search: what the answer was ranked by."
 
 
-def _event(kind: str, **rest: object) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + ascii_json({"type": kind, **rest}) + b"\n\n"
+class AnsweredText(AnswerObject, tag_field="type", tag="text"):
+    """A text."""
+
+    text: str
+    citations: Annotated[Sequence[Any], doc("Always empty.")] = ()
+
+
+class AnsweredThinking(AnswerObject, tag_field="type", tag="thinking"):
+    """What the model thought before it answered."""
+
+    thinking: Annotated[str, doc("Empty with `display` `omitted`.")]
+    signature: Annotated[str, doc("For the next request, with the block. It holds what is not shown.")]
+
+
+class Caller(AnswerObject, tag_field="type", tag="direct"):
+    """Who calls."""
+
+
+class AnsweredToolUse(AnswerObject, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: Annotated[str, doc("For the block with its result.")]
+    name: str
+    input: Annotated[Mapping[str, Any], doc("The arguments; of a call that was cut off, those that were complete.")]
+    caller: Caller = Caller()
+
+
+Block = AnsweredText | AnsweredThinking | AnsweredToolUse
+
+
+class ThinkingTokens(AnswerObject):
+    """Of the output's tokens."""
+
+    thinking_tokens: Annotated[int, doc("Up to the last of the thinking.")]
+
+
+class CacheCreation(AnswerObject):
+    """Tokens of the prompt that were added to the prefix cache, by how long they are kept."""
+
+    ephemeral_1h_input_tokens: Annotated[int, doc("Always 0.")] = 0
+    ephemeral_5m_input_tokens: Annotated[int, doc("All: they are kept until others need the room.")]
+
+
+class MessageUsage(AnswerObject):
+    """Tokens that a message took; of a stream's first event, so far."""
+
+    input_tokens: Annotated[
+        int, doc("Tokens of the prompt except the next two; all three together are the whole prompt.")
+    ]
+    cache_read_input_tokens: Annotated[int, doc("Tokens of the prompt that were found in the prefix cache.")]
+    cache_creation_input_tokens: Annotated[int, doc(CACHE_WRITTEN)]
+    cache_creation: CacheCreation
+    output_tokens: int
+    output_tokens_details: ThinkingTokens
+    server_tool_use: Annotated[None, doc("Always null.")] = None
+    service_tier: Literal["standard"] = "standard"
+    inference_geo: Annotated[None, doc("Always null.")] = None
+
+
+class AnsweredMessage(AnswerObject):
+    """Answer of POST /v1/messages."""
+
+    id: Annotated[str, doc("That no other answer has.")]
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: Annotated[str, doc("Name of the served model.")]
+    content: Annotated[
+        Sequence[Block],
+        doc("In the order in which the model wrote it. After a last message of the assistant, what follows it."),
+    ]
+    stop_reason: Annotated[StopReason | None, doc(f"{_STOP_REASON} Null in the first event of a stream.")] = None
+    stop_sequence: Annotated[str | None, doc(_STOP_SEQUENCE)] = None
+    stop_details: Annotated[None, doc("Always null.")] = None
+    container: Annotated[None, doc("Always null.")] = None
+    usage: MessageUsage
+    system_fingerprint: Annotated[str, doc("Extension: changes whenever the answer to the same request may.")]
+    seed: Annotated[int, doc("Extension: the request's seed, or the one that was drawn for it.")]
+    verification: Annotated[
+        Literal["rejection", "typical"] | UnsetType,
+        doc(
+            "Extension, where the request asked for one of these: the answer is not the one that it would be "
+            "without speculation."
+        ),
+    ] = UNSET
+    score: Annotated[float | UnsetType, doc(_RANKED)] = UNSET
+    cumulative_logprob: Annotated[float | UnsetType, doc("Extension, of beam search.")] = UNSET
+    warnings: Warnings = UNSET
+
+
+class MessageStart(AnswerObject, tag_field="type", tag="message_start"):
+    """The first event."""
+
+    message: Annotated[AnsweredMessage, doc("Without content.")]
+
+
+class Ping(AnswerObject, tag_field="type", tag="ping"):
+    """After the first event, and in silence."""
+
+
+class BlockStart(AnswerObject, tag_field="type", tag="content_block_start"):
+    """A block begins."""
+
+    index: Annotated[int, doc("Its place in the content.")]
+    content_block: Annotated[Block, doc("Empty.")]
+
+
+class AddedText(AnswerObject, tag_field="type", tag="text_delta"):
+    """The next piece of a text."""
+
+    text: str
+
+
+class AddedThinking(AnswerObject, tag_field="type", tag="thinking_delta"):
+    """The next piece of the thinking."""
+
+    thinking: str
+
+
+class AddedSignature(AnswerObject, tag_field="type", tag="signature_delta"):
+    """At the end of the thinking."""
+
+    signature: str
+
+
+class AddedInput(AnswerObject, tag_field="type", tag="input_json_delta"):
+    """The next piece of a call's arguments."""
+
+    partial_json: Annotated[str, doc("All of them together are a JSON object, unless it was cut off.")]
+
+
+Added = AddedText | AddedThinking | AddedSignature | AddedInput
+
+
+class BlockDelta(AnswerObject, tag_field="type", tag="content_block_delta"):
+    """Something is added to a block."""
+
+    index: int
+    delta: Added
+
+
+class BlockStop(AnswerObject, tag_field="type", tag="content_block_stop"):
+    """A block is complete."""
+
+    index: int
+
+
+class MessageEnd(AnswerObject):
+    """Why the message ends."""
+
+    stop_reason: Annotated[StopReason, doc(_STOP_REASON)]
+    stop_sequence: Annotated[str | None, doc(_STOP_SEQUENCE)] = None
+    stop_details: Annotated[None, doc("Always null.")] = None
+    container: Annotated[None, doc("Always null.")] = None
+    score: Annotated[float | UnsetType, doc(_RANKED)] = UNSET
+    cumulative_logprob: Annotated[float | UnsetType, doc("Extension, of beam search.")] = UNSET
+
+
+class MessageDelta(AnswerObject, tag_field="type", tag="message_delta"):
+    """The content is complete."""
+
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(AnswerObject, tag_field="type", tag="message_stop"):
+    """The last event."""
+
+
+MessageEvent = (
+    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesErrorBody
+)
+"""An event of a streamed message; its `type` stands in the `event:` line as well."""
+
+
+class TokenCount(AnswerObject):
+    """Answer of POST /v1/messages/count_tokens."""
+
+    input_tokens: Annotated[int, doc("Of the prompt, as the chat template writes it.")]
+    warnings: Warnings = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOptions:
+    """The fields of a request that its answer depends on."""
+
+    hides_thinking: bool
+    is_cut_by_context: bool
+    """Whether there was room for less output than was asked for."""
+
+
+def message_options(body: MessagesRequest, plan: Plan, tokenizer: Tokenizer) -> MessageOptions:
+    """The body's fields that its answer depends on."""
+    display = None if body.thinking is None or isinstance(body.thinking, ThinkingOff) else body.thinking.display
+    return MessageOptions(display == "omitted", plan.requests[0].max_tokens < body.max_tokens)
+
+
+def event_frame(event: MessageEvent) -> bytes:
+    """An event of a stream."""
+    kind = str(event.__struct_config__.tag)
+    return b"event: " + kind.encode() + b"\ndata: " + ascii_json(event) + b"\n\n"
 
 
 class MessagesAnswer:
     """Implements Answer."""
 
-    keep_alive = _event("ping")
+    keep_alive = event_frame(Ping())
 
     def __init__(self, answering: Answering, options: MessageOptions) -> None:
         self._answering = answering
@@ -47,17 +259,18 @@ class MessagesAnswer:
         """See Answer."""
         (choice,) = choices
         content = [self._block(part) for part in choice.parts]
-        end = self._end(choice.finish_reason, choice.stop_reason)
-        return msgspec.json.encode({**self._message(content), **end, **score_of(choice.beam)})
+        return msgspec.json.encode(
+            self._message(content, self._end(choice.finish_reason, choice.stop_reason, choice.beam))
+        )
 
     def frame(self, event: Event) -> bytes:
         """See Answer."""
         head = b"" if self._has_begun else self._begin()
         match event:
             case ChoiceEnd():
-                delta = {**self._end(event.reason, event.stop_reason), **score_of(event.beam)}
-                usage = _usage(self._run.usage)
-                return head + self._blocks.close() + _event("message_delta", delta=delta, usage=usage)
+                end = MessageEnd(**self._end(event.reason, event.stop_reason, event.beam))
+                delta = MessageDelta(delta=end, usage=_usage_of(self._run.usage))
+                return head + self._blocks.close() + event_frame(delta)
             case TextDelta():
                 return head + self._blocks.text(event.text)
             case ReasoningDelta():
@@ -69,7 +282,7 @@ class MessagesAnswer:
 
     def end(self) -> bytes:
         """See Answer."""
-        return _event("message_stop")
+        return event_frame(MessageStop())
 
     def failure(self, error: ApiError) -> bytes:
         """See Answer."""
@@ -77,45 +290,37 @@ class MessagesAnswer:
 
     def _begin(self) -> bytes:
         self._has_begun = True
-        nothing = {"stop_reason": None, "stop_sequence": None, "stop_details": None, "container": None}
-        return _event("message_start", message={**self._message([]), **nothing}) + self.keep_alive
+        return event_frame(MessageStart(message=self._message((), {}))) + self.keep_alive
 
-    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        """All but its end."""
+    def _message(self, content: Sequence[Block], end: dict[str, Any]) -> AnsweredMessage:
         plan = self._run.plan
-        return {
-            "id": plan.id,
-            "type": "message",
-            "role": "assistant",
-            "model": plan.model,
-            "content": content,
-            "usage": _usage(self._run.usage),
-            "system_fingerprint": self._answering.fingerprint,
-            "seed": plan.seed,
-            **({} if plan.verification == "match" else {"verification": plan.verification}),
-            **as_warnings(plan.notices),
-        }
+        return AnsweredMessage(
+            id=plan.id,
+            model=plan.model,
+            content=content,
+            usage=_usage_of(self._run.usage),
+            system_fingerprint=self._answering.fingerprint,
+            seed=plan.seed,
+            verification=UNSET if plan.verification == "match" else plan.verification,
+            warnings=plan.notices or UNSET,
+            **end,
+        )
 
-    def _block(self, part: WholePart) -> dict[str, Any]:
+    def _block(self, part: WholePart) -> Block:
         match part:
             case WholeText():
-                return _text_block(part.text)
+                return AnsweredText(text=part.text)
             case WholeReasoning():
                 hidden = part.text if self._options.hides_thinking else ""
-                return _thinking_block("" if hidden else part.text, signature_of(hidden))
+                return AnsweredThinking(thinking="" if hidden else part.text, signature=signature_of(hidden))
             case WholeCall():
-                return _call_block(part.id, part.name, as_written(part.text or "{}"))
+                return AnsweredToolUse(id=part.id, name=part.name, input=as_written(part.text or "{}"))
 
-    def _end(self, reason: FinishedBy, stop: str | int | None) -> dict[str, Any]:
+    def _end(self, reason: FinishedBy, stop: str | int | None, beam: BeamScore | None) -> dict[str, Any]:
         sequence = self._answering.tokenizer.token_text(stop) if isinstance(stop, int) else stop
-        return {
-            "stop_reason": self._stop_reason(reason, sequence),
-            "stop_sequence": sequence,
-            "stop_details": None,
-            "container": None,
-        }
+        return {"stop_reason": self._stop_reason(reason, sequence), "stop_sequence": sequence, **score_of(beam)}
 
-    def _stop_reason(self, reason: FinishedBy, sequence: str | None) -> str:
+    def _stop_reason(self, reason: FinishedBy, sequence: str | None) -> StopReason:
         if reason == "length":
             return "model_context_window_exceeded" if self._options.is_cut_by_context else "max_tokens"
         if sequence is not None:
@@ -133,76 +338,80 @@ class _Blocks:
         self._index = -1
 
     def text(self, piece: str) -> bytes:
-        """Goes on with a text, or begins one."""
+        """Continue a text, or begin one."""
         if not piece:
             return b""
-        head = b"" if self._open == "text" else self._begin("text", _text_block(""))
-        return head + self._delta("text_delta", text=piece)
+        head = b"" if self._open == "text" else self._begin("text", AnsweredText(text=""))
+        return head + self._delta(AddedText(text=piece))
 
     def thinking(self, piece: str) -> bytes:
-        """Goes on with thinking, or begins it."""
+        """Continue the thinking, or begin it."""
         if not piece:
             return b""
-        head = b"" if self._open == "thinking" else self._begin("thinking", _thinking_block("", ""))
+        head = b"" if self._open == "thinking" else self._begin("thinking", AnsweredThinking(thinking="", signature=""))
         if self._hides_thinking:
             self._hidden.append(piece)
             return head
-        return head + self._delta("thinking_delta", thinking=piece)
+        return head + self._delta(AddedThinking(thinking=piece))
 
     def call(self, id_: str, name: str) -> bytes:
-        """Begins a call."""
-        return self._begin("tool_use", _call_block(id_, name, {}))
+        """Begin a call."""
+        return self._begin("tool_use", AnsweredToolUse(id=id_, name=name, input={}))
 
     def arguments(self, piece: str) -> bytes:
-        """Goes on with it."""
-        return self._delta("input_json_delta", partial_json=piece)
+        """Continue the arguments of the call."""
+        return self._delta(AddedInput(partial_json=piece))
 
     def close(self) -> bytes:
-        """Ends the block that is open, if one is."""
+        """End the block that is open, if one is."""
         if self._open is None:
             return b""
         signature = b""
         if self._open == "thinking":
-            signature = self._delta("signature_delta", signature=signature_of("".join(self._hidden)))
+            signature = self._delta(AddedSignature(signature=signature_of("".join(self._hidden))))
             self._hidden.clear()
         self._open = None
-        return signature + _event("content_block_stop", index=self._index)
+        return signature + event_frame(BlockStop(index=self._index))
 
-    def _begin(self, kind: Literal["text", "thinking", "tool_use"], block: dict[str, Any]) -> bytes:
+    def _begin(self, kind: Literal["text", "thinking", "tool_use"], block: Block) -> bytes:
         before = self.close()
         self._open = kind
         self._index += 1
-        return before + _event("content_block_start", index=self._index, content_block=block)
+        return before + event_frame(BlockStart(index=self._index, content_block=block))
 
-    def _delta(self, kind: str, **piece: str) -> bytes:
-        return _event("content_block_delta", index=self._index, delta={"type": kind, **piece})
-
-
-def _text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": []}
+    def _delta(self, piece: Added) -> bytes:
+        return event_frame(BlockDelta(index=self._index, delta=piece))
 
 
-def _thinking_block(thinking: str, signature: str) -> dict[str, Any]:
-    return {"type": "thinking", "thinking": thinking, "signature": signature}
+def _usage_of(usage: Usage) -> MessageUsage:
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - usage.cached_tokens - usage.cache_written_tokens,
+        cache_read_input_tokens=usage.cached_tokens,
+        cache_creation_input_tokens=usage.cache_written_tokens,
+        cache_creation=CacheCreation(ephemeral_5m_input_tokens=usage.cache_written_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=ThinkingTokens(thinking_tokens=usage.reasoning_tokens),
+    )
 
 
-def _call_block(id_: str, name: str, arguments: object) -> dict[str, Any]:
-    return {"type": "tool_use", "id": id_, "name": name, "input": arguments, "caller": {"type": "direct"}}
+def as_written(text: str) -> Mapping[str, Any]:
+    """A call's arguments, given as JSON, which is kept: not every number and string of JSON survives Python.
+
+    Arguments that were cut off are reduced to what is complete of them, as clients read a stream, or to nothing.
+    """
+    try:
+        json.loads(text, parse_constant=_refuse, parse_int=len, parse_float=len)
+    except (ValueError, RecursionError):
+        return _complete(text)
+    return cast("Mapping[str, Any]", msgspec.Raw(text.encode()))
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
-    """A MessageUsage of objects.py."""
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_written_tokens,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "cache_creation_input_tokens": usage.cache_written_tokens,
-        "cache_creation": {
-            "ephemeral_1h_input_tokens": 0,
-            "ephemeral_5m_input_tokens": usage.cache_written_tokens,
-        },
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
-        "server_tool_use": None,
-        "service_tier": "standard",
-        "inference_geo": None,
-    }
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON.")
+
+
+def _complete(text: str) -> Mapping[str, Any]:
+    try:
+        return cast("Mapping[str, Any]", from_json(text, allow_partial=True))
+    except ValueError:
+        return {}

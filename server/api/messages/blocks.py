@@ -1,13 +1,15 @@
 """Messages as Anthropic's API has them: texts, or lists of blocks. What is unknown in them is left out and reported."""
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import EchoedModel, hint, no_effect, problem, shape, tag_by_type
-from server.api.messages.signature import hidden_in
 from server.generation.notices import Notice
+
+_OURS = "samewise:"
 
 
 class CacheControl(EchoedModel):
@@ -176,3 +178,22 @@ def text_of(content: str | Sequence[Block]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(block.text for block in content if isinstance(block, TextBlock))
+
+
+def signature_of(hidden: str = "") -> str:
+    """The signature of thinking of which `hidden` is not shown.
+
+    It holds that text, so that the client sends it back and the chat template can show it. Nothing is verified: the
+    text is the client's own. It is never empty, because some clients drop thinking without a signature.
+    """
+    return _OURS + urlsafe_b64encode(hidden.encode()).decode()
+
+
+def hidden_in(signature: str) -> str | None:
+    """The text that a signature holds; None for another server's."""
+    if not signature.startswith(_OURS):
+        return None
+    try:
+        return urlsafe_b64decode(signature.removeprefix(_OURS)).decode()
+    except ValueError:
+        return None

@@ -1,11 +1,14 @@
 """Anthropic's error object, its statuses, and the words that its clients act on."""
 
 import json
+from collections.abc import Sequence
+from typing import Annotated
 
 from fastapi import Response
-from pydantic import BaseModel, Field
+from msgspec import UNSET, UnsetType, to_builtins
 from starlette.types import Scope
 
+from server.api.answer_object import AnswerObject, doc
 from server.api.messages.schema import THREAD_UNSUPPORTED, MessagesRequest
 from server.errors import (
     ApiError,
@@ -36,30 +39,30 @@ _NEEDED = frozenset(name for name, field in MessagesRequest.model_fields.items()
 """Fields of which no client can be told to leave them out."""
 
 
-class MessagesErrorDetails(BaseModel):
+class MessagesErrorDetails(AnswerObject):
     """What went wrong, for programs."""
 
-    error_code: str | None = Field(None, description="Such as `unknown_parameter`.")
-    param: str | None = Field(
-        None, description="Extension: JSON path of the field that is to blame, such as `messages[2].content`."
-    )
-    unsupported: list[str] | None = Field(None, description=f"With `{THREAD_UNSUPPORTED}`.")
+    error_code: Annotated[str | UnsetType, doc("Such as `unknown_parameter`.")] = UNSET
+    param: Annotated[
+        str | UnsetType,
+        doc("Extension: JSON path of the field that is to blame, such as `messages[2].content`."),
+    ] = UNSET
+    unsupported: Annotated[Sequence[str] | UnsetType, doc(f"With `{THREAD_UNSUPPORTED}`.")] = UNSET
 
 
-class MessagesErrorDetail(BaseModel):
+class MessagesErrorDetail(AnswerObject):
     """What went wrong."""
 
-    type: str = Field(description="Whose fault it is, in Anthropic's words.")
-    message: str = Field(description="What is wrong, in a sentence for people.")
-    details: MessagesErrorDetails | None = None
+    type: Annotated[str, doc("Whose fault it is, in Anthropic's words.")]
+    message: Annotated[str, doc("What is wrong, in a sentence for people.")]
+    details: MessagesErrorDetails | UnsetType = UNSET
 
 
-class MessagesErrorBody(BaseModel):
-    """The body of every response that is not a success, and of the error event of a stream."""
+class MessagesErrorBody(AnswerObject, tag_field="type", tag="error"):
+    """The body of every response that is not a success, and the event that ends a failed stream."""
 
-    type: str = Field("error", description="Always this.")
     error: MessagesErrorDetail
-    request_id: str = Field(description="Under which the log has the request.")
+    request_id: Annotated[str, doc("Under which the log has the request.")]
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -83,12 +86,14 @@ def error_frame(error: ApiError, request_id: str) -> bytes:
 def error_body(error: ApiError, request_id: str) -> bytes:
     """The error as JSON, in ASCII."""
     kind = next(name for kind, name in _TYPES.items() if isinstance(error, kind))
-    details: dict[str, object] = {"error_code": error.code, "param": error.param}
-    if error.code == THREAD_UNSUPPORTED:
-        details["unsupported"] = [error.param]
-    said = {name: value for name, value in details.items() if value is not None}
-    detail = {"type": kind, "message": _message(error), **({"details": said} if said else {})}
-    return json.dumps({"type": "error", "error": detail, "request_id": request_id}).encode()
+    details = MessagesErrorDetails(
+        error_code=error.code or UNSET,
+        param=error.param or UNSET,
+        unsupported=[error.param or ""] if error.code == THREAD_UNSUPPORTED else UNSET,
+    )
+    has_details = details != MessagesErrorDetails()
+    detail = MessagesErrorDetail(type=kind, message=_message(error), details=details if has_details else UNSET)
+    return json.dumps(to_builtins(MessagesErrorBody(error=detail, request_id=request_id))).encode()
 
 
 def _message(error: ApiError) -> str:

@@ -1,4 +1,4 @@
-"""The requests of POST /v1/messages and POST /v1/messages/count_tokens."""
+"""The bodies of POST /v1/messages and POST /v1/messages/count_tokens, and what they ask for."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.decoding import StopString
-from server.api.fields.generation import ConversationFields, OneAnswerFields
+from server.api.fields.generation import ConversationFields, OneAnswerFields, generation_fields
 from server.api.fields.rules import (
     SUPPORTED_ONLY,
     EchoedModel,
@@ -20,15 +20,23 @@ from server.api.fields.rules import (
     tag_by_type,
 )
 from server.api.fields.structured import FORMS
-from server.api.messages.blocks import CacheControl, InputMessage, SystemText, ToolUseBlock, cache_control
+from server.api.messages.blocks import CacheControl, InputMessage, SystemText, ToolUseBlock, cache_control, text_of
+from server.api.messages.history import History
 from server.api.messages.tools import MessagesToolFields
 from server.generation.constraints.constraint import Constraint
 from server.generation.constraints.json_text import LooseJson
+from server.generation.request import Conversation, GenerationRequest
 from server.generation.settings import MAX_STOPS
 
 THREAD_UNSUPPORTED = "thread_unsupported_request"
 """Of this code, clients send their whole history instead."""
 _KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+_PATHS = {
+    "prompt": "messages",
+    "reasoning_effort": "output_config.effort",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "messages[].tool_calls[].function.arguments": "messages[].content[].input",
+}
 
 Display = Literal["summarized", "omitted"]
 
@@ -215,3 +223,39 @@ class CountTokensRequest(MessagesFields):
     """A conversation of which the tokens are counted."""
 
     max_tokens: int | None = no_effect("Nothing is generated.", ge=0)
+
+
+def messages_intent(body: MessagesFields) -> GenerationRequest:
+    """The body's fields as a request."""
+    history = History.of("" if body.system is None else text_of(body.system), body.messages, body.tool_names)
+    tools = body.tool_use(history.loaded)
+    effort = None if body.output_config is None else body.output_config.effort
+    conversation = Conversation(
+        messages=tuple(history.messages),
+        tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
+        variables=body.chat_template_kwargs or {},
+        effort=effort,
+        thinks=None if body.thinking is None else not isinstance(body.thinking, ThinkingOff),
+        open_turn=not body.continues,
+        continue_last=body.continues,
+    )
+    budget, budget_path = body.thinking_token_budget, "thinking_token_budget"
+    if isinstance(body.thinking, ThinkingOn):
+        budget, budget_path = body.thinking.budget_tokens, "thinking.budget_tokens"
+    stop = "stop" if body.stop_sequences is None else "stop_sequences"
+    paths = {
+        **_PATHS,
+        "continue_last": f"messages[{len(body.messages) - 1}]",
+        "thinking_budget": budget_path,
+        "stop": stop,
+        **history.paths,
+    }
+    fields = generation_fields(body, paths, body.constraint)
+    return GenerationRequest(
+        **{**fields, "notices": (*fields["notices"], *history.notices)},
+        id_prefix="msg_",
+        prompts=(conversation,),
+        tools=tools,
+        thinking_budget=budget,
+        max_tokens=body.max_tokens if isinstance(body, MessagesRequest) else None,
+    )

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from server.api.messages.arguments import as_written
+from server.api.messages.answer import as_written
 from server.errors import RequestTimeoutError
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of, says
