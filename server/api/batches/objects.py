@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from server.api.fields.account import Metadata
+from server.api.fields.openai import Metadata
 from server.api.fields.rules import RequestModel
 from server.api.files.upload import ExpiresAfter
 from server.api.openai.objects import ResponseModel

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from server.api.fields.account import AccountFields
 from server.api.fields.messages import Content, Message, text_of
-from server.api.fields.openai import SamplingFields, shared_fields
+from server.api.fields.openai import AccountFields, SamplingFields, shared_fields
 from server.api.fields.reasoning import ReasoningFields
 from server.api.fields.rules import (
     SUPPORTED_ONLY,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.completions.schema import TokenIds
-from server.api.fields.conversation import ConversationFields
+from server.api.fields.messages import ConversationFields
 from server.api.fields.pooling import PoolingFields
 from server.api.fields.rules import problem, related, shape
 from server.api.openai.numbers import PromptUsage

@@ -5,11 +5,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from server.api.fields.decoding import DecodingFields
+from server.api.fields.decoding import DecodingFields, settings_of
 from server.api.fields.foreign import ForeignFields, own_id
 from server.api.fields.rules import Refused, RequestModel, hint, problem, refused, related, same_as
 from server.api.fields.structured import StructuredFields
-from server.api.fields.wire import settings_of
 from server.generation.constraints.constraint import Constraint
 from server.generation.constraints.json_text import LooseJson
 from server.generation.settings import MAX_CANDIDATES, BeamSearchSettings, DecodingSettings

@@ -1,13 +1,14 @@
 """Messages of a conversation, as OpenAI's chat completions have them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import EchoedModel, Refused, hint, problem, refused, shape
+from server.api.fields.rules import EchoedModel, Refused, RequestModel, hint, problem, refused, related, shape
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
+from server.generation.request import Conversation
 from server.generation.tools import CUSTOM_INPUT
 from server.http.strict_json import parse_json
 
@@ -180,3 +181,37 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
 
 def _function_for_template(call: FunctionCall) -> dict[str, Any]:
     return {"name": call.name, "arguments": arguments_of(call.arguments)}
+
+
+class ConversationFields(RequestModel):
+    """A conversation, and how the model's chat template writes it."""
+
+    messages: list[Message] | None = Field(
+        None, min_length=1, fail_fast=True, description="A conversation, as in chat completions."
+    )
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="Of messages: open the assistant's turn. `/tokenize` does by default, `/v1/embeddings` does not.",
+        json_schema_extra=related(requires=["messages"]),
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Of messages: leave the last one open.",
+        json_schema_extra=related(requires=["messages"], excludes=["add_generation_prompt"]),
+    )  # fmt: skip
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Of messages: variables that the chat template knows.",
+        json_schema_extra=related(requires=["messages"]),
+    )  # fmt: skip
+
+    def conversation(self, *, opens_turn: bool, tools: Sequence[Mapping[str, Any]] = ()) -> Conversation | None:
+        """What the fields say; None without messages. `opens_turn` is the default of `add_generation_prompt`."""
+        if self.messages is None:
+            return None
+        is_open = opens_turn if self.add_generation_prompt is None else self.add_generation_prompt
+        return Conversation(
+            messages=tuple(message.for_template() for message in self.messages),
+            tools=tools,
+            variables=self.chat_template_kwargs or {},
+            open_turn=is_open and not self.continue_final_message,
+            continue_last=bool(self.continue_final_message),
+        )

@@ -4,9 +4,9 @@ from typing import Any
 
 from pydantic import Field
 
-from server.api.fields.account import EndUser
 from server.api.fields.foreign import ForeignHints, own_id
 from server.api.fields.generation import MODEL
+from server.api.fields.openai import EndUser
 from server.api.fields.rules import hint, no_effect
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from server.api.dialect import Dialect
 from server.api.endpoint import body_as
-from server.api.fields.account import Metadata
+from server.api.fields.openai import Metadata
 from server.api.fields.rules import RequestModel
 from server.api.intake import IntakeContext
 from server.api.openai.pages import list_of, query_of

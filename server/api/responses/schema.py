@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.account import AccountFields, EndUser
 from server.api.fields.generation import MODEL, ConversationFields, OneAnswerFields, ReasoningEffort
+from server.api.fields.openai import AccountFields, EndUser
 from server.api.fields.rules import (
     Opaque,
     OpaqueList,

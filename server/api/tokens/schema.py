@@ -4,8 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from server.api.fields.conversation import ConversationFields
 from server.api.fields.decoding import TokenId
+from server.api.fields.messages import ConversationFields
 from server.api.fields.rules import RequestModel, problem, related
 from server.api.fields.tools import MAX_TOOLS, AnyTool
 from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
