@@ -1,4 +1,4 @@
-"""All that the server speaks: each line is an API with its routes."""
+"""All APIs that the server speaks, and where their paths lead."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -46,7 +46,7 @@ DIALECTS: Sequence[Dialect] = (
 
 
 def error_writers(dialects: Sequence[Dialect]) -> Callable[[str], ErrorWriter]:
-    """From a path to what writes its errors."""
+    """From a path to the function that writes its errors."""
     find = by_path(dialects)
     return lambda path: find(path).errors
 
@@ -64,14 +64,14 @@ def websocket_paths(dialects: Sequence[Dialect]) -> Sequence[str]:
 
 
 def by_path(dialects: Sequence[Dialect]) -> Callable[[str], Dialect]:
-    """From a path to its dialect: one of OpenAI's forms where the path belongs to nobody."""
+    """From a path to its dialect; an unknown path gets a dialect with OpenAI's errors."""
     known = _by_route(dialects)
-    nobody = Dialect(APIRouter())
+    default = Dialect(APIRouter())
 
     def of(path: str) -> Dialect:
         while path not in known and "/" in path:
             path = path.rpartition("/")[0]
-        return known.get(path, nobody)
+        return known.get(path, default)
 
     return of
 

@@ -61,14 +61,14 @@ def streamed(chunk: type[BaseModel], end: str = ", then `[DONE]`") -> dict[str, 
 
 
 def takes(*bodies: type[BaseModel]) -> dict[str, Any]:
-    """For a route's `openapi_extra`: its body, which it reads by itself, and which has one of several forms."""
+    """A route's `openapi_extra`: its body, in one of several forms, which the route reads by itself."""
     forms = [{"$ref": _REFERENCES.format(model=body.__name__)} for body in bodies]
     schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def takes_form(body: type[BaseModel]) -> dict[str, Any]:
-    """The same of a form; its fields `a[b]` are an object `a` in the schema."""
+    """A route's `openapi_extra` for a body that is a form; its fields `a[b]` are an object `a` in the schema."""
     form: dict[str, Any] = {"schema": {"$ref": _REFERENCES.format(model=body.__name__)}}
     objects = [name for name, field in body.model_json_schema()["properties"].items() if "$ref" in str(field)]
     form["encoding"] = {name: {"style": "deepObject", "explode": True} for name in objects}

@@ -149,7 +149,7 @@ class PromptPart:
 
     @cached_property
     def reports(self) -> dict[str, Any]:
-        """What else a choice of a whole answer reports of the prompt."""
+        """The properties of a choice of a whole answer that report the prompt."""
         reports: dict[str, Any] = {}
         if self._options.return_token_ids:
             reports["prompt_token_ids"] = msgspec.Raw(msgspec.json.encode(self._prompt.request.prompt))
@@ -171,7 +171,7 @@ class PromptPart:
 
 
 def _joined(before: bytes, values: Sequence[Any]) -> msgspec.Raw:
-    """A list as JSON that goes on with these values."""
+    """An encoded list, continued with these values."""
     comma = b"," if values and before != b"[]" else b""
     return msgspec.Raw(before[:-1] + comma + msgspec.json.encode(values)[1:])
 
@@ -274,7 +274,7 @@ class CompletionAnswer(OpenAIAnswer):
 
 
 def best_choices(choices: Sequence[WholeChoice], generated: int, wanted: int) -> Sequence[WholeChoice]:
-    """Of so many choices generated for each prompt the wanted ones, those of the highest logprob per token first.
+    """The `wanted` best of each prompt's `generated` choices, by their mean logprob per token, best first.
 
     The lower index comes first among equals. If all are wanted, they stay in their order, as in a stream.
     """

@@ -18,7 +18,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class GenerationFields(StructuredFields, DecodingFields, ForeignFields):
-    """These, with the extensions under vLLM's names."""
+    """Fields of every API that generates, with the extensions under vLLM's names."""
 
     model: str | None = Field(None, description=MODEL)
     seed: int | None = Field(
@@ -77,7 +77,7 @@ class ConversationFields(RequestModel):
 
 
 class OneAnswerFields(GenerationFields):
-    """Those of an API whose answers have one choice."""
+    """Fields of an API whose answers have one choice."""
 
     request_id: str | None = own_id()
 
@@ -92,7 +92,7 @@ class OneAnswerFields(GenerationFields):
 
 
 def generation_fields(body: GenerationFields, paths: dict[str, str], constraint: Constraint | None) -> dict[str, Any]:
-    """What of a GenerationRequest these say; `paths` and `constraint` are those of the API."""
+    """The fields of a GenerationRequest that every API sets alike, given its `paths` and `constraint`."""
     return {
         "model": body.model,
         "decoding": settings_of(DecodingSettings, body, stop=body.stop_strings, beam_search=body.beams),

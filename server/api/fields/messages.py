@@ -48,9 +48,9 @@ def text_of(content: str | Sequence[TextPart] | None) -> str:
 
 
 def arguments_of(text: str) -> Any:
-    """What the text of a call's arguments stands for: an object, which templates want to write themselves.
+    """The arguments of a call as an object, because templates write it themselves.
 
-    What is no object (a model was cut off, or wrote no JSON) stays the text that it is: the conversation goes on.
+    A text that is no JSON object (a model was cut off, or wrote something else) stays a text.
     """
     if not text:
         return {}
@@ -204,7 +204,7 @@ class ConversationFields(RequestModel):
     )  # fmt: skip
 
     def conversation(self, *, opens_turn: bool, tools: Sequence[Mapping[str, Any]] = ()) -> Conversation | None:
-        """What the fields say; None without messages. `opens_turn` is the default of `add_generation_prompt`."""
+        """The conversation; None without messages. `opens_turn` is the default of `add_generation_prompt`."""
         if self.messages is None:
             return None
         is_open = opens_turn if self.add_generation_prompt is None else self.add_generation_prompt

@@ -101,7 +101,7 @@ class ReasoningFields(ConversationFields):
 
     @cached_property
     def wishes(self) -> Mapping[str, tuple[str, Any]]:
-        """By the pipeline's names, the client's name of each wish that it has, and the wish."""
+        """By the pipeline's names: the client's name of each wish, and the wish."""
         first: dict[str, tuple[str, Any]] = {}
         for name, path, value in self._wishes():
             if value is not None:
@@ -110,7 +110,7 @@ class ReasoningFields(ConversationFields):
 
     @property
     def is_separate(self) -> bool:
-        """Whether the reasoning is told apart from the content."""
+        """Whether the reasoning is returned separately from the content."""
         return self.wishes.get("separates_reasoning", ("", True))[1] is True
 
     @property

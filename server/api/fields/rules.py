@@ -2,13 +2,13 @@
 
 A server that is lenient (`--lenient`) reports unknown names instead, where an answer can report them.
 
-How a field is treated stands in its JSON schema under `x-support`, from which /v1/capabilities is made: "honoured"
-(where nothing stands), "no_effect" (accepted, cannot change the output), "hint" (left out where it means nothing here,
-and reported with the reason `x-hint`), "refused" (only values that ask for nothing are accepted). `x-requires` and
-`x-excludes` name fields that it needs or that it cannot go together with, which is checked here; the latter stands on
-one of the two. `x-off` lists values, besides null, false and what is empty, that ask for nothing; a field with `x-on`
-asks for something if it is false. `x-same-as` names the field that this one is another server's name of. `x-default` is
-the default of an API that does not take the model's.
+The JSON schema of a field says how it is treated, and /v1/capabilities is made from it:
+- `x-support`: "honoured" (the default), "no_effect" (accepted, cannot change the output), "hint" (ignored where it does
+  not apply, and reported with the reason `x-hint`), or "refused" (only values that ask for nothing are accepted);
+- `x-requires`, `x-excludes`: fields that it needs, and fields that it excludes (named on one of the two), checked here;
+- `x-off`: values, besides null, false and empty ones, that ask for nothing; with `x-on`, false asks for something;
+- `x-same-as`: the field that this one is another server's name of;
+- `x-default`: the default of an API that does not take the model's.
 """
 
 import difflib
@@ -116,7 +116,7 @@ class RequestModel(BaseModel):
         return name, None
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
-        """What of the model is a hint that is not followed, at any depth. `path` is where the model stands."""
+        """Hints that are ignored, and unknown fields, at any depth. `path` is the path of this object."""
         given = self.model_fields_set
         for name, relations in relations_of(type(self)).items():  # in their order, which a set of names does not have
             if name not in given:
@@ -132,7 +132,7 @@ class RequestModel(BaseModel):
 
 
 class EchoedModel(RequestModel):
-    """What clients send back as they got it, from this server or another: what is unknown in it is left out."""
+    """An object that clients send back as they got it, from this server or another: unknown fields are ignored."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
     takes_unknown = True
@@ -153,13 +153,13 @@ def _left_out_of(value: object, path: str) -> Iterator[Notice]:
 
 @dataclass(frozen=True, slots=True)
 class Relations:
-    """What the schema of a field says of other fields, and of the values that ask for nothing."""
+    """How a field relates to others, and which of its values ask for nothing."""
 
     requires: Sequence[str]
     excludes: Sequence[str]
     off: Sequence[object]
     hint: str
-    """Why it is left out, where it is a hint."""
+    """Why it is ignored, where it is a hint."""
     is_on: bool
     """Whether the field is on by default, so that false asks for something."""
     same_as: str
@@ -174,7 +174,7 @@ def names_of(model: type[RequestModel]) -> Sequence[str]:
 
 @cache
 def relations_of(model: type[RequestModel]) -> Mapping[str, Relations]:
-    """Those of all fields of a model; other fields that the model does not have are left out."""
+    """The relations of each field of a model. Fields that the model does not have are ignored."""
     fields = model.model_fields
 
     def read(extra: object) -> Relations:
@@ -190,7 +190,7 @@ def relations_of(model: type[RequestModel]) -> Mapping[str, Relations]:
 
 @cache
 def other_names_of(model: type[RequestModel]) -> Mapping[str, Sequence[str]]:
-    """By the name of a field, those fields of a model that are other servers' names of it."""
+    """By the name of a field, the fields of a model that are other servers' names of it."""
     others: dict[str, list[str]] = {}
     for name, relations in relations_of(model).items():
         if relations.same_as:
@@ -210,7 +210,7 @@ def not_together(name: str, other: str) -> PydanticCustomError:
 
 
 def _only(code: str) -> WrapValidator:
-    """Whatever the annotated type does not accept is refused with this code."""
+    """Refuse with this code what the annotated type does not accept."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -224,7 +224,7 @@ def _only(code: str) -> WrapValidator:
 SUPPORTED_ONLY = _only("unsupported_parameter")
 """Wraps a type that has only the values of a field that ask for nothing."""
 SUPPORTED_VALUES_ONLY = _only("unsupported_value")
-"""Wraps a type that has only those of a field's values that this server can honour."""
+"""Wraps a type that has only the values of a field that this server can honour."""
 
 Refused = Annotated[None, SUPPORTED_ONLY]
 """A field of the API that this server does not support in any way."""
@@ -259,7 +259,7 @@ def no_effect(description: str, **limits: Any) -> Any:
 
 
 def hint(description: str, reason: str, *, off: Sequence[object] = (), on: bool = False) -> Any:
-    """The default of a field that is left out, and reported with this reason if it asks for anything."""
+    """The default of a field that is ignored, and reported with this reason if it asks for anything."""
     extra = {"x-support": "hint", "x-hint": reason, **related(off=off, on=on)}
     return Field(None, description=description, json_schema_extra=extra)
 
@@ -305,7 +305,7 @@ def shape(value: object) -> str | None:
 def tag_by_type(otherwise: str) -> Callable[[object], str]:
     """Tags of a union of objects that differ in their `type`, for pydantic's Discriminator.
 
-    What is no object gets the tag of the type `otherwise`, and is refused as that.
+    A value that is no object gets the tag of the type `otherwise`, and is refused as such.
     """
 
     def tag(value: object) -> str:

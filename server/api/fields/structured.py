@@ -1,4 +1,4 @@
-"""Fields that hold an answer to a form, and what they ask for."""
+"""Structured output: the fields that ask for it, and the constraints that they ask for."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from server.generation.constraints.structural_tag import StructuralTag
 from server.generation.constraints.texts import Choice, Regex
 
 MAX_TEXT = 1 << 20
-"""Characters of an expression or a grammar; what it may cost is bounded elsewhere."""
+"""Characters of an expression or a grammar; its cost is bounded elsewhere."""
 FORMS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("json_schema", "regex", "grammar", "ebnf"),
@@ -137,7 +137,7 @@ def _form(name: str, description: str, **limits: Any) -> Any:
 
 
 class StructuredFields(RequestModel):
-    """What holds an answer to a form, by OpenAI's name and those of vLLM, SGLang and llama.cpp, old ones included."""
+    """Structured output by the names of OpenAI, vLLM, SGLang and llama.cpp, including old ones."""
 
     response_format: ResponseFormat | None = _form(
         "response_format", "Hold the answer to a form; any text by default.", examples=[{"type": "json_object"}]
@@ -185,7 +185,7 @@ def _of_format(asked: JsonObjectBySchema | JsonSchemaFormat | StructuralTagForma
 
 
 def constraint_of_schema(named: NamedSchema, path: str) -> Constraint:
-    """What a schema asks for that stands at this path. Raises ConstraintError."""
+    """The constraint of a schema at this path. Raises ConstraintError."""
     if named.schema_ is None:
         return JsonObject()
     return JsonSchema(named.schema_, path) if named.strict else LooseJson.read(named.schema_, path)
@@ -216,7 +216,7 @@ def _whitespace(asked: StructuredOutputs, path: str) -> Whitespace:
 
 
 def _grammar(text: str, path: str) -> Constraint:
-    """In which of the two languages it is written, its first rule tells."""
+    """The first rule shows which of the two languages it is in."""
     return Gbnf(text, path) if "::=" in text else Lark(text, path)
 
 
@@ -249,4 +249,4 @@ _CONSTRAINTS: Mapping[str, Callable[[Any, str], Constraint]] = {
     "grammar": _grammar,
     "ebnf": Gbnf,
 }
-"""By the field that asks for it: what it means, given its value and its name. May raise ConstraintError."""
+"""By field: makes the constraint from its value and its name. May raise ConstraintError."""

@@ -27,7 +27,7 @@ class FunctionDefinition(RequestModel):
     )
 
     def tool(self, path: str) -> Tool:
-        """For the pipeline; `path` is where it stands."""
+        """The tool for the pipeline; `path` is its path in the request."""
         parameters = NO_ARGUMENTS if self.parameters is None else self.parameters
         return Tool(self.name, self.description, parameters, bool(self.strict), path=f"{path}.parameters")
 

@@ -212,7 +212,7 @@ class MessageStop(AnswerObject, tag_field="type", tag="message_stop"):
 MessageEvent = (
     MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesErrorBody
 )
-"""An event of a streamed message; its `type` stands in the `event:` line as well."""
+"""An event of a streamed message; its `type` is in the `event:` line as well."""
 
 
 class TokenCount(AnswerObject):

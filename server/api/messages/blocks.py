@@ -1,4 +1,4 @@
-"""Messages as Anthropic's API has them: texts, or lists of blocks. What is unknown in them is left out and reported."""
+"""Messages in Anthropic's API: texts, or lists of blocks. Unknown fields in them are ignored and reported."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Iterator, Sequence

@@ -36,7 +36,7 @@ _TYPES: dict[type[ApiError], str] = {
 }
 _NOT_PERMITTED = frozenset({"unknown_parameter", "unsupported_parameter"})
 _NEEDED = frozenset(name for name, field in MessagesRequest.model_fields.items() if field.is_required())
-"""Fields of which no client can be told to leave them out."""
+"""Required fields, which no error asks a client to leave out."""
 
 
 class MessagesErrorDetails(AnswerObject):

@@ -16,19 +16,19 @@ class History:
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     """As templates take them."""
     paths: dict[str, str] = field(default_factory=dict)
-    """From where something stands in these to where the client finds it."""
+    """Paths in the client's request, by paths in these messages."""
     tools: Collection[str] = ()
-    """Names of those that there are."""
+    """The names of all tools."""
     loaded: set[str] = field(default_factory=set)
-    """Those of them that results have named."""
+    """The names of tools that results have loaded."""
     notices: list[Notice] = field(default_factory=list)
-    """What was left out."""
+    """What was ignored."""
     _calls: Sequence[str] = field(default=(), init=False)
-    """Ids of the calls that were made last."""
+    """Ids of the calls of the last message that has any."""
 
     @classmethod
     def of(cls, system: str, messages: Sequence[InputMessage], tools: Collection[str]) -> "History":
-        """That of a request with tools of these names."""
+        """The history of a request with tools of these names."""
         history = cls(tools=tools)
         if system:
             history.messages.append({"role": "system", "content": system})
@@ -56,8 +56,8 @@ class History:
         self.messages.append({**shown, "content": message.text})
 
     def _add_other(self, message: InputMessage, path: str) -> None:
-        """Results first, since templates have them follow the calls, and in the order of the calls, since not all
-        templates show which is which.
+        """Add the results first, because templates expect them after the calls, and in the order of the calls, because
+        not all templates show which result belongs to which call.
         """
         results = [block for block in message.blocks if isinstance(block, ToolResultBlock)]
         for place, block in enumerate(message.blocks):

@@ -1,4 +1,4 @@
-"""Tools as Anthropic's API has them."""
+"""Tools in Anthropic's API."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -36,13 +36,13 @@ class SchemaTool(RequestModel):
     allowed_callers: list[str] | None = hint("Who may call it.", "Only the model calls tools.", off=[["direct"]])
 
     def tool(self, path: str) -> Tool:
-        """For the pipeline; `path` is where it stands."""
+        """The tool for the pipeline; `path` is its path in the request."""
         path = f"{path}.input_schema"
         return Tool(self.name, self.description, self.input_schema, bool(self.strict), path=path)
 
 
 class AnthropicTool(EchoedModel):
-    """A tool of Anthropic's own, which comes without a schema: left out and reported."""
+    """A tool of Anthropic's own, without a schema: ignored and reported."""
 
     type: str = Field(description="Such as `web_search_20250305`.")
     name: str | None = None
@@ -109,7 +109,7 @@ ToolChoice = Annotated[
 
 
 class MessagesToolFields(RequestModel):
-    """Which tools there are, and which are to be called."""
+    """The tools, and which of them to call."""
 
     tools: list[AnyTool] | None = Field(
         None, max_length=MAX_TOOLS, fail_fast=True, description="Tools that the model may call.",
@@ -134,7 +134,7 @@ class MessagesToolFields(RequestModel):
         return self
 
     def _check_choice(self, choice: AnyChoice | NamedChoice, names: Collection[str]) -> None:
-        """Refuses to call what there is not."""
+        """Refuse a choice of tools that do not exist."""
         if isinstance(choice, AnyChoice):
             if not names:
                 message = "Invalid '{path}': there is no tool that could be called."
@@ -148,7 +148,7 @@ class MessagesToolFields(RequestModel):
 
     @property
     def tool_names(self) -> Collection[str]:
-        """Of the tools that there are, deferred or not."""
+        """The names of all tools, deferred or not."""
         return {tool.name for _, tool in self._with_schema}
 
     @property
@@ -156,7 +156,7 @@ class MessagesToolFields(RequestModel):
         return [(index, tool) for index, tool in enumerate(self.tools or ()) if isinstance(tool, SchemaTool)]
 
     def tool_use(self, loaded: Collection[str]) -> ToolUse | None:
-        """What the answer may call, given the tools that results have named; None: nothing.
+        """The tools that the answer may call, given those that results have named; None: none.
 
         Raises InvalidRequestError if it has to call one and there is none.
         """

@@ -1,4 +1,4 @@
-"""What requests without a body ask for, and lists of which they get a page at a time."""
+"""Query parameters, and lists that are returned a page at a time."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
@@ -14,7 +14,7 @@ Fields = Mapping[str, Any]
 
 
 class Query(RequestModel):
-    """The query of a request: its values are texts."""
+    """Query parameters, whose values are texts."""
 
     model_config = ConfigDict(strict=False)
 
@@ -23,7 +23,7 @@ class Query(RequestModel):
 
 
 class ListQuery(Query):
-    """Which of a list to get."""
+    """Which page of a list to get."""
 
     limit: int = Field(20, ge=1, le=100, description="So many.")
     order: Literal["asc", "desc"] = Field("desc", description="Newest first, or oldest.")
@@ -35,7 +35,7 @@ _Item = TypeVar("_Item")
 
 
 def query_of(schema: type[_Query], request: Request) -> _Query:
-    """What the request's query says. Raises InvalidRequestError."""
+    """The query of a request, validated. Raises InvalidRequestError."""
     values: dict[str, Any] = {}
     for key, value in request.query_params.multi_items():
         name = key.removesuffix("[]")
@@ -52,9 +52,9 @@ def query_of(schema: type[_Query], request: Request) -> _Query:
 def select(
     items: Sequence[_Item], asked: ListQuery, ids_of: Callable[[_Item], Collection[str]]
 ) -> tuple[Sequence[_Item], bool]:
-    """Those of a page, of items that are given oldest first, and whether there are more behind it.
+    """The items of a page, and whether there are more after it; `items` are oldest first.
 
-    Where several have the id that the page is to be behind, it is behind all of them. Raises InvalidRequestError.
+    Where several items have the id `after`, the page begins after the last of them. Raises InvalidRequestError.
     """
     ordered = list(items) if asked.order == "asc" else list(reversed(items))
     if asked.after is not None:
@@ -66,7 +66,7 @@ def select(
 
 
 def no_such_item(asked: ListQuery) -> InvalidRequestError:
-    """The error for a page behind what is not in the list."""
+    """The error for a page after an item that is not in the list."""
     message = f"Invalid 'after': there is no item '{shorten(asked.after or '')}' in the list."
     return InvalidRequestError(message, param="after", code="invalid_value")
 
