@@ -99,7 +99,7 @@ def _build(app: FastAPI, dialects: Sequence[Dialect]) -> dict[str, Any]:
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop(_NEVER_SENT, None)
-    schemas: dict[str, Any] = document["components"]["schemas"]
+    schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     bodies = [(body, "validation") for dialect in dialects for body in dialect.requests.values()]
