@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn, cast
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from pydantic_core import from_json
 
 from scheduler.interface import BeamScore
@@ -15,7 +15,7 @@ from server.api.generation_api import Answering
 from server.api.messages.blocks import signature_of
 from server.api.messages.errors import MessagesErrorBody, error_frame
 from server.api.messages.schema import MessagesRequest, ThinkingOff
-from server.api.openai.answer import CACHE_WRITTEN, score_of
+from server.api.openai.answer import CACHE_WRITTEN, CumulativeLogprob, Score, Verification, score_of
 from server.errors import ApiError
 from server.generation.events import (
     ChoiceEnd,
@@ -38,7 +38,6 @@ _STOP_REASON = (
     "`stop_token_ids`; `max_tokens`; `model_context_window_exceeded`: the context had no room for `max_tokens`."
 )
 _STOP_SEQUENCE = "What ended the output; the text of a token."
-_RANKED = "Extension, of beam search: what the answer was ranked by."
 
 
 class AnsweredText(AnswerObject, tag_field="type", tag="text"):
@@ -118,15 +117,9 @@ class AnsweredMessage(AnswerObject):
     usage: MessageUsage
     system_fingerprint: Annotated[str, doc("Extension: changes whenever the answer to the same request may.")]
     seed: Annotated[int, doc("Extension: the request's seed, or the one that was drawn for it.")]
-    verification: Annotated[
-        Literal["rejection", "typical"] | UnsetType,
-        doc(
-            "Extension, where the request asked for one of these: the answer is not the one that it would be "
-            "without speculation."
-        ),
-    ] = UNSET
-    score: Annotated[float | UnsetType, doc(_RANKED)] = UNSET
-    cumulative_logprob: Annotated[float | UnsetType, doc("Extension, of beam search.")] = UNSET
+    verification: Verification = UNSET
+    score: Score = UNSET
+    cumulative_logprob: CumulativeLogprob = UNSET
     warnings: Warnings = UNSET
 
 
@@ -194,8 +187,8 @@ class MessageEnd(AnswerObject):
     stop_sequence: Annotated[str | None, doc(_STOP_SEQUENCE)] = None
     stop_details: Annotated[None, doc("Always null.")] = None
     container: Annotated[None, doc("Always null.")] = None
-    score: Annotated[float | UnsetType, doc(_RANKED)] = UNSET
-    cumulative_logprob: Annotated[float | UnsetType, doc("Extension, of beam search.")] = UNSET
+    score: Score = UNSET
+    cumulative_logprob: CumulativeLogprob = UNSET
 
 
 class MessageDelta(AnswerObject, tag_field="type", tag="message_delta"):

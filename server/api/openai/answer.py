@@ -36,6 +36,13 @@ StopReason = Annotated[
 ]
 Score = Annotated[float | UnsetType, doc("Extension, of beam search: what the choice was ranked by.")]
 CumulativeLogprob = Annotated[float | UnsetType, doc("Extension, of beam search, after bans and penalties.")]
+Verification = Annotated[
+    Literal["rejection", "typical"] | UnsetType,
+    doc(
+        "Extension, where the request asked for one of these: the answer is not the one that it would be "
+        "without speculation. After `rejection` it is of the same distribution, after `typical` of another."
+    ),
+]
 TokenSources = Annotated[
     Sequence[str] | UnsetType,
     doc(
@@ -89,13 +96,7 @@ class Envelope(AnswerObject):
     model: Annotated[str, doc("Name of the served model.")]
     system_fingerprint: Annotated[str, doc("Changes whenever the answer to the same request may.")]
     seed: Annotated[int, doc("Extension: the request's seed, or the one that was drawn for it.")]
-    verification: Annotated[
-        Literal["rejection", "typical"] | UnsetType,
-        doc(
-            "Extension, where the request asked for one of these: the answer is not the one that it would be "
-            "without speculation. After `rejection` it is of the same distribution, after `typical` of another."
-        ),
-    ] = UNSET
+    verification: Verification = UNSET
     warnings: Annotated[Sequence[Notice] | UnsetType, doc(f"{WARNINGS} Of a stream, in its first chunk.")] = UNSET
 
 
