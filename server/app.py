@@ -18,7 +18,7 @@ from server.api.dialects import DIALECTS, error_writers, short_paths, websocket_
 from server.api.intake import Intake
 from server.api.jobs import Jobs
 from server.api.openapi import install_openapi
-from server.api.responses.session import Websockets
+from server.api.responses.websocket import Websockets
 from server.api.services import Services
 from server.config import Settings
 from server.engine.client import EngineClient, EngineUnavailableError

@@ -24,7 +24,7 @@ from server.tenants.accounts import Accounts
 from server.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from server.api.responses.session import Websockets
+    from server.api.responses.websocket import Websockets
     from server.telemetry.traces import Traces
 
 _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})

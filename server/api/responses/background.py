@@ -1,22 +1,21 @@
-"""Responses that are made whether or not their clients wait for them, and after a restart of the server if need be."""
+"""Responses that are made whether or not their clients wait, and after a restart of the server if need be."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
 from server.api.endpoint import start_run
 from server.api.jobs import Work
 from server.api.responses import store
-from server.api.responses.following import Following
-from server.api.responses.intake import Occasion, TakenResponse, take_in_response
-from server.api.responses.intent import Found
-from server.api.responses.store import Origin
-from server.api.responses.stream import ResponseStream
-from server.api.responses.telling import Head, Telling, failure_of
+from server.api.responses.intent import PlannedResponse, plan_response
+from server.api.responses.references import IncomingBody, Occasion
+from server.api.responses.response_builder import ResponseBuilder, response_failure
+from server.api.responses.store import Found, Origin
+from server.api.responses.stream import EventReplay, ResponseStream
 from server.api.services import Services
 from server.engine.client import EngineUnavailableError
 from server.errors import RETRY_AFTER_S, ApiError, RateLimitError, UnavailableError
@@ -30,13 +29,23 @@ from server.telemetry.request_trace import RequestTrace, Sender
 _logger = logging.getLogger("samewise.jobs")
 
 
-class BackgroundResponse:
-    """One of them (a Job)."""
+async def start_response(
+    planned: PlannedResponse, record: RequestTrace, services: Services
+) -> tuple[Run, ResponseBuilder]:
+    """Start to make a response; returns its run, and what builds it from the run's events. Raises ApiError."""
+    fingerprint = await services.fingerprint.of(services.info())
+    run = await start_run(planned.plan, record, services)
+    return run, ResponseBuilder(planned.fields, fingerprint, services.tokenizer)
 
-    def __init__(self, run: Run, telling: Telling, origin: Origin, storage: Storage, record: RequestTrace) -> None:
-        self.telling = telling
-        self.followers: set[Following] = set()
-        self.num_told = 0
+
+class BackgroundResponse:
+    """A response in the background: a Job, and Replayable."""
+
+    def __init__(
+        self, run: Run, builder: ResponseBuilder, origin: Origin, storage: Storage, record: RequestTrace
+    ) -> None:
+        self.builder = builder
+        self.followers: set[EventReplay] = set()
         self.has_ended = False
         self._run = run
         self._origin = origin
@@ -44,31 +53,29 @@ class BackgroundResponse:
         self._record = record
         self._is_unwanted = False
         self._is_lost = False
-        """It could not be stored, and that is still to be written down."""
+        """It could not be stored, and its failure is not written down yet."""
         self._end = asyncio.Event()
-        self._stream = ResponseStream(run, telling, self._keep, self._report)
+        self._stream = ResponseStream(run, builder, self._keep, self._report)
         self._stream.begin()
-        self.num_told = len(self.frames)
+        self.num_ready = len(self.frames)
 
     @property
     def client(self) -> str:
-        """See Job."""
         return self._origin.client
 
     @property
     def frames(self) -> Sequence[bytes]:
-        """See Followed."""
         return self._stream.frames
 
     async def run(self) -> None:
-        """See Job."""
         try:
             while await self._stream.wait():
                 if self._is_unwanted:
                     await self._stream.cancel()
                 for _ in self._stream.take():
                     pass
-                self._told()
+                self.num_ready = len(self.frames)
+                self._wake()
         except UnavailableError as error:
             _logger.info("left for the next start: %s", error.message, extra=self._record.ids)
         finally:
@@ -78,24 +85,23 @@ class BackgroundResponse:
             await self._write_loss()
 
     def close(self) -> None:
-        """See Job."""
         self._run.close()
         self.has_ended = True
         self._end.set()
         self._wake()
 
     async def cancel(self) -> None:
-        """Make no more of it; returns when that is written down."""
+        """End it; returns when that is written down."""
         self._is_unwanted = True
         self._stream.wake()
         await self._end.wait()
 
-    async def _keep(self, telling: Telling, frames: Sequence[bytes]) -> bool:
-        """See Keep. What cannot be stored has failed: nothing else is left of it."""
+    async def _keep(self, builder: ResponseBuilder, frames: Sequence[bytes]) -> bool:
+        """A Keep. A response that cannot be stored has failed, because nothing else is left of it."""
         try:
-            await self._storage.run(lambda rows: store.fulfil(rows, telling.response(), self._origin, frames))
+            await self._storage.run(lambda rows: store.fulfil(rows, builder.response(), self._origin, frames))
         except NotStoredError as error:
-            telling.lose(report_of(error, self._record))
+            builder.lose(report_of(error, self._record))
             self._is_lost = True
             await self._write_loss()
             return False
@@ -103,45 +109,48 @@ class BackgroundResponse:
 
     async def _write_loss(self) -> None:
         try:
-            await self._storage.run(lambda rows: store.fulfil(rows, self.telling.response(), self._origin, ()))
+            await self._storage.run(lambda rows: store.fulfil(rows, self.builder.response(), self._origin, ()))
         except NotStoredError as error:
             _logger.info("its failure is not written down yet: %s", error.message, extra=self._record.ids)
         else:
             self._is_lost = False
 
     def _report(self, error: Exception) -> ApiError:
-        """A server that ends has not failed: the response is made when it is there again."""
+        """A Report. A server that stops has not failed: it makes the response after its restart."""
         if isinstance(error, UnavailableError):
             raise error
         return report_of(error, self._record)
-
-    def _told(self) -> None:
-        self.num_told = len(self.frames)
-        self._wake()
 
     def _wake(self) -> None:
         for follower in self.followers:
             follower.wake()
 
 
+def job_of(response_id: str, client: str, services: Services) -> BackgroundResponse | None:
+    """The client's response of this id, while it is made in the background."""
+    job = services.jobs.get(response_id, client)
+    return job if isinstance(job, BackgroundResponse) else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """All that it takes to make a response again, as it would have been."""
+    """All that it takes to make a response again, as it would have been. Stored as JSON."""
 
     body: str
     stored: Found | None
-    """What the body names."""
+    """The objects that the body refers to."""
     seed: int
     created: int
 
 
-def written_promise(body: bytes, found: Found | None, seed: int, created: int) -> bytes:
+def written_promise(incoming: IncomingBody, seed: int) -> bytes:
     """The promise of the response to this body."""
-    return msgspec.json.encode(_Promise(body.decode(), found, seed, created))
+    assert isinstance(incoming.found, Found), "its check would have failed"
+    return msgspec.json.encode(_Promise(incoming.body.decode(), incoming.found, seed, incoming.occasion.created))
 
 
 async def resume(services: Services) -> Work:
-    """Finds the responses that were promised before the server was started, to be made again. See Dialect."""
+    """Find the responses that were promised before the server was started, to be made again. See Dialect."""
     rows = await services.storage.run(store.unfinished)
     return lambda: _make_again(rows, services)
 
@@ -156,7 +165,7 @@ async def _make_again(rows: Sequence[Row], services: Services) -> None:
     for row in rows:
         try:
             await _resume(row, services)
-        except Exception:  # those behind it are made all the same
+        except Exception:  # the other responses are made all the same
             _logger.exception("a response was left as it is", extra={"response_id": row.id})
 
 
@@ -171,40 +180,30 @@ async def _resume(row: Row, services: Services) -> None:
             await asyncio.sleep(RETRY_AFTER_S)
             continue
         except UnavailableError:
-            return  # it ends again
-        except Exception as error:  # noqa: BLE001  (told to the client)
+            return  # the server stops again
+        except Exception as error:  # noqa: BLE001 - the response says it
             await _give_up(row, report_of(error, record), services)
         return
 
 
 async def _give_up(row: Row, error: ApiError, services: Services) -> None:
-    failure = failure_of(error)
+    failure = response_failure(error)
     await services.storage.run(lambda rows: store.give_up(rows, row.id, row.client, failure))
 
 
 async def _start_again(row: Row, record: RequestTrace, services: Services) -> None:
     promise = msgspec.json.decode(row.body, type=_Promise)
     occasion = Occasion(row.id, row.client, promise.created, Sender(row.client), promise.seed)
-    info, body = services.info(), promise.body.encode()
-    taken = await services.intake.run(
-        take_in_response, body, info, occasion, promise.stored, sender=occasion.sender, num_bytes=len(row.body)
-    )
-    assert isinstance(taken, TakenResponse), "all that it names is given"
-    head = await with_fingerprint(taken.head, services)
+    incoming = IncomingBody(promise.body.encode(), occasion, promise.stored or Found())
+    planned = await incoming.check(plan_response, services)
     if not await _is_promised(row, services):
         return
-    run = await start_run(taken.plan, record, services)
-    job = BackgroundResponse(run, Telling(head, services.tokenizer), taken.origin, services.storage, record)
+    run, builder = await start_response(planned, record, services)
+    job = BackgroundResponse(run, builder, planned.origin, services.storage, record)
     services.jobs.start(row.id, job)
-    if not await _is_promised(row, services):  # it was cancelled or deleted before there was a job to be told
+    if not await _is_promised(row, services):  # it was cancelled or deleted before the job could be found
         await job.cancel()
 
 
 async def _is_promised(row: Row, services: Services) -> bool:
     return await services.storage.run(lambda rows: store.is_promised(rows, row.id, row.client))
-
-
-async def with_fingerprint(head: Head, services: Services) -> Head:
-    """The head with the server's fingerprint."""
-    fingerprint = await services.fingerprint.of(services.info())
-    return replace(head, fields={**head.fields, "system_fingerprint": fingerprint})

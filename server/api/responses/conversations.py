@@ -4,7 +4,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,12 +18,11 @@ from server.api.intake import IntakeContext
 from server.api.openai.pages import list_of, query_of
 from server.api.openapi import documented_errors, takes
 from server.api.responses import store
-from server.api.responses.create import occasion_of, taken_in
-from server.api.responses.intake import Occasion, input_items
-from server.api.responses.intent import Found, References, stored_of
-from server.api.responses.items import InputItem, ReferenceItem
+from server.api.responses.intent import input_items
+from server.api.responses.items import InputItem
 from server.api.responses.objects import ConversationObject, Deleted, ItemList
-from server.api.responses.queries import ItemsQuery
+from server.api.responses.references import ItemNames, Lookup, Occasion, incoming_body, parsed
+from server.api.responses.schema import ItemsQuery
 from server.api.services import Services, ServicesDep
 from server.generation.notices import Notice, as_headers, as_warnings, to_report
 from server.http.middleware import record_of
@@ -63,38 +61,37 @@ class CreateItems(RequestModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
-    """A body that was taken in."""
+class _CheckedItems:
+    """A body with items that was checked."""
 
     items: Sequence[Fields]
     metadata: Mapping[str, str]
     notices: Sequence[Notice]
-    """What of it means nothing here."""
 
     def answered(self, value: Fields) -> Response:
-        """The answer of this value, with the warnings."""
+        """The answer with this value and the warnings."""
         return _json({**value, **as_warnings(self.notices)}, as_headers(self.notices))
 
 
 @router.post(_ALL, response_model=ConversationObject, responses=_ERRORS, openapi_extra=takes(CreateConversation))
 async def create_conversation(request: Request, services: ServicesDep) -> Response:
     """Begin a conversation."""
-    taken = await _taken(CreateConversation, request, services)
+    checked = await _checked(CreateConversation, request, services)
     client = record_of(request).client
     conversation_id = f"conv_{uuid.uuid4().hex}"
     made = {
         "id": conversation_id,
         "object": "conversation",
         "created_at": int(time.time()),
-        "metadata": taken.metadata,
+        "metadata": checked.metadata,
     }
 
     def keep(rows: Rows) -> None:
         store.keep_conversation(rows, made, client)
-        store.append(rows, conversation_id, taken.items, client)
+        store.append(rows, conversation_id, checked.items, client)
 
     await services.storage.run(keep)
-    return taken.answered(made)
+    return checked.answered(made)
 
 
 @router.get(_ONE, response_model=ConversationObject, responses=_ERRORS)
@@ -129,14 +126,14 @@ async def delete_conversation(conversation_id: str, request: Request, services: 
 @router.post(_ITEMS, response_model=ItemList, responses=_ERRORS, openapi_extra=takes(CreateItems))
 async def create_items(conversation_id: str, request: Request, services: ServicesDep) -> Response:
     """Add items to a conversation."""
-    taken = await _taken(CreateItems, request, services)
+    checked = await _checked(CreateItems, request, services)
     client = record_of(request).client
 
     def add(rows: Rows) -> Sequence[Fields]:
         store.find_conversation(rows, conversation_id, client)
-        return store.append(rows, conversation_id, taken.items, client)
+        return store.append(rows, conversation_id, checked.items, client)
 
-    return taken.answered(list_of(await services.storage.run(add)))
+    return checked.answered(list_of(await services.storage.run(add)))
 
 
 @router.get(_ITEMS, response_model=ItemList, responses=_ERRORS)
@@ -165,27 +162,27 @@ async def delete_item(conversation_id: str, item_id: str, request: Request, serv
     )
 
 
-def take_in_items(
-    schema: type[CreateConversation] | type[CreateItems],
+def check_items(
     context: IntakeContext,
     body: bytes,
     occasion: Occasion,
-    found: Found | None = None,
-) -> _Taken | References:
-    """What the body has; or, if it names items that are stored, and they are not given, the names. Raises ApiError."""
+    found: Lookup,
+    schema: type[CreateConversation] | type[CreateItems],
+) -> _CheckedItems:
+    """Check a body with items. Raises ApiError."""
     asked = context.validated(schema, body)
-    ids = [item.id for item in asked.items or () if isinstance(item, ReferenceItem)]
-    if ids and found is None:
-        return References(None, None, ids)
+    stored = parsed(found)
     notices = to_report(asked.left_out(), strict=context.settings.strict)
-    items = input_items(asked.items, stored_of(found), occasion.answer_id.partition("_")[2])
-    return _Taken(items, (asked.metadata if isinstance(asked, CreateConversation) else None) or {}, notices)
+    items = input_items(asked.items, stored, occasion.answer_id.partition("_")[2])
+    return _CheckedItems(items, (asked.metadata if isinstance(asked, CreateConversation) else None) or {}, notices)
 
 
-async def _taken(schema: type[CreateConversation] | type[CreateItems], request: Request, services: Services) -> _Taken:
-    body = await services.bodies.read_json(request)
-    taken, _ = await taken_in(partial(take_in_items, schema), body, occasion_of(request), services)
-    return taken
+async def _checked(
+    schema: type[CreateConversation] | type[CreateItems], request: Request, services: Services
+) -> _CheckedItems:
+    incoming = await incoming_body(request, services, ItemNames)
+    checked: _CheckedItems = await incoming.check(check_items, services, schema)
+    return checked
 
 
 def _json(value: Fields, headers: Mapping[str, str] | None = None) -> Response:

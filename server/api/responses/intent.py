@@ -1,20 +1,46 @@
-"""What the body of a response asks for, after the conversation that it goes on from."""
+"""From a body to a plan: its items as messages, its fields as a request. All of it runs where bodies are checked."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 from pydantic import TypeAdapter
 
 from server.api.fields.generation import generation_fields
-from server.api.responses.history import History
-from server.api.responses.items import AdditionalToolsItem, InputItem, ReferenceItem
-from server.api.responses.schema import CompactResponse, CreateResponse, InputFields, WindowFields
+from server.api.fields.messages import arguments_of
+from server.api.generation_api import refused_constraints
+from server.api.intake import IntakeContext
+from server.api.responses.items import (
+    AdditionalToolsItem,
+    CallOutputItem,
+    CompactionItem,
+    CustomCallItem,
+    FunctionCallItem,
+    HostedItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    ReferenceItem,
+    text_of,
+)
+from server.api.responses.references import Lookup, Occasion, Stored, parsed
+from server.api.responses.response_builder import ResponseFields, response_fields
+from server.api.responses.schema import (
+    CompactResponse,
+    CountInputTokens,
+    CreateEvent,
+    CreateResponse,
+    InputFields,
+    WindowFields,
+)
+from server.api.responses.store import Origin
 from server.api.responses.tools import Offer, QualifiedName, tool_use
-from server.errors import InvalidRequestError
+from server.errors import InvalidRequestError, shorten
+from server.generation.notices import as_headers, as_warnings
+from server.generation.planning.plan import Plan
 from server.generation.request import Conversation, GenerationRequest
+from server.generation.tools import CUSTOM_INPUT
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 _PATHS = {
@@ -27,64 +53,149 @@ _PATHS = {
     "messages[].role": "input",
     "messages[].tool_calls[].function.arguments": "input[].arguments",
 }
-"""What the pipeline's names are here."""
+"""The names of the pipeline's fields in this API."""
 _SUMMARIZE = (
     "Summarize this conversation, so that it can go on from your summary alone: what was asked for, what was decided "
     "and found out, and what is still to be done. Answer with nothing but the summary."
 )
+_SUMMARY = "Summary of the conversation so far:\n\n{summary}"
 
 
 @dataclass(frozen=True, slots=True)
-class References:
-    """What a body names that is stored."""
+class PlannedResponse:
+    """A request for a response, checked."""
 
-    response: str | None
-    conversation: str | None
-    items: Sequence[str] = ()
-
-    def __bool__(self) -> bool:
-        return self.response is not None or self.conversation is not None or bool(self.items)
+    plan: Plan
+    fields: ResponseFields
+    origin: Origin
+    is_background: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What was found for them, when it is read."""
-
-    context: Sequence[Mapping[str, Any]] = ()
-    """The items of the conversation so far."""
-    items: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Those that are named one by one, by their ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The same in JSON, as it lies in the storage: it is read where bodies are taken in, and keeps nobody waiting."""
-
-    context: Sequence[msgspec.Raw]
-    items: Mapping[str, msgspec.Raw]
-    num_bytes: int
-    """Of all this."""
+def plan_response(context: IntakeContext, body: bytes, occasion: Occasion, found: Lookup) -> PlannedResponse:
+    """Plan the response that a body asks for. Raises ApiError."""
+    asked = context.validated(CreateEvent if occasion.is_event else CreateResponse, body)
+    stored = parsed(found)
+    with refused_constraints():
+        request, names = _response_request(asked, stored, occasion)
+        plan = context.planner().plan(request)
+    is_kept = asked.is_stored or asked.conversation_id is not None or occasion.is_event
+    items = input_items(asked.input, stored, occasion.answer_id.partition("_")[2]) if is_kept else ()
+    origin = Origin(occasion.client, items, asked.conversation_id, asked.is_stored)
+    return PlannedResponse(
+        plan, response_fields(asked, plan, names, occasion.created), origin, is_background=bool(asked.background)
+    )
 
 
-def stored_of(found: Found | None) -> Stored:
-    """What it says; nothing if nothing was looked for."""
-    if found is None:
-        return Stored()
-    context = [json.loads(bytes(item)) for item in found.context]
-    return Stored(context, {name: json.loads(bytes(item)) for name, item in found.items.items()})
+def count_tokens(
+    context: IntakeContext, body: bytes, occasion: Occasion, found: Lookup
+) -> tuple[bytes, dict[str, str]]:
+    """Count the tokens of an input; returns the body of the answer and its headers. Raises ApiError."""
+    asked = context.validated(CountInputTokens, body)
+    stored, offer = parsed(found), _offer_of(asked)
+    history = _history_of(asked, stored, offer)
+    tool_use(offer, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
+    request = GenerationRequest(
+        model=asked.model,
+        prompts=(_conversation_of(history, asked, offer, {}),),
+        paths=_paths_of(history),
+        notices=tuple(asked.left_out()),
+    )
+    num_tokens, notices = context.planner().count(request)
+    answer = {"object": "response.input_tokens", "input_tokens": num_tokens, **as_warnings(notices)}
+    return msgspec.json.encode(answer), as_headers(notices)
 
 
-def references_of(body: WindowFields) -> References:
-    """What the body names that is stored."""
-    given = () if isinstance(body.input, str) else body.input or ()
-    ids = [item.id for item in given if isinstance(item, ReferenceItem)]
-    return References(body.previous_response_id, body.conversation_id, ids)
+def plan_compaction(context: IntakeContext, body: bytes, occasion: Occasion, found: Lookup) -> Plan:
+    """Plan the summary of a conversation. Raises ApiError."""
+    asked = context.validated(CompactResponse, body)
+    history = _history_of(asked, parsed(found), Offer())
+    history.add_text("user", _SUMMARIZE)
+    request = GenerationRequest(
+        model=asked.model,
+        id=occasion.answer_id,
+        prompts=(Conversation(messages=tuple(history.messages)),),
+        paths=_paths_of(history),
+        notices=tuple(asked.left_out()),
+    )
+    with refused_constraints():
+        return context.planner().plan(request)
 
 
-def history_of(body: WindowFields, stored: Stored, offer: Offer) -> History:
-    """The messages of the conversation; adds the tools that its items have to the offer.
+def input_items(given: str | Sequence[InputItem] | None, stored: Stored, suffix: str) -> Sequence[Mapping[str, Any]]:
+    """The items of an input as they are stored, each with an id that no other of them has."""
+    items: dict[str, Mapping[str, Any]] = {}
+    for index, item in enumerate(_sent(given)):
+        fields = stored.items[item.id] if isinstance(item, ReferenceItem) else item.model_dump(exclude_unset=True)
+        made = f"item_{suffix}{index:02x}"
+        own = fields.get("id") or made
+        item_id = made if own in items else own
+        items[item_id] = _as_stored({**fields, "id": item_id})
+    return list(items.values())
 
-    Raises InvalidRequestError if there is nothing in it.
+
+def _as_stored(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item as it is stored and listed: with its type and a status, and with its content in parts."""
+    kind = item.get("type") or "message"
+    stored = {**item, "type": kind}
+    if kind == "message" and isinstance(item["content"], str):
+        of_assistant = {"type": "output_text", "annotations": []}
+        part = of_assistant if item["role"] == "assistant" else {"type": "input_text"}
+        stored["content"] = [{**part, "text": item["content"]}]
+    if kind != "reasoning":
+        stored["status"] = item.get("status") or "completed"
+    return stored
+
+
+def _response_request(
+    body: CreateResponse, stored: Stored, occasion: Occasion
+) -> tuple[GenerationRequest, Mapping[str, QualifiedName]]:
+    """The body's fields as a request, and the client's names of the tools, by the model's names."""
+    offer = _offer_of(body)
+    history = _history_of(body, stored, offer)
+    wants_logprobs = "message.output_text.logprobs" in body.includes or bool(body.top_logprobs)
+    conversation = _conversation_of(history, body, offer, body.chat_template_kwargs or {})
+    request = GenerationRequest(
+        **generation_fields(body, _paths_of(history), body.constraint),
+        id=occasion.answer_id,
+        prompts=(replace(conversation, drops_oldest=body.truncation == "auto"),),
+        tools=tool_use(offer, body.tool_choice, is_parallel=body.parallel_tool_calls is not False),
+        thinking_budget=body.thinking_token_budget,
+        max_tokens=body.max_output_tokens,
+        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+    )
+    if request.seed is None:
+        request = replace(request, seed=occasion.seed)
+    if occasion.is_event:
+        request = replace(request, stream=True)
+    if isinstance(body, CreateEvent) and body.generate is False:
+        request = replace(request, max_tokens=0)
+    return request, offer.names
+
+
+def _offer_of(body: InputFields) -> Offer:
+    offer = Offer()
+    offer.add(body.tools or (), "tools")
+    return offer
+
+
+def _conversation_of(history: "History", body: InputFields, offer: Offer, variables: Mapping[str, Any]) -> Conversation:
+    shows_tools = body.tool_choice != "none"
+    return Conversation(
+        messages=tuple(history.messages),
+        tools=tuple(tool.for_template() for tool in offer.tools) if shows_tools else (),
+        variables=variables,
+        effort=None if body.reasoning is None else body.reasoning.effort,
+    )
+
+
+def _paths_of(history: "History") -> dict[str, str]:
+    return {**_PATHS, **history.paths}
+
+
+def _history_of(body: WindowFields, stored: Stored, offer: Offer) -> "History":
+    """The messages of the conversation; adds the tools that its items bring to the offer.
+
+    Raises InvalidRequestError if there is no message.
     """
     items = [*_earlier(body, stored), *_given(body, stored)]
     for path, item in items:
@@ -94,69 +205,10 @@ def history_of(body: WindowFields, stored: Stored, offer: Offer) -> History:
     if body.instructions is not None:
         history.add_text("system", body.instructions)
     history.add(items)
-    if isinstance(body.input, str):
-        history.add_text("user", body.input)
     if not history.messages:
         message = "Invalid 'input': there is no message in it, and nothing else that the model could answer."
         raise InvalidRequestError(message, param="input", code="empty_array")
     return history
-
-
-def conversation_of(history: History, body: InputFields, offer: Offer, variables: Mapping[str, Any]) -> Conversation:
-    """The conversation as the model is to see it."""
-    effort = None if body.reasoning is None else body.reasoning.effort
-    shows_tools = body.tool_choice != "none"
-    return Conversation(
-        messages=tuple(history.messages),
-        tools=tuple(tool.for_template() for tool in offer.tools) if shows_tools else (),
-        variables=variables,
-        effort=effort,
-    )
-
-
-def paths_of(history: History) -> dict[str, str]:
-    """What the pipeline's names are here."""
-    return {**_PATHS, **history.paths}
-
-
-def offer_of(body: InputFields) -> Offer:
-    """The tools of the body."""
-    offer = Offer()
-    offer.add(body.tools or (), "tools")
-    return offer
-
-
-def response_intent(
-    body: CreateResponse, stored: Stored, answer_id: str
-) -> tuple[GenerationRequest, Mapping[str, QualifiedName]]:
-    """The body's fields as a request, and what the client calls the tools, by the model's names for them."""
-    offer = offer_of(body)
-    history = history_of(body, stored, offer)
-    wants_logprobs = "message.output_text.logprobs" in body.includes or bool(body.top_logprobs)
-    conversation = conversation_of(history, body, offer, body.chat_template_kwargs or {})
-    request = GenerationRequest(
-        **generation_fields(body, paths_of(history), body.constraint),
-        id=answer_id,
-        prompts=(replace(conversation, drops_oldest=body.truncation == "auto"),),
-        tools=tool_use(offer, body.tool_choice, is_parallel=body.parallel_tool_calls is not False),
-        thinking_budget=body.thinking_token_budget,
-        max_tokens=body.max_output_tokens,
-        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-    )
-    return request, offer.names
-
-
-def compact_intent(body: CompactResponse, stored: Stored, answer_id: str) -> GenerationRequest:
-    """The request for a summary of the conversation."""
-    history = history_of(body, stored, Offer())
-    history.add_text("user", _SUMMARIZE)
-    return GenerationRequest(
-        model=body.model,
-        id=answer_id,
-        prompts=(Conversation(messages=tuple(history.messages)),),
-        paths=paths_of(history),
-        notices=tuple(body.left_out()),
-    )
 
 
 def _earlier(body: WindowFields, stored: Stored) -> list[tuple[str, InputItem]]:
@@ -165,10 +217,91 @@ def _earlier(body: WindowFields, stored: Stored) -> list[tuple[str, InputItem]]:
 
 
 def _given(body: WindowFields, stored: Stored) -> list[tuple[str, InputItem]]:
-    given = [] if isinstance(body.input, str) else body.input or []
-    paths = [f"input[{index}]" for index in range(len(given))]
-    found = [
-        _ITEMS.validate_python([stored.items[item.id]])[0] if isinstance(item, ReferenceItem) else item
-        for item in given
+    return [
+        (
+            f"input[{index}]",
+            _ITEMS.validate_python([stored.items[item.id]])[0] if isinstance(item, ReferenceItem) else item,
+        )
+        for index, item in enumerate(_sent(body.input))
     ]
-    return list(zip(paths, found, strict=True))
+
+
+def _sent(given: str | Sequence[InputItem] | None) -> Sequence[InputItem]:
+    """The items of an input; a text is a message of the user."""
+    return [MessageItem(role="user", content=given)] if isinstance(given, str) else given or ()
+
+
+class History:
+    """Messages for a chat template, made from items in their order.
+
+    Reasoning, text and calls of one turn of the assistant are one message, as in chat completions.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        """`offer` knows the model's names of the tools."""
+        self.messages: list[dict[str, Any]] = []
+        self.paths: dict[str, str] = {}
+        """The client's paths of message parts that a template may not show."""
+        self._offer = offer
+        self._called: set[str] = set()
+        """The ids of the calls so far."""
+        self._is_open = False
+        """Whether the last message is the assistant's and may get further parts."""
+
+    def add_text(self, role: str, text: str) -> None:
+        """Add a message that is not the assistant's."""
+        self.messages.append({"role": role, "content": text})
+        self._is_open = False
+
+    def add(self, items: Iterable[tuple[str, InputItem]]) -> None:
+        """Add items, given with their paths. Items that are not part of a conversation are skipped.
+
+        Raises InvalidRequestError for the result of a call that was not made before.
+        """
+        for path, item in items:
+            match item:
+                case MessageItem(role="assistant"):
+                    self._turn(has="content")["content"] = text_of(item.content)
+                case MessageItem():
+                    self.add_text(item.role, text_of(item.content))
+                case ReasoningItem():
+                    self._add_reasoning(item.text, path)
+                case FunctionCallItem():
+                    self._add_call(item, arguments_of(item.arguments))
+                case CustomCallItem():
+                    self._add_call(item, {CUSTOM_INPUT: item.input})
+                case HostedItem():
+                    self._called.add(item.call_id or "")
+                case CallOutputItem():
+                    self._check_called(item, path)
+                    message = {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
+                    self.messages.append(message)
+                    self._is_open = False
+                case CompactionItem():
+                    self.add_text("user", _SUMMARY.format(summary=item.summary))
+
+    def _add_reasoning(self, text: str, path: str) -> None:
+        if text:
+            self._turn(has="reasoning_content")["reasoning_content"] = text
+            self.paths[f"messages[{len(self.messages) - 1}].reasoning_content"] = path
+
+    def _check_called(self, item: CallOutputItem, path: str) -> None:
+        if item.call_id not in self._called:
+            kind = item.type.removesuffix("_call_output").replace("_", " ")
+            message = f"No tool call found for {kind} call output with call_id {shorten(item.call_id)}."
+            raise InvalidRequestError(message, param=f"{path}.call_id", code="invalid_value")
+
+    def _add_call(self, item: FunctionCallItem | CustomCallItem, arguments: object) -> None:
+        self._called.add(item.call_id)
+        name = self._offer.model_name(QualifiedName(item.name, item.namespace))
+        call = {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._turn(has="").setdefault("tool_calls", []).append(call)
+
+    def _turn(self, has: str) -> dict[str, Any]:
+        """The assistant's message for a part of this kind; a part that comes before others begins a new message."""
+        parts = ("reasoning_content", "content", "tool_calls")
+        later = parts[parts.index(has) :] if has else ()
+        if not self._is_open or any(self.messages[-1].get(part) for part in later):
+            self.messages.append({"role": "assistant", "content": ""})
+            self._is_open = True
+        return self.messages[-1]

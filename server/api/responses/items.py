@@ -1,5 +1,8 @@
-"""Items of a conversation, as clients send them: their own, and those that they got from a response."""
+"""Items of a conversation as clients send them: their own, and items that they got from a response."""
 
+import base64
+import binascii
+import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -7,14 +10,16 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import EchoedModel, hint, no_effect, problem, shape
 from server.api.fields.tools import MAX_TOOLS
-from server.api.responses.opaque import opened
 from server.api.responses.tools import AnyTool
+from server.errors import InvalidRequestError
 from server.generation.notices import Notice
+from server.http.strict_json import parse_json
 
+_SEAL_VERSION = 1
 _TEXTS = {"refusal": "refusal"}
 """Types of parts whose text is not under `text`."""
 ItemId = Annotated[str, Field(max_length=64)]
-"""No longer than OpenAI takes."""
+"""At most as long as OpenAI allows."""
 _NO_MEDIA = "Unsupported value: '{path}' is no text, and this model takes text alone."
 
 
@@ -41,7 +46,7 @@ class Part(EchoedModel):
 
 
 class MediaPart(EchoedModel):
-    """What is no text: refused."""
+    """A part that is not text: refused."""
 
     type: str
 
@@ -73,7 +78,7 @@ def text_of(content: str | Sequence[Part | MediaPart]) -> str:
 
 
 class Item(EchoedModel):
-    """What all items have."""
+    """The fields of all items."""
 
     id: ItemId | None = no_effect("Its own id.")
     status: str | None = no_effect("How far it came.", max_length=64)
@@ -91,7 +96,7 @@ class MessageItem(Item):
 
 
 class ReasoningItem(Item):
-    """What the model thought; given to a chat template that shows it."""
+    """Reasoning of the model; given to a chat template that shows it."""
 
     type: Literal["reasoning"]
     summary: list[Part] | None = Field(None, description="Read where there is neither content nor our own sealed text.")
@@ -100,23 +105,18 @@ class ReasoningItem(Item):
 
     @property
     def text(self) -> str:
-        """All that is known of it."""
-        return text_of(self.content or ()) or self._sealed_text or text_of(self.summary or ())
-
-    @property
-    def _sealed_text(self) -> str:
-        text = opened(self.encrypted_content, "reasoning") if self.encrypted_content else None
-        return text if isinstance(text, str) else ""
+        """The best text that is known of it."""
+        unsealed = unseal(self.encrypted_content, "reasoning") if self.encrypted_content else None
+        return text_of(self.content or ()) or unsealed or text_of(self.summary or ())
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
         yield from super().left_out(path)
         if self.encrypted_content and not self.text:
             yield Notice(f"{path}.encrypted_content", "It was not made by this server.")
 
 
 class CalledItem(Item):
-    """What calls and their results have."""
+    """The fields of calls and their results."""
 
     call_id: str = Field(description="What a result and its call have in common.")
     caller: dict[str, Any] | None = no_effect("Who called.")
@@ -178,20 +178,20 @@ class CompactionItem(Item):
 
     @model_validator(mode="after")
     def _is_ours(self) -> "CompactionItem":
-        if not isinstance(opened(self.encrypted_content, "summary"), str):
+        if unseal(self.encrypted_content, "summary") is None:
             raise problem("invalid_value", "Invalid '{path}': it was not made by this server.", "encrypted_content")
         return self
 
     @property
     def summary(self) -> str:
-        """What the conversation was about."""
-        text = opened(self.encrypted_content, "summary")
-        assert isinstance(text, str)
+        """The summary of the conversation."""
+        text = unseal(self.encrypted_content, "summary")
+        assert text is not None, "it was validated"
         return text
 
 
 class HostedItem(EchoedModel):
-    """A call of a tool that another server ran, or its result: left out."""
+    """A call of a tool that another server ran, or its result: ignored and reported."""
 
     type: Literal[
         "file_search_call", "web_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
@@ -203,7 +203,6 @@ class HostedItem(EchoedModel):
     call_id: str | None = no_effect("What its result has in common with it.")
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
         yield Notice(path, f"Items of the type '{self.type}' belong to hosted tools, of which there are none here.")
 
 
@@ -234,3 +233,20 @@ Input = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[InputItem], Field(fail_fast=True), Tag("<array>")],
     Discriminator(shape),
 ]
+
+
+def seal(**content: str) -> str:
+    """The content as an opaque text, which a client keeps for the server."""
+    return base64.b64encode(json.dumps({"v": _SEAL_VERSION, **content}, separators=(",", ":")).encode()).decode()
+
+
+def unseal(text: str, key: str) -> str | None:
+    """The content of a sealed text under a key; None if this server did not seal it or it has no such content."""
+    try:
+        content = parse_json(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, InvalidRequestError):
+        return None
+    if not isinstance(content, dict) or content.get("v") != _SEAL_VERSION:
+        return None
+    found = content.get(key)
+    return found if isinstance(found, str) else None

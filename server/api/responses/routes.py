@@ -1,25 +1,35 @@
 """The paths of responses."""
 
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
+from server.api.endpoint import check_whole, start_run, unless_gone
 from server.api.openai.pages import query_of
 from server.api.openapi import GENERATION_ERRORS, documented_errors, streamed, takes
-from server.api.responses import create, retrieve, store
-from server.api.responses.background import resume
-from server.api.responses.create import event_stream
-from server.api.responses.following import Following
+from server.api.responses import store
+from server.api.responses.background import BackgroundResponse, job_of, resume, start_response, written_promise
+from server.api.responses.intent import PlannedResponse, count_tokens, plan_compaction, plan_response
 from server.api.responses.objects import Compaction, Deleted, InputTokens, ItemList, ResponseEvent, ResponseObject
-from server.api.responses.queries import ItemsQuery, RetrieveQuery
-from server.api.responses.schema import CompactResponse, CountInputTokens, CreateResponse
-from server.api.responses.session import Session
-from server.api.responses.stream import stream_error
-from server.api.services import ServicesDep
-from server.errors import UpgradeError
+from server.api.responses.references import CompactNames, ResponseNames, incoming_body
+from server.api.responses.response_builder import ResponseBuilder, compaction
+from server.api.responses.schema import CompactResponse, CountInputTokens, CreateResponse, ItemsQuery, RetrieveQuery
+from server.api.responses.stream import EventReplay, ResponseStream, StoredFrames, run_out, stream_error
+from server.api.responses.websocket import Session, lane_of
+from server.api.services import Services, ServicesDep
+from server.errors import ApiError, UpgradeError
+from server.generation.notices import Notice, as_headers
+from server.generation.result import collect
+from server.generation.run import Run
+from server.http.event_stream import EventStream, StreamLimits
 from server.http.handshake import is_handshake
-from server.http.middleware import record_of
+from server.http.middleware import record_of, report
 from server.http.responses import json_response
+from server.storage.storage import NotStoredError
 
 _ALL = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
@@ -36,7 +46,14 @@ router = APIRouter(tags=["OpenAI"])
 )
 async def create_response(request: Request, services: ServicesDep) -> Response:
     """Answer a text or the items of a conversation."""
-    return await create.respond(request, services)
+    incoming = await incoming_body(request, services, ResponseNames)
+    planned = await incoming.check(plan_response, services)
+    check_whole(record_of(request), stream=planned.plan.stream, background=planned.is_background)
+    run, builder = await start_response(planned, record_of(request), services)
+    answer = _Answer(request, services, planned, incoming.context, builder, run)
+    if planned.is_background:
+        return await answer.in_background(lambda: written_promise(incoming, planned.plan.seed))
+    return answer.streamed() if planned.plan.stream else await answer.whole()
 
 
 @router.get(_ALL, responses=documented_errors(401, 426, 503))
@@ -47,7 +64,7 @@ async def open_websocket(request: Request, services: ServicesDep) -> Response:
             "GET /v1/responses opens a websocket, and this request is no handshake for one, or was not passed on as "
             "one. POST is answered over plain HTTP."
         )
-    services.info()  # or there would be nothing to ask it
+    services.info()  # raises an error while there is no engine to ask
     return Session(request, services.websockets)
 
 
@@ -59,7 +76,8 @@ async def open_websocket(request: Request, services: ServicesDep) -> Response:
 )
 async def count_input_tokens(request: Request, services: ServicesDep) -> Response:
     """The tokens that an input has, after the chat template."""
-    return await create.count_input(request, services)
+    incoming = await incoming_body(request, services, ResponseNames)
+    return json_response(*await incoming.check(count_tokens, services))
 
 
 @router.post(
@@ -70,7 +88,14 @@ async def count_input_tokens(request: Request, services: ServicesDep) -> Respons
 )
 async def compact_response(request: Request, services: ServicesDep) -> Response:
     """Have the model summarize a conversation, as an item with which it goes on."""
-    return await create.compact(request, services)
+    incoming = await incoming_body(request, services, CompactNames)
+    plan = await incoming.check(plan_compaction, services)
+    run = await start_run(plan, record_of(request), services)
+    try:
+        (choice,) = await unless_gone(request, collect(run))
+    finally:
+        run.close()
+    return json_response(*compaction(plan, choice, run.usage, incoming.occasion.created))
 
 
 @router.get(_ONE, response_model=ResponseObject, responses=_STORED_ERRORS)
@@ -78,23 +103,35 @@ async def retrieve_response(response_id: str, request: Request, services: Servic
     """A stored response as it is now; with `stream`, the events of it, from `starting_after` on."""
     client = record_of(request).client
     asked = query_of(RetrieveQuery, request)
-    if not asked.stream:
-        return json_response(msgspec.json.encode(await retrieve.retrieve(response_id, client, services)))
-    followed = await retrieve.followed(response_id, client, services)
-    start = 0 if asked.starting_after is None else asked.starting_after + 1
-    return event_stream(Following(followed, start), services, {})
+    job = job_of(response_id, client, services)
+    if asked.stream:
+        replayed = job or StoredFrames(
+            await services.storage.run(lambda rows: store.events_of(rows, response_id, client))
+        )
+        start = 0 if asked.starting_after is None else asked.starting_after + 1
+        return _event_stream(EventReplay(replayed, start), services, {})
+    if job is not None:
+        return _json(job.builder.response())
+    return _json(await services.storage.run(lambda rows: store.find_response(rows, response_id, client)))
 
 
 @router.delete(_ONE, response_model=Deleted, responses=_STORED_ERRORS)
 async def delete_response(response_id: str, request: Request, services: ServicesDep) -> Response:
     """Forget a stored response."""
-    return json_response(msgspec.json.encode(await retrieve.delete(response_id, record_of(request).client, services)))
+    client = record_of(request).client
+    if (job := job_of(response_id, client, services)) is not None:
+        await job.cancel()
+    await services.storage.run(lambda rows: store.delete_response(rows, response_id, client))
+    return _json({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.post(f"{_ONE}/cancel", response_model=ResponseObject, responses=_STORED_ERRORS)
 async def cancel_response(response_id: str, request: Request, services: ServicesDep) -> Response:
     """Make no more of a response in the background."""
-    return json_response(msgspec.json.encode(await retrieve.cancel(response_id, record_of(request).client, services)))
+    client = record_of(request).client
+    if (job := job_of(response_id, client, services)) is not None:
+        await job.cancel()
+    return _json(await services.storage.run(lambda rows: store.cancel(rows, response_id, client)))
 
 
 @router.get(f"{_ONE}/input_items", response_model=ItemList, responses=_STORED_ERRORS)
@@ -102,8 +139,91 @@ async def list_input_items(response_id: str, request: Request, services: Service
     """The items of a response's own input, a page at a time."""
     client = record_of(request).client
     asked = query_of(ItemsQuery, request)
-    page = await services.storage.run(lambda rows: store.input_page(rows, response_id, client, asked))
-    return json_response(msgspec.json.encode(page))
+    return _json(await services.storage.run(lambda rows: store.input_page(rows, response_id, client, asked)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The three ways to answer a request for a response: in the background, in a stream, or whole."""
+
+    request: Request
+    services: Services
+    planned: PlannedResponse
+    context: Sequence[msgspec.Raw]
+    """The items of the conversation before this response."""
+    builder: ResponseBuilder
+    run: Run
+
+    async def in_background(self, promise: Callable[[], bytes]) -> Response:
+        """Answer that the response will be made, once the promise of it is stored; it is written in another thread."""
+        services, planned = self.services, self.planned
+        job = BackgroundResponse(self.run, self.builder, planned.origin, services.storage, record_of(self.request))
+        response = self.builder.response()
+        try:
+            await services.storage.run(lambda rows: store.promise(rows, response, planned.origin, promise()))
+        except BaseException:
+            self.run.close()
+            raise
+        services.jobs.start(planned.plan.id, job)
+        if planned.plan.stream:
+            return _event_stream(EventReplay(job, 0), services, self._headers)
+        return _json(response, self._headers)
+
+    def streamed(self) -> Response:
+        """Answer with the events of the response as they are made."""
+        stream = ResponseStream(self.run, self.builder, self._keep, self._report)
+        return _event_stream(stream, self.services, self._headers)
+
+    async def whole(self) -> Response:
+        """Answer with the whole response."""
+        try:
+            await unless_gone(self.request, run_out(self.run, self.builder))
+        finally:
+            self.run.close()
+        await self._keep(self.builder, ())
+        content = await asyncio.to_thread(msgspec.json.encode, self.builder.response())  # many logprobs take a while
+        return json_response(content, self._headers)
+
+    @property
+    def _headers(self) -> Mapping[str, str]:
+        return as_headers([*self.planned.plan.notices, *self.builder.late_notices])
+
+    async def _keep(self, builder: ResponseBuilder, frames: Sequence[bytes]) -> bool:
+        """A Keep. The answer is sent whether or not it can be stored."""
+        is_kept = await self._store(builder, frames)
+        lane, origin, response = lane_of(self.request), self.planned.origin, builder.response()
+        if lane is not None and origin.conversation is None and builder.status != "failed":
+            items = [*origin.items, *response["output"]]
+            written = await asyncio.to_thread(lambda: [msgspec.Raw(msgspec.json.encode(item)) for item in items])
+            lane.keep(response["id"], [*self.context, *written])
+        return is_kept
+
+    async def _store(self, builder: ResponseBuilder, frames: Sequence[bytes]) -> bool:
+        origin = self.planned.origin
+        wanted = {"store": origin.is_stored, "conversation": origin.conversation is not None}
+        if not any(wanted.values()):
+            return True
+        try:
+            await self.services.storage.run(lambda rows: store.keep(rows, builder.response(), origin, frames))
+        except NotStoredError as error:
+            known = report(error, self.request.scope)
+            builder.warn(*(Notice(path, f"Not kept: {known.message}") for path, wants in wanted.items() if wants))
+            return False
+        return True
+
+    def _report(self, error: Exception) -> ApiError:
+        known = report(error, self.request.scope)
+        record_of(self.request).stream_error = known.status
+        return known
+
+
+def _event_stream(stream: ResponseStream | EventReplay, services: Services, headers: Mapping[str, str]) -> Response:
+    limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
+    return EventStream(stream, stream, limits, headers=headers)
+
+
+def _json(value: object, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(msgspec.json.encode(value), headers)
 
 
 DIALECT = Dialect(

@@ -1,12 +1,14 @@
-"""The request of POST /v1/responses."""
+"""Requests for responses: their bodies, the event `response.create` of a websocket, and queries."""
 
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.api.fields.generation import MODEL, ConversationFields, OneAnswerFields, ReasoningEffort
 from server.api.fields.openai import AccountFields, EndUser
 from server.api.fields.rules import (
+    SUPPORTED_VALUES_ONLY,
     Opaque,
     OpaqueList,
     Refused,
@@ -20,6 +22,7 @@ from server.api.fields.rules import (
 from server.api.fields.structured import FORMS, JsonObjectFormat, NamedSchema, TextFormat
 from server.api.fields.structured import constraint_of_schema as of_schema
 from server.api.fields.tools import MAX_TOOLS
+from server.api.openai.pages import ListQuery, Query
 from server.api.responses.items import Input
 from server.api.responses.tools import AnyTool, ToolChoice
 from server.generation.constraints.constraint import Constraint
@@ -62,7 +65,7 @@ class TextConfig(RequestModel):
 
 
 class ReasoningConfig(RequestModel):
-    """How to think first, and what is told of it."""
+    """How the model reasons first, and what of it is returned."""
 
     effort: ReasoningEffort | None = hint(
         "How much to think first. Given to a chat template that has the variable `reasoning_effort`; `none` turns it "
@@ -81,7 +84,7 @@ class ReasoningConfig(RequestModel):
 
     @property
     def is_summarized(self) -> bool:
-        """Whether it is told as a summary."""
+        """Whether it is returned as a summary."""
         return (self.summary or self.generate_summary) is not None
 
 
@@ -123,12 +126,12 @@ class WindowFields(RequestModel):
 
     @property
     def conversation_id(self) -> str | None:
-        """That of the stored conversation."""
+        """The id of the stored conversation."""
         return None
 
 
 class InputFields(WindowFields):
-    """What the model is to see, and the form of its answer."""
+    """The input of the model, and the form of its answer."""
 
     conversation: ConversationParam | None = Field(
         None, description="A stored conversation that goes on; input and output are added to it."
@@ -152,7 +155,6 @@ class InputFields(WindowFields):
 
     @property
     def conversation_id(self) -> str | None:
-        """See WindowFields."""
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
 
@@ -233,12 +235,10 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
 
     @property
     def constrained_by(self) -> str | None:
-        """See StructuredFields."""
         return "text.format" if self._format is not None else super().constrained_by
 
     @property
     def constraint(self) -> Constraint | None:
-        """See StructuredFields."""
         match self._format:
             case JsonSchemaFormat() as named:
                 return of_schema(named, "text.format.schema")
@@ -248,10 +248,64 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
 
     @property
     def includes(self) -> frozenset[str]:
-        """What the answer is to have."""
+        """The optional parts that the answer shall have."""
         return frozenset(self.include or ())
 
     @property
     def is_stored(self) -> bool:
         """Whether the response is kept."""
         return self.store is not False
+
+
+STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+
+def _check_stream_id(value: str) -> str:
+    if STREAM_ID.fullmatch(value) is None:
+        message = "Invalid '{path}': it needs 1 to 256 characters, all of them letters, digits, '_', '-' or '.'."
+        raise problem("invalid_stream_id", message)
+    return value
+
+
+class CreateEvent(CreateResponse):
+    """The event `response.create`, by which a client asks for a response over a websocket."""
+
+    type: Literal["response.create"]
+    stream_id: Annotated[str, AfterValidator(_check_stream_id)] | None = Field(
+        None,
+        description="The lane: responses of one lane follow each other, others run side by side. Their events have it.",
+    )
+    generate: bool | None = Field(
+        None, description="If false, the input is read and kept for a later turn, and there is no output."
+    )
+    stream: Annotated[Literal[True] | None, SUPPORTED_VALUES_ONLY] = Field(
+        None, description="Every answer over a websocket is a stream."
+    )
+    background: Annotated[Literal[False] | None, SUPPORTED_VALUES_ONLY] = Field(
+        None, description="Not over a websocket."
+    )
+    stream_options: ResponseStreamOptions | None = Field(None, description="How the stream is written.")
+
+
+class RetrieveQuery(Query):
+    """The query of GET /v1/responses/{response_id}."""
+
+    lists: ClassVar[frozenset[str]] = frozenset({"include"})
+
+    include: list[str] | None = no_effect("What is stored is told whole.")
+    stream: bool = Field(False, description="As the events of its stream.")
+    starting_after: int | None = Field(
+        None,
+        ge=0,
+        description="Of these, those after the one of this number.",
+        json_schema_extra=related(requires=["stream"]),
+    )
+    include_obfuscation: bool | None = no_effect("Events are not padded.")
+
+
+class ItemsQuery(ListQuery):
+    """The query of lists of items."""
+
+    lists: ClassVar[frozenset[str]] = frozenset({"include"})
+
+    include: list[str] | None = no_effect("What is stored is told whole.")

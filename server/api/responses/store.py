@@ -4,13 +4,12 @@ import json
 import uuid
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from server.api.openai.pages import ListQuery, no_such_item
-from server.api.responses.intent import Found, References
 from server.errors import InvalidRequestError, NotFoundError, UnavailableError, shorten
 from server.storage.rows import UNFINISHED, Row, Rows
 
@@ -23,17 +22,41 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a response comes from, beside its own object."""
+    """The client, the input and the conversation of a response."""
 
     client: str
     items: Sequence[Fields]
-    """Of its input."""
+    """The items of its input."""
     conversation: str | None
     is_stored: bool
 
 
+@dataclass(frozen=True, slots=True)
+class References:
+    """The ids of stored objects that a body refers to."""
+
+    response: str | None = None
+    conversation: str | None = None
+    items: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return self.response is not None or self.conversation is not None or bool(self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The stored objects that a body refers to, as the JSON that is stored. It is parsed where bodies are checked."""
+
+    context: Sequence[msgspec.Raw] = ()
+    """The items of the conversation so far."""
+    items: Mapping[str, msgspec.Raw] = field(default_factory=dict)
+    """The items that are referred to one by one, by their ids."""
+    num_bytes: int = 0
+    """The size of all of it."""
+
+
 def promise(rows: Rows, response: Fields, origin: Origin, job: bytes) -> None:
-    """Write down a response that is to be made; `job` is all that it takes."""
+    """Store a response that is to be made; `job` is all that it takes to make it."""
     rows.put(
         Row(RESPONSE, response["id"], origin.client, _json(response), state=UNFINISHED),
         Row(JOB, response["id"], origin.client, job, parent=response["id"]),
@@ -42,7 +65,7 @@ def promise(rows: Rows, response: Fields, origin: Origin, job: bytes) -> None:
 
 
 def keep(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
-    """Write down a response that has ended, and its part of the conversation."""
+    """Store a response that has ended, and add it to its conversation."""
     response_id = response["id"]
     if origin.is_stored:
         rows.delete(JOB, response_id, origin.client, parent=response_id)
@@ -64,20 +87,20 @@ def is_promised(rows: Rows, response_id: str, client: str) -> bool:
 
 
 def fulfil(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
-    """Write down a response that was promised, if it still is."""
+    """Store a promised response that has ended, if it is still promised."""
     if is_promised(rows, response["id"], origin.client):
         keep(rows, response, origin, events)
 
 
 def give_up(rows: Rows, response_id: str, client: str, failure: Fields) -> None:
-    """Have a response that was promised end with this error, if it is still promised."""
+    """Store a promised response as failed, if it is still promised."""
     if is_promised(rows, response_id, client):
         failed = {**find_response(rows, response_id, client), "status": "failed", "error": failure}
         keep(rows, failed, Origin(client, (), None, is_stored=True), ())
 
 
 def find_response(rows: Rows, response_id: str, client: str) -> Fields:
-    """The object. Raises NotFoundError."""
+    """The response's object. Raises NotFoundError."""
     row = rows.get(RESPONSE, response_id, client, parent="")
     if row is None:
         raise _not_found("Response", response_id)
@@ -85,7 +108,7 @@ def find_response(rows: Rows, response_id: str, client: str) -> Fields:
 
 
 def cancel(rows: Rows, response_id: str, client: str) -> Fields:
-    """The response, of which no more is made; one that has ended stays as it is.
+    """Cancel a response, and return it; one that has ended stays as it is.
 
     Raises NotFoundError, and InvalidRequestError for one that its client has waited for.
     """
@@ -101,13 +124,13 @@ def cancel(rows: Rows, response_id: str, client: str) -> Fields:
 
 
 def delete_response(rows: Rows, response_id: str, client: str) -> None:
-    """Raises NotFoundError."""
+    """Delete a response. Raises NotFoundError."""
     if not rows.delete(RESPONSE, response_id, client):
         raise _not_found("Response", response_id)
 
 
 def input_page(rows: Rows, response_id: str, client: str, asked: ListQuery) -> Fields:
-    """Some of the items of a response's input, as a list object. Raises NotFoundError and InvalidRequestError."""
+    """A page of the items of a response's input. Raises NotFoundError and InvalidRequestError."""
     if rows.get(RESPONSE, response_id, client, parent="") is None:
         raise _not_found("Response", response_id)
     return _page(rows, response_id, _INPUT, asked)
@@ -116,7 +139,7 @@ def input_page(rows: Rows, response_id: str, client: str, asked: ListQuery) -> F
 def events_of(rows: Rows, response_id: str, client: str) -> Sequence[bytes]:
     """The frames of a response's stream.
 
-    Raises NotFoundError, InvalidRequestError if it had none, UnavailableError while nobody makes it.
+    Raises NotFoundError, InvalidRequestError if it was not streamed, UnavailableError while nobody makes it.
     """
     if find_response(rows, response_id, client)["status"] in UNMADE:
         raise UnavailableError("The server was started again, and has not come to this response yet.")
@@ -129,20 +152,20 @@ def events_of(rows: Rows, response_id: str, client: str) -> Sequence[bytes]:
 
 
 def unfinished(rows: Rows) -> Sequence[Row]:
-    """What it takes to make each response that was promised, in the order of the promises."""
+    """The jobs of all promised responses, in the order of the promises."""
     return rows.of_kind(JOB)
 
 
-def find(rows: Rows, names: References, client: str) -> Found:
-    """Find what a body names. Raises InvalidRequestError, which NotFoundError is, for what is not there."""
+def find(rows: Rows, references: References, client: str) -> Found:
+    """Find the referenced objects. Raises InvalidRequestError, or its kind NotFoundError, for one that is missing."""
     context: Sequence[Row] = ()
-    if names.response is not None:
-        context = _conversation_until(rows, names.response, client)
-    elif names.conversation is not None:
-        find_conversation(rows, names.conversation, client, "conversation")
-        context = rows.of_parent(ITEM, names.conversation)
+    if references.response is not None:
+        context = _conversation_until(rows, references.response, client)
+    elif references.conversation is not None:
+        find_conversation(rows, references.conversation, client, "conversation")
+        context = rows.of_parent(ITEM, references.conversation)
     items: dict[str, Row] = {}
-    for item_id in names.items:
+    for item_id in references.items:
         row = rows.get(ITEM, item_id, client)
         if row is None:
             raise _not_found("Item", item_id, "input")
@@ -152,7 +175,7 @@ def find(rows: Rows, names: References, client: str) -> Found:
 
 
 def find_conversation(rows: Rows, conversation_id: str, client: str, param: str | None = None) -> Fields:
-    """The object. Raises NotFoundError."""
+    """The conversation's object. Raises NotFoundError."""
     row = rows.get(CONVERSATION, conversation_id, client, parent="")
     if row is None:
         raise _not_found("Conversation", conversation_id, param)
@@ -160,24 +183,24 @@ def find_conversation(rows: Rows, conversation_id: str, client: str, param: str 
 
 
 def keep_conversation(rows: Rows, conversation: Fields, client: str) -> None:
-    """Write down the object."""
+    """Store a conversation's object."""
     rows.put(Row(CONVERSATION, conversation["id"], client, _json(conversation)))
 
 
 def delete_conversation(rows: Rows, conversation_id: str, client: str) -> None:
-    """Raises NotFoundError."""
+    """Delete a conversation. Raises NotFoundError."""
     if not rows.delete(CONVERSATION, conversation_id, client):
         raise _not_found("Conversation", conversation_id)
 
 
 def conversation_page(rows: Rows, conversation_id: str, client: str, asked: ListQuery) -> Fields:
-    """Some of its items, as a list object. Raises NotFoundError and InvalidRequestError."""
+    """A page of a conversation's items. Raises NotFoundError and InvalidRequestError."""
     find_conversation(rows, conversation_id, client)
     return _page(rows, conversation_id, "", asked)
 
 
 def conversation_item(rows: Rows, conversation_id: str, item_id: str, client: str) -> bytes:
-    """One of its items, in JSON. Raises NotFoundError."""
+    """One item of a conversation, in JSON. Raises NotFoundError."""
     find_conversation(rows, conversation_id, client)
     row = rows.get(ITEM, item_id, client, parent=conversation_id)
     if row is None:
@@ -186,7 +209,7 @@ def conversation_item(rows: Rows, conversation_id: str, item_id: str, client: st
 
 
 def delete_conversation_item(rows: Rows, conversation_id: str, item_id: str, client: str) -> Fields:
-    """The conversation without this item. Raises NotFoundError."""
+    """Delete an item of a conversation, and return the conversation. Raises NotFoundError."""
     conversation = find_conversation(rows, conversation_id, client)
     if not rows.delete(ITEM, item_id, client, parent=conversation_id):
         raise _not_found("Item", item_id)
@@ -194,7 +217,7 @@ def delete_conversation_item(rows: Rows, conversation_id: str, item_id: str, cli
 
 
 def append(rows: Rows, conversation_id: str, items: Sequence[Fields], client: str) -> Sequence[Fields]:
-    """Add items to a conversation; returns them, with new ids where others in it have theirs."""
+    """Add items to a conversation; returns them, with new ids where their own are taken."""
     added = [
         item if rows.get(ITEM, item["id"], client, parent=conversation_id) is None else {**item, "id": _new_id()}
         for item in items
@@ -205,7 +228,7 @@ def append(rows: Rows, conversation_id: str, items: Sequence[Fields], client: st
 
 
 def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[Row]:
-    """The items of a response, and of all before it in its conversation, which count as used."""
+    """The items of a response and of all before it. All of these count as used."""
     responses: list[str] = []
     before: str | None = response_id
     while before is not None:
@@ -229,7 +252,7 @@ def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[R
 
 
 def _page(rows: Rows, parent: str, state: str, asked: ListQuery) -> Fields:
-    """The list object for items of a parent, of which none is parsed: all keys wait for the storage's thread."""
+    """A page of a parent's items. None of them is parsed, because everything else waits for the storage's thread."""
     found = rows.some_of_parent(
         ITEM, parent, state, after=asked.after, newest_first=asked.order == "desc", limit=asked.limit + 1
     )
@@ -267,7 +290,7 @@ def _read(row: Row) -> Fields:
 
 
 def no_previous_response(response_id: str, why: str = "") -> InvalidRequestError:
-    """Return the error for a response that cannot be continued; by its code, clients know to send the whole history."""
+    """The error for a response that cannot be continued; its code tells clients to send the whole history."""
     message = f"Previous response with id '{shorten(response_id, 128)}' not found{why}."
     return InvalidRequestError(message, param="previous_response_id", code="previous_response_not_found")
 

@@ -1,35 +1,38 @@
-"""From a run to the events of its response. What has to be kept is, before the last event says that it is."""
+"""Streams of responses: of one as it is made, and of one that is made elsewhere or was made before.
 
+Whatever has to be stored is stored before the last event says that the response has ended.
+"""
+
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from starlette.types import Scope
 
 from server.api.openai.errors import DONE
-from server.api.responses.output import Told
-from server.api.responses.telling import Telling, failure_of
+from server.api.responses.response_builder import ResponseBuilder, StreamEvent, response_failure
 from server.errors import ApiError
 from server.generation.events import Event, Usage
 from server.http.ascii_json import ascii_json
 from server.http.event_stream import Source
 
 KEEP_ALIVE = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
-"""An event of a type that nobody knows: some clients do not take a comment for a sign of life."""
-Keep = Callable[[Telling, Sequence[bytes]], Awaitable[bool]]
-"""Awaited when all is known and nobody was told: gets the response, and the frames of its stream.
+"""An event of an unknown type: some clients do not take a comment for a sign of life."""
+Keep = Callable[[ResponseBuilder, Sequence[bytes]], Awaitable[bool]]
+"""Stores a response that has ended and the frames of its stream, before its last event is sent.
 
-Returns whether it is kept like that; if not, it has told the response so, whose last event is written anew.
+Returns whether it is stored like that; if not, the response was changed, and its last event is written again.
 """
 Report = Callable[[Exception], ApiError]
 """Notes an error for those who run the server; returns it as clients may see it, or raises it."""
 
 
 class Making(Source[Event], Protocol):
-    """What makes the answer."""
+    """The run that makes a response."""
 
     @property
     def usage(self) -> Usage:
-        """What it took so far."""
+        """The tokens that it took so far."""
         ...
 
 
@@ -46,7 +49,7 @@ class SentFrames:
         return event
 
     def end(self) -> bytes:
-        """Return what follows the last event."""
+        """Return the frame after the last event."""
         return DONE
 
     def failure(self, error: ApiError) -> bytes:
@@ -55,14 +58,14 @@ class SentFrames:
 
 
 class ResponseStream(SentFrames):
-    """The events of a response, as they are sent: both a Source and its Frames.
+    """The events of a response as they are made: both a Source and its Frames.
 
-    An error before the first event is raised, a later one is told.
+    An error before the first event is raised; a later one becomes an event.
     """
 
-    def __init__(self, run: Making, telling: Telling, keep: Keep, report: Report) -> None:
+    def __init__(self, run: Making, builder: ResponseBuilder, keep: Keep, report: Report) -> None:
         self._run = run
-        self._telling = telling
+        self._builder = builder
         self._keep = keep
         self._report = report
         self.frames: list[bytes] = []
@@ -72,85 +75,134 @@ class ResponseStream(SentFrames):
         self._is_over = False
 
     async def wait(self) -> bool:
-        """See Source."""
         if self._is_over:
             return False
         if self._error is not None:
-            await self._end(self._telling.fail(self._error))
+            await self._end(self._builder.fail(self._error))
         elif not await self._run.wait():
-            await self._end(self._telling.end(self._run.usage))
+            await self._end(self._builder.end(self._run.usage))
         return True
 
     def wake(self) -> None:
-        """See Source."""
         self._run.wake()
 
     def take(self) -> Iterator[bytes]:
-        """See Source."""
         if self._last is not None:
             self._is_over = True
             yield from self._last
             return
         try:
             for event in self._run.take():
-                yield from self._written(self._telling.add(event))
+                yield from self._written(self._builder.add(event))
         except Exception as error:
-            if not self._telling.has_begun:
+            if not self._builder.has_begun:
                 raise
             self._error = self._report(error)
 
     def close(self) -> None:
-        """See Source."""
         self._run.close()
 
     @property
     def keep_alive(self) -> bytes:
-        """See Frames. A stream begins as it should, however long its first event takes."""
-        return b"".join(self._written(self._telling.start())) + KEEP_ALIVE
+        """The beginning, if it was not sent yet, and a sign of life, however long the first event takes."""
+        return b"".join(self._written(self._builder.start())) + KEEP_ALIVE
 
     def failure(self, error: ApiError) -> bytes:
-        """See Frames."""
-        return b"".join(self._written(self._telling.fail(error))) + DONE
+        return b"".join(self._written(self._builder.fail(error))) + DONE
 
     def begin(self) -> None:
-        """Tell that there is a response."""
-        for _ in self._written(self._telling.begin()):
+        """Write the events that announce the response."""
+        for _ in self._written(self._builder.begin()):
             pass
 
     async def cancel(self) -> None:
-        """There is no more of it; what has ended stays as it is."""
+        """End it here, unless it has ended."""
         if self._last is None:
-            await self._end(self._telling.cancel())
+            await self._end(self._builder.cancel())
 
-    async def _end(self, events: Iterator[Told]) -> None:
+    async def _end(self, events: Iterator[StreamEvent]) -> None:
         self._last = list(self._written(events))
-        if not await self._keep(self._telling, self.frames):
-            self._last[-1] = self.frames[-1] = frame(self._telling.end_anew())
+        if not await self._keep(self._builder, self.frames):
+            self._last[-1] = self.frames[-1] = frame(self._builder.end_again())
 
-    def _written(self, events: Iterable[Told]) -> Iterator[bytes]:
+    def _written(self, events: Iterable[StreamEvent]) -> Iterator[bytes]:
         for event in events:
             written = frame(event)
             self.frames.append(written)
             yield written
 
 
+class Replayable(Protocol):
+    """A response whose frames others may read."""
+
+    num_ready: int
+    """How many of the frames may be read."""
+    has_ended: bool
+    followers: "set[EventReplay]"
+    """Replays to be woken when there are more."""
+
+    @property
+    def frames(self) -> Sequence[bytes]:
+        """All frames so far."""
+        ...
+
+
+class StoredFrames:
+    """All frames of a response that has ended."""
+
+    def __init__(self, frames: Sequence[bytes]) -> None:
+        self.frames = frames
+        self.num_ready = len(frames)
+        self.has_ended = True
+        self.followers: set[EventReplay] = set()
+
+
+class EventReplay(SentFrames):
+    """The frames of a response from one of them on, both a Source and its Frames. It does not disturb their maker."""
+
+    def __init__(self, replayed: Replayable, start: int) -> None:
+        self._replayed = replayed
+        self._place = start
+        self._woken = asyncio.Event()
+        replayed.followers.add(self)
+
+    async def wait(self) -> bool:
+        if self._place >= self._replayed.num_ready:
+            if self._replayed.has_ended:
+                return False
+            await self._woken.wait()
+        self._woken.clear()
+        return True
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def take(self) -> Iterator[bytes]:
+        end = self._replayed.num_ready
+        yield from self._replayed.frames[self._place : end]
+        self._place = max(self._place, end)
+
+    def close(self) -> None:
+        self._replayed.followers.discard(self)
+
+
+async def run_out(run: Making, builder: ResponseBuilder) -> None:
+    """Make all of a response that is not streamed. Raises ApiError."""
+    while await run.wait():
+        for event in run.take():
+            for _ in builder.add(event):
+                pass
+    for _ in builder.end(run.usage):
+        pass
+
+
 def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
-    """See StreamErrorWriter: OpenAI's event for errors that are not the response's."""
-    failure = {"code": failure_of(error)["code"], "message": error.message, "param": error.param}
+    """OpenAI's event for errors that are not the response's: a StreamErrorWriter."""
+    failure = {"code": response_failure(error)["code"], "message": error.message, "param": error.param}
     return frame({"type": "error", "sequence_number": num_frames, **failure}) + DONE
 
 
-def frame(event: Told) -> bytes:
+def frame(event: StreamEvent) -> bytes:
     """An event as it is sent."""
     kind: str = event["type"]
     return b"event: " + kind.encode() + b"\ndata: " + ascii_json(event) + b"\n\n"
-
-
-async def run_out(run: Making, telling: Telling) -> None:
-    """Make all of an answer of which nobody is told meanwhile. Raises ApiError."""
-    while await run.wait():
-        for event in run.take():
-            for _ in telling.add(event):
-                pass
-    for _ in telling.end(run.usage):
-        pass

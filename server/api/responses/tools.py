@@ -1,4 +1,4 @@
-"""Tools and the choice among them, as responses have them: names in one level, or in namespaces."""
+"""Tools and the choice among them. Tools may be in namespaces, and the model knows names of one level."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +15,11 @@ from server.generation.tools import TextForm, Tool, ToolUse
 _BY_PROGRAMS = "Tools are called by the model alone."
 _NOT_DEFERRED = "All tools are shown to the model from the beginning."
 _SEPARATOR = "__"
-"""Between a namespace and a tool's name, where the model knows only one name."""
+"""Between a namespace and a tool's name in the model's name of it."""
 
 
 class _Callable(RequestModel):
-    """What functions and custom tools have."""
+    """The fields of functions and custom tools."""
 
     name: ToolName
     description: str | None = Field(None, description="What it does, for the model.")
@@ -40,7 +40,7 @@ class FunctionTool(_Callable):
     output_schema: Opaque | None = no_effect("What its results look like.")
 
     def tool(self, name: str, path: str) -> Tool:
-        """For the pipeline, which knows it by this name; `path` is where it stands."""
+        """The tool for the pipeline, under the model's name of it; `path` is its place in the body."""
         parameters = NO_ARGUMENTS if self.parameters is None else self.parameters
         return Tool(name, self.description, parameters, bool(self.strict), path=f"{path}.parameters")
 
@@ -64,7 +64,6 @@ class CustomTool(_Callable):
     format: InputFormat | None = Field(None, description="What text it takes; by default any.")
 
     def tool(self, name: str, path: str) -> Tool:
-        """See FunctionTool."""
         form = None
         if isinstance(self.format, GrammarFormat):
             form = TextForm(self.format.syntax, self.format.definition, f"{path}.format.definition")
@@ -78,7 +77,7 @@ NamedTool = Annotated[
 
 
 class Namespace(RequestModel):
-    """Tools under a common name, which is told with their calls."""
+    """Tools under a common name, which is returned with their calls."""
 
     type: Literal["namespace"]
     name: ToolName
@@ -89,7 +88,7 @@ class Namespace(RequestModel):
 
 
 class HostedTool(EchoedModel):
-    """A tool that the server would run: there are none here, so it is left out and reported."""
+    """A tool that the server would run. There are none here, so it is ignored and reported."""
 
     type: Literal[
         "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "file_search",
@@ -98,7 +97,6 @@ class HostedTool(EchoedModel):
     ]  # fmt: skip
 
     def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
         yield Notice(path, f"There is no tool '{self.type}' here.")
 
 
@@ -134,7 +132,7 @@ AllowedTool = Annotated[
 
 
 class AllowedTools(RequestModel):
-    """Tools that may be called."""
+    """The tools that may be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -159,7 +157,7 @@ ToolChoice = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class QualifiedName:
-    """How a client calls a tool."""
+    """The client's name of a tool."""
 
     name: str
     namespace: str | None = None
@@ -167,14 +165,14 @@ class QualifiedName:
 
 @dataclass(slots=True)
 class Offer:
-    """All tools of a request, under names of one level, which is what models know."""
+    """All tools of a request, under the model's names."""
 
     tools: list[Tool] = field(default_factory=list)
     names: dict[str, QualifiedName] = field(default_factory=dict)
-    """The client's, by the model's."""
+    """The client's names, by the model's."""
 
     def add(self, tools: Sequence[FunctionTool | CustomTool | Namespace | HostedTool], path: str) -> None:
-        """Take in the tools that stand at this path. Raises InvalidRequestError for one that is there already."""
+        """Add the tools at this path of the body. Raises InvalidRequestError for a name that is taken."""
         for index, tool in enumerate(tools):
             at = f"{path}[{index}]"
             match tool:
@@ -186,12 +184,12 @@ class Offer:
                     self._add(tool, QualifiedName(tool.name), at)
 
     def model_name(self, name: QualifiedName) -> str:
-        """What the model calls it, whether or not it is offered."""
+        """The model's name of a tool, whether or not it is offered."""
         known = next((ours for ours, theirs in self.names.items() if theirs == name), None)
         return known or _flat(name)
 
     def named(self, refs: Sequence[ToolRef], path: str) -> Sequence[str]:
-        """The model's names of these. Raises InvalidRequestError for one that is not offered."""
+        """The model's names of these tools. Raises InvalidRequestError for one that is not offered."""
         return [self._named(ref, path) for ref in refs]
 
     def _add(self, tool: FunctionTool | CustomTool, name: QualifiedName, path: str, common: str | None = None) -> None:
@@ -199,7 +197,7 @@ class Offer:
             message = f"Invalid '{path}': there are two tools called '{name.name}'."
             raise InvalidRequestError(message, param=path, code="invalid_value")
         flat = _flat(name)
-        while flat in self.names:  # a name with the separator in it is that of another namespace, too
+        while flat in self.names:  # a name that has the separator in it may look like one in a namespace
             flat += "_"
         self.names[flat] = name
         made = tool.tool(flat, path)
@@ -225,7 +223,7 @@ Choice = Literal["none", "auto", "required"] | ToolRef | AllowedTools | HostedTo
 
 
 def tool_use(offer: Offer, choice: Choice, *, is_parallel: bool) -> ToolUse | None:
-    """What the answer may call; None: nothing. Raises InvalidRequestError for what the choice cannot have."""
+    """The tools that the answer may call, or None. Raises InvalidRequestError for a choice without such a tool."""
     match choice:
         case "none":
             return None
@@ -252,7 +250,7 @@ def _not_here(kind: str) -> InvalidRequestError:
 
 
 def as_sent(names: Mapping[str, QualifiedName], name: str) -> dict[str, str]:
-    """How an answer names the tool that the model calls so."""
+    """The name of a tool in an answer, by the model's name."""
     qualified = names.get(name, QualifiedName(name))
     space = {} if qualified.namespace is None else {"namespace": qualified.namespace}
     return {"name": qualified.name, **space}

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from model_runner.contract import Failure
-from server.api.responses.opaque import opened
+from server.api.responses.items import unseal
 from server.engine.client import RequestFailedError
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine
@@ -99,7 +99,7 @@ async def test_reasoning(client_with, engine: FakeEngine, summary: str | None) -
     text = {"type": "summary_text" if summary else "reasoning_text", "text": "Is it?"}
     assert thought["summary"] == ([text] if summary else [])
     assert thought.get("content") == (None if summary else [text])
-    assert opened(thought["encrypted_content"], "reasoning") == "Is it?"
+    assert unseal(thought["encrypted_content"], "reasoning") == "Is it?"
     assert message["content"][0]["text"] == "Blue."
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     part, told = ("reasoning_summary_part", "reasoning_summary_text") if summary else ("content_part", "reasoning_text")

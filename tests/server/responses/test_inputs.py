@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.api.responses.opaque import sealed
+from server.api.responses.items import seal
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, refused, says
@@ -109,7 +109,7 @@ async def test_the_model_sees_what_it_does_in_chat_completions(
     "thought",
     [
         {"content": [{"type": "reasoning_text", "text": "Is it?"}], "encrypted_content": None},
-        {"id": "rs_1", "summary": [], "content": None, "encrypted_content": sealed(reasoning="Is it?")},
+        {"id": "rs_1", "summary": [], "content": None, "encrypted_content": seal(reasoning="Is it?")},
         {"summary": [{"type": "summary_text", "text": "Is it?"}], "encrypted_content": "gAAAAA=="},
     ],
 )
@@ -276,7 +276,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "deta
         ({"input": [user(), result(), call()]}, "input[1].call_id", "invalid_value"),
         ({"input": [{"type": "compaction", "encrypted_content": "gAAA"}]}, "input[0].encrypted_content",
          "invalid_value"),
-        ({"input": [{"type": "compaction", "encrypted_content": sealed(summary="\ud800")}]},
+        ({"input": [{"type": "compaction", "encrypted_content": seal(summary="\ud800")}]},
          "input[0].encrypted_content", "invalid_value"),
         ({"input": [user(), {"type": "web_search_call", "id": {"a": 1}}]}, "input[1].id", "invalid_type"),
         ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0].function", "unknown_parameter"),

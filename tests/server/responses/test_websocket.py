@@ -16,8 +16,8 @@ from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from server.api.responses import session
-from server.api.responses.remembered import Memories
+from server.api.responses import websocket
+from server.api.responses.websocket import Memories
 from server.engine.client import EngineState
 from server.http import body
 from server.http.connection import LimitedConnection
@@ -241,8 +241,8 @@ async def test_a_fork_goes_on_from_another_lane(socket: ClientConnection, engine
 async def test_lanes_and_what_waits_are_limited(
     socket: ClientConnection, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MAX_WAITING", 3)
-    monkeypatch.setattr(session, "MAX_LANES", 1)
+    monkeypatch.setattr(websocket, "MAX_WAITING", 3)
+    monkeypatch.setattr(websocket, "MAX_LANES", 1)
     engine.first_delay_s = 30.0
     await create(socket, stream_id="a")
     await until(lambda: engine.num_live == 1)
@@ -385,7 +385,7 @@ async def test_pages_of_strangers_are_kept_out(make_app: Make, origin: str, sett
 
 
 async def test_a_crowd_is_limited(address: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_OPEN", 2)
+    monkeypatch.setattr(websocket, "MAX_OPEN", 2)
     async with connect(address) as first, connect(address) as second:
         assert await made(first, max_output_tokens=3)
         async with connect(address) as third:
@@ -405,7 +405,7 @@ async def test_a_crowd_is_limited(address: str, engine: FakeEngine, monkeypatch:
 async def test_a_connection_does_not_live_for_ever(
     address: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LIFETIME_S", 0.0)
+    monkeypatch.setattr(websocket, "LIFETIME_S", 0.0)
     async with connect(address) as socket:
         (event,) = await told(socket)
         assert event["error"]["code"] == "websocket_connection_limit_reached"

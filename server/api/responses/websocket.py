@@ -1,38 +1,44 @@
 """Responses over a websocket: each event `response.create` is a request of its own, and only its framing differs."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import msgspec
 from fastapi import Request, Response
+from msgspec import Raw
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from server.api.openai.errors import error_body
-from server.api.responses.event import lane_and_previous
-from server.api.responses.remembered import LANE, Lane, Memories, Memory
+from server.api.responses.schema import STREAM_ID
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError, UnavailableError
 from server.http.body import MAX_INCOMPLETE_MIB
 from server.http.middleware import record_of
 from server.http.websocket import CONNECTION
 
+LANE = "samewise.lane"
+"""The name of a request's lane in its state."""
 MAX_OPEN = 256
 """Websockets of an application. Beyond that, the one that has been idle for longest makes room for a new one."""
 LIFETIME_S = 3600.0
-"""Of a connection: OpenAI's limit."""
+"""Longest life of a connection: OpenAI's limit."""
 MAX_RUNNING = 16
-"""Responses of one connection that are made at a time: OpenAI's limit."""
+"""Responses of one connection in flight: OpenAI's limit."""
 MAX_LANES = 32
-"""Of one connection, besides the one without a name: OpenAI's limit."""
+"""Named lanes of one connection: OpenAI's limit."""
 MAX_WAITING = 64
 """Events of one connection that wait for their turn."""
 
 _OWN_HEADERS = frozenset(
     {"connection", "upgrade", "origin", "content-length", "content-type", "transfer-encoding", "x-request-id"}
 )
-"""Headers of a handshake that do not hold for the requests that come after it."""
+"""Headers of a handshake that its requests do not inherit."""
+_ITEM_BYTES = 128
+"""Memory that an item takes in addition to its text."""
 _AGE = "Responses websocket connection limit reached (60 minutes)."
 _CROWD = f"This connection was idle for longest of the {MAX_OPEN} that may be open."
 _AGAIN = "Create a new websocket connection to continue."
@@ -45,7 +51,7 @@ class Websockets:
         self.max_message_bytes = max_message_bytes
         self.memories = Memories(max_remembered_bytes, max_message_bytes)
         self.waiting_bytes = 0
-        """Of the events that wait, on all connections."""
+        """Bytes of the waiting events of all connections."""
         self.max_waiting_bytes = max(int(MAX_INCOMPLETE_MIB * (1 << 20)), 4 * max_message_bytes)
         self._open: dict[Session, None] = {}
 
@@ -53,7 +59,7 @@ class Websockets:
         return len(self._open)
 
     def admit(self, session: "Session") -> None:
-        """Count a session. Raises UnavailableError if there are too many, and none of them is idle."""
+        """Add a session. Raises UnavailableError if there are too many, and none of them is idle."""
         if len(self._open) >= MAX_OPEN:
             idle = [one for one in self._open if one.idle_since is not None]
             if not idle:
@@ -64,23 +70,23 @@ class Websockets:
         self._open[session] = None
 
     def leave(self, session: "Session") -> None:
-        """Count a session no more."""
+        """Remove a session."""
         self._open.pop(session, None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A message of the client that waits for its turn."""
+    """An event of the client that waits for its turn."""
 
     body: bytes
     previous: str | None
-    """The response that it names as the one before."""
+    """The response that it continues."""
 
 
 class Session(Response):
     """The answer to a handshake: a connection on which the client asks for responses.
 
-    Those of one lane follow each other. A client that leaves is noticed by each of them as over plain HTTP.
+    Responses of one lane follow each other. Each of them notices a client that leaves as it would over plain HTTP.
     """
 
     def __init__(self, request: Request, websockets: Websockets) -> None:
@@ -92,14 +98,14 @@ class Session(Response):
         self._scope = request_scope(request.scope)
         self._connection = request.scope["state"].get(CONNECTION)
         self._gone = asyncio.Event()
-        self._waiting: dict[str | None, deque[_Event]] = {}  # by lane: all that there were
-        self._workers: dict[str | None, asyncio.Task[None]] = {}  # by lane: those that are busy
+        self._waiting: dict[str | None, deque[_Event]] = {}  # by lane: all lanes so far
+        self._workers: dict[str | None, asyncio.Task[None]] = {}  # by lane: busy lanes
         self._places = asyncio.Semaphore(MAX_RUNNING)
         self._send: Send
         self._expired = ""
         self._farewell: asyncio.Task[None] | None = None
         self.idle_since: float | None = asyncio.get_running_loop().time()
-        """None while there is something to answer."""
+        """None while events are answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises UnavailableError if there are too many connections."""
@@ -119,19 +125,19 @@ class Session(Response):
             self._memory.close()
 
     def expire(self, why: str) -> None:
-        """Take no more events, and close when all are answered."""
+        """Take no more events, and close the connection once all are answered."""
         self._expired = self._expired or why
         if not self._workers and self._farewell is None:
             self._farewell = asyncio.create_task(self._say_farewell())
 
     async def send_event(self, event: bytes, lane: str | None) -> None:
-        """Send an event, a JSON object in ASCII; one of a lane that has a name says so."""
+        """Send an event, a JSON object in ASCII; `stream_id` is added in a named lane."""
         if lane is not None:
             event = b'{"stream_id":"%b",%b' % (lane.encode(), event[1:])
         await self._say({"type": "websocket.send", "text": event.decode("ascii")})
 
     async def send_error(self, status: int, body: bytes, headers: Mapping[str, str], lane: str | None) -> None:
-        """Send an error, given as the answer that it would be over HTTP."""
+        """Send an error, given as its answer over HTTP."""
         kept = {name: value for name, value in headers.items() if name not in ("content-type", "content-length")}
         error = {**msgspec.json.decode(body)["error"], "headers": kept}  # where OpenAI's client looks, and Codex ...
         event = {"type": "error", "status": status, "error": error, "headers": kept}  # ... here
@@ -172,7 +178,7 @@ class Session(Response):
             raise RateLimitError("Too many events are waiting on all connections. Please try again later.")
 
     async def _work(self, lane: str | None) -> None:
-        """Answer what waits in a lane."""
+        """Answer the waiting events of a lane."""
         events = self._waiting[lane]
         try:
             while events:
@@ -243,7 +249,7 @@ class _Framing:
         self._headers = Headers()
         self._body = b""
         self.is_over = False
-        """Whether all of it was sent."""
+        """Whether all of the answer was sent."""
 
     async def send(self, message: Message) -> None:
         """ASGI's send, for the application."""
@@ -261,12 +267,12 @@ class _Framing:
             await self._session.send_error(self._status, self._body, self._headers, self._lane)
 
     async def fail(self, error: ApiError) -> None:
-        """End an answer that has broken off."""
+        """End an answer that broke off."""
         self._on_failure()
         await self._session.send_error(error.status, error_body(error), error.headers, self._lane)
 
     async def _send_frames(self, frames: bytes) -> None:
-        """Send the events of whole frames; what is none of them, such as [DONE], is for streams over HTTP."""
+        """Send the events of whole frames. [DONE] is only for streams over HTTP."""
         for frame in frames.split(b"\n\n"):
             kind, _, event = frame.partition(b"\ndata: ")
             if kind == b"event: response.failed":
@@ -276,7 +282,7 @@ class _Framing:
 
 
 def request_scope(handshake: Scope) -> Scope:
-    """The scope of the requests that come through a websocket, without the size of the body and without a state."""
+    """The scope of requests through a websocket, without the body's size and without a state."""
     kept = ("asgi", "http_version", "scheme", "path", "raw_path", "root_path", "client", "server")
     headers = [
         (name, value)
@@ -294,3 +300,139 @@ def request_scope(handshake: Scope) -> Scope:
 
 def _connection_limit(why: str) -> InvalidRequestError:
     return InvalidRequestError(f"{why} {_AGAIN}", code="websocket_connection_limit_reached")
+
+
+def lane_and_previous(event: bytes) -> tuple[str | None, str | None]:
+    """The lane of an event and the response that it continues, None where it names none or an impossible one.
+
+    Errors in the event are found when it is read as a request, in the lane without a name.
+    """
+    try:
+        found = msgspec.json.decode(event, type=_Routing)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None, None
+    lane, previous = found.stream_id, found.previous_response_id
+    is_lane = isinstance(lane, str) and STREAM_ID.fullmatch(lane) is not None
+    return lane if is_lane else None, previous if isinstance(previous, str) else None
+
+
+class _Routing(msgspec.Struct):
+    """The fields of an event that are needed before it is read as a request."""
+
+    stream_id: Any = None
+    previous_response_id: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The responses of one connection that follow each other."""
+
+    memory: "Memory"
+    name: str | None
+    """None for the lane without a name."""
+
+    def keep(self, response_id: str, items: Sequence[Raw]) -> None:
+        """Remember the conversation up to this response, the lane's last."""
+        self.memory.keep(self.name, response_id, items)
+
+
+def lane_of(request: Request) -> Lane | None:
+    """The lane that a request came through; None for plain HTTP."""
+    lane: Lane | None = request.scope["state"].get(LANE)
+    return lane
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    response_id: str
+    items: Sequence[Raw]
+    num_bytes: int
+
+
+class Memories:
+    """The conversations that open websockets remember, so that a turn can continue one that is not stored.
+
+    All connections share a limit. Beyond it, the client whose connections remember most loses its oldest conversation.
+    """
+
+    def __init__(self, max_bytes: int, max_connection_bytes: int) -> None:
+        """`max_connection_bytes` is for one connection."""
+        self.max_connection_bytes = max_connection_bytes
+        self._max_bytes = max_bytes
+        self._open: set[Memory] = set()
+        self._clock = count()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all memories."""
+        return sum(memory.num_bytes for memory in self._open)
+
+    def open(self, client: str) -> "Memory":
+        """Return the memory of a new connection of this client; it must be closed."""
+        memory = Memory(self, client)
+        self._open.add(memory)
+        return memory
+
+    def close(self, memory: "Memory") -> None:
+        """Forget a memory."""
+        self._open.discard(memory)
+
+    def tick(self) -> int:
+        """Return the next number of a clock that orders uses."""
+        return next(self._clock)
+
+    def make_room(self) -> None:
+        """Forget conversations until the limit is kept."""
+        while self.num_bytes > self._max_bytes:
+            by_client: Counter[str] = Counter()
+            for memory in self._open:
+                by_client[memory.client] += memory.num_bytes
+            ((most, _),) = by_client.most_common(1)
+            held = [memory for memory in self._open if memory.client == most and memory.num_bytes]
+            min(held, key=lambda memory: memory.used_at).drop_oldest()
+
+
+class Memory:
+    """The memory of one connection: the conversation up to the last response of each of its lanes."""
+
+    def __init__(self, memories: Memories, client: str) -> None:
+        self.client = client
+        self.used_at = 0
+        self.num_bytes = 0
+        self._memories = memories
+        self._turns: dict[str | None, _Turn] = {}  # by lane, the oldest first
+
+    def find(self, response_id: str) -> Sequence[Raw] | None:
+        """The items of the conversation up to a response; None if it is not remembered."""
+        self.used_at = self._memories.tick()
+        return next((turn.items for turn in self._turns.values() if turn.response_id == response_id), None)
+
+    def keep(self, lane: str | None, response_id: str, items: Sequence[Raw]) -> None:
+        """Replace the lane's conversation, unless it is larger than the largest request."""
+        self.used_at = self._memories.tick()
+        self._drop(lane)
+        size = sum(len(item) + _ITEM_BYTES for item in items)
+        if size > self._memories.max_connection_bytes:
+            return
+        while self.num_bytes + size > self._memories.max_connection_bytes:
+            self.drop_oldest()
+        self._turns[lane] = _Turn(response_id, items, size)
+        self.num_bytes += size
+        self._memories.make_room()
+
+    def forget(self, response_id: str) -> None:
+        """Forget the conversation up to a response."""
+        for lane in [lane for lane, turn in self._turns.items() if turn.response_id == response_id]:
+            self._drop(lane)
+
+    def drop_oldest(self) -> None:
+        """Forget the conversation that was kept longest ago."""
+        self._drop(next(iter(self._turns)))
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._memories.close(self)
+
+    def _drop(self, lane: str | None) -> None:
+        turn = self._turns.pop(lane, None)
+        self.num_bytes -= 0 if turn is None else turn.num_bytes
