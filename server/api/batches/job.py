@@ -1,23 +1,22 @@
-"""A batch that is being run, from the check of its lines to its files."""
+"""A batch that is run, from the check of its lines to its files. Each line is a request of the server to itself."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from server.api.batches.insisting import Insisting
-from server.api.batches.lines import Fields, batch_error, check_lines, error_list, read_lines
-from server.api.batches.lines_run import LinesRun
+from server.api.batches.lines import Fields, Line, batch_error, check_lines, error_list, read_lines, result_of
 from server.api.batches.objects import OPEN, Status
-from server.api.batches.output import give_up_lines, write_outputs
-from server.api.batches.writer import ResultWriter
+from server.api.batches.results import ResultWriter, StorageRetry, give_up_lines, write_outputs
 from server.api.services import Services
 from server.engine.client import EngineUnavailableError
-from server.storage.batches import Batch, BatchTable
+from server.errors import RETRY_AFTER_S
+from server.http.loopback import Loopback
+from server.storage.batches import Batch, BatchTable, LineResult
 from server.storage.files import FileStore
 
 _T = TypeVar("_T")
@@ -25,38 +24,35 @@ _logger = logging.getLogger("samewise.batches")
 
 
 class BatchJob:
-    """One of them (a Job). All that has happened is on disk before it is told, so it goes on wherever it was."""
+    """The Job of one batch. Each step is on disk before the next, so that a restart continues where it was."""
 
     def __init__(self, batch: Batch, services: Services, files: FileStore) -> None:
         self._batch = batch
         self._services = services
         self._files = files
-        self._insisting = Insisting(batch.id)
-        self._writer = ResultWriter(services.storage, batch.id, self._insisting)
+        self._retry = StorageRetry(batch.id)
+        self._writer = ResultWriter(services.storage, batch.id, self._retry)
         self._is_unwanted = asyncio.Event()
         if batch.fields["status"] == "cancelling":
             self._is_unwanted.set()
 
     @property
     def client(self) -> str:
-        """See Job."""
         return self._batch.client
 
     @property
-    def trouble(self) -> str:
-        """Why it does not go on for now; empty if it does."""
-        return self._insisting.trouble
+    def error(self) -> str:
+        """Why it waits; empty if it does not."""
+        return self._retry.error
 
     def cancel(self) -> None:
-        """Begin with no more lines, and end those that are under way."""
+        """Start no more lines, and abort those in flight."""
         self._is_unwanted.set()
 
     def close(self) -> None:
-        """See Job."""
         self._writer.close()
 
     async def run(self) -> None:
-        """See Job."""
         try:
             await self._services.engine.wait_ready()
             if self._batch.fields["in_progress_at"] is None:
@@ -93,7 +89,7 @@ class BatchJob:
             await self._become("in_progress", request_counts=counts)
 
     async def _run_lines(self, path: Path) -> None:
-        """Until all have results, or the batch is not wanted any more, or its time is over."""
+        """Run until all lines have results, the batch is cancelled, or its time is over."""
         done = await self._stored(lambda table: table.done(self._batch.id))
         run = LinesRun(self._batch, read_lines(path, but=done), len(done), self._services.loopback)
         lines = asyncio.create_task(run.run(self._writer, self._services.engine.info.max_num_seqs))
@@ -111,20 +107,20 @@ class BatchJob:
         await self._become("finalizing", outcome=outcome)
 
     async def _end(self) -> None:
-        """Write the files, then that they are there."""
+        """Write the output files, then the status that names them."""
         outcome: Status = self._batch.fields["outcome"]
         if outcome in ("cancelled", "expired"):
-            with suppress(FileNotFoundError):  # then nobody can tell which lines were not run
+            with suppress(FileNotFoundError):  # then it is unknown which lines were not run
                 path = await self._input()
-                await self._insisting.do(lambda: give_up_lines(self._batch, path, self._services.storage))
-        files = await self._insisting.do(lambda: write_outputs(self._batch, self._files, self._services.storage))
+                await self._retry.run(lambda: give_up_lines(self._batch, path, self._services.storage))
+        files = await self._retry.run(lambda: write_outputs(self._batch, self._files, self._services.storage))
         answered, failed = await self._stored(lambda table: table.counts(self._batch.id))
         counts = {**self._batch.fields["request_counts"], "completed": answered, "failed": failed}
         await self._become(outcome, request_counts=counts, **files)
         _logger.info("batch %s is %s: %d answers, %d errors", self._batch.id, outcome, answered, failed)
 
     async def _give_up(self, code: str, message: str) -> None:
-        """End it for this reason, with what was answered."""
+        """End it for this reason; lines that were answered keep their answers."""
         errors = [batch_error(code, message)]
         if self._batch.fields["in_progress_at"] is None:
             await self._fail_for(errors)
@@ -137,7 +133,7 @@ class BatchJob:
         _logger.info("batch %s cannot be run: %s", self._batch.id, errors[0]["message"])
 
     async def _become(self, status: Status, **fields: Any) -> None:
-        """Change the batch on disk. If its end was asked for meanwhile, going on does not undo that."""
+        """Change the batch on disk. A cancellation that came meanwhile is not undone."""
         now = int(time.time())
 
         def put(table: BatchTable) -> Batch:
@@ -152,11 +148,80 @@ class BatchJob:
         self._batch = await self._stored(put)
 
     async def _stored(self, work: Callable[[BatchTable], _T]) -> _T:
-        return await self._insisting.do(lambda: self._services.storage.on_batches(work))
+        return await self._retry.run(lambda: self._services.storage.on_batches(work))
 
     async def _input(self) -> Path:
-        """Where the input is. Raises FileNotFoundError."""
+        """The path of the input. Raises FileNotFoundError."""
         found = await self._files.find(self.client, self._batch.fields["input_file_id"])
         if found is None:
             raise FileNotFoundError(2, "it was deleted")
         return self._files.path_of(found)
+
+
+_READ_BYTES = 1 << 20
+"""Bytes of bodies that a thread reads at a time; a larger body comes alone."""
+_LONGEST_WAIT_S = 60.0
+"""Longest time before a refused line is retried."""
+_PROGRESS = 10
+"""How many times the log reports a batch's progress."""
+
+
+class LinesRun:
+    """Runs the lines of a batch that have no results yet, in the room that other requests leave."""
+
+    def __init__(self, batch: Batch, lines: Iterator[Line], num_done: int, loopback: Loopback) -> None:
+        self._batch = batch
+        self._unread = lines
+        self._loopback = loopback
+        self._num_done = num_done
+
+    async def run(self, writer: ResultWriter, num_at_a_time: int) -> None:
+        """Run all lines; returns when their results are stored."""
+        self._log()
+        lines = self._lines()
+        turn = asyncio.Lock()
+
+        async def work() -> None:
+            while True:
+                async with turn:
+                    line = await anext(lines, None)
+                if line is None:
+                    return
+                await writer.write(await self._result(line))
+                self._count()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_at_a_time):
+                group.create_task(work())
+
+    async def _lines(self) -> AsyncIterator[Line]:
+        while page := await asyncio.to_thread(self._page):
+            for line in page:
+                yield line
+
+    def _page(self) -> Sequence[Line]:
+        """The next lines; none at the end."""
+        page: list[Line] = []
+        num_bytes = 0
+        while num_bytes < _READ_BYTES and (line := next(self._unread, None)) is not None:
+            page.append(line)
+            num_bytes += len(line.body)
+        return page
+
+    async def _result(self, line: Line) -> LineResult:
+        """The result of a line, which is retried while the server is full."""
+        while True:
+            answer = await self._loopback.post(self._batch.fields["endpoint"], line.body, self._batch.client)
+            if answer.retry_after_s is None:
+                return result_of(self._batch.id, line, answer)
+            await asyncio.sleep(min(max(answer.retry_after_s, RETRY_AFTER_S), _LONGEST_WAIT_S))
+
+    def _count(self) -> None:
+        total = self._batch.fields["request_counts"]["total"]
+        self._num_done += 1
+        if self._num_done * _PROGRESS // total > (self._num_done - 1) * _PROGRESS // total:
+            self._log()
+
+    def _log(self) -> None:
+        total = self._batch.fields["request_counts"]["total"]
+        _logger.info("batch %s: %d of %d lines are done", self._batch.id, self._num_done, total)

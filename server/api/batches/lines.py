@@ -1,4 +1,4 @@
-"""The lines of a batch: what clients write, and what they get for each."""
+"""The lines of a batch's input, and the results of each."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from server.http.loopback import LoopbackAnswer
 from server.storage.batches import LineResult
 
 _MAX_ERRORS = 20
-"""Wrong lines of which a client is told at once."""
+"""Malformed lines that are reported at once."""
 _ENVELOPE_BYTES = 64 << 10
-"""Of a line, beside the body of its request."""
+"""Bytes of a line in addition to the body of its request."""
 _MAX_MESSAGE = 512
-"""Characters of an error, which may repeat what a client wrote."""
+"""Longest error message in characters; messages may quote the client."""
 Fields = Mapping[str, Any]
 
 
@@ -41,15 +41,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is known of a file before its first line is run."""
+    """The result of checking an input file."""
 
     num_lines: int
     errors: Sequence[Fields]
-    """As a batch's object has them; empty if all can be run."""
+    """Entries of `errors` in a batch's object; empty if all lines can be run."""
 
 
 class _LineError(Exception):
-    """Why a line is none."""
+    """A line is malformed."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class _LineError(Exception):
 
 
 def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> Fields:
-    """As it stands in `errors` of a batch's object."""
+    """An entry of `errors` in a batch's object."""
     return {"code": code, "line": line, "message": shorten(message, _MAX_MESSAGE), "param": param}
 
 
@@ -68,7 +68,7 @@ def error_list(errors: Sequence[Fields]) -> Fields:
 
 
 def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int) -> Checked:
-    """Whether each line is a request to this endpoint, with an id of its own and no more than a request may have.
+    """Check that each line is a request to this endpoint, with an id of its own, and no larger than a request may be.
 
     Raises OSError.
     """
@@ -101,7 +101,7 @@ def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int)
 
 
 def read_lines(path: Path, but: Collection[int] = ()) -> Iterator[Line]:
-    """The requests of a file that was checked, but those of these numbers. Raises OSError."""
+    """The requests of a checked file, except those with these numbers. Raises OSError."""
     for number, text in enumerate(text for _, text in _texts(path) if text.strip()):
         if number not in but:
             written = _parsed(text)
@@ -109,7 +109,7 @@ def read_lines(path: Path, but: Collection[int] = ()) -> Iterator[Line]:
 
 
 def result_of(batch_id: str, line: Line, answer: LoopbackAnswer) -> LineResult:
-    """What came of a line that was answered."""
+    """The result of a line that was answered."""
     response = {
         "status_code": answer.status,
         "request_id": answer.request_id,
@@ -119,7 +119,7 @@ def result_of(batch_id: str, line: Line, answer: LoopbackAnswer) -> LineResult:
 
 
 def unanswered(batch_id: str, line: Line, code: str, message: str) -> LineResult:
-    """What becomes of a line that was never answered."""
+    """The result of a line that was never answered."""
     return _result(batch_id, line, None, {"code": code, "message": message}, is_error=True)
 
 

@@ -29,10 +29,10 @@ from server.storage.storage import NotStoredError
 _ALL = "/v1/batches"
 _ONE = "/v1/batches/{batch_id}"
 MAX_OPEN = 100
-"""Batches of a key that have not ended."""
+"""Open batches of a key."""
 _DAY_S = 86400
 _KEPT_S = 30 * _DAY_S
-"""Of batches that have ended."""
+"""How long ended batches are kept."""
 _ERRORS = documented_errors(400, 401, 404, 500)
 _NOT_YET = (
     "errors", "output_file_id", "error_file_id", "in_progress_at", "finalizing_at", "completed_at", "failed_at",
@@ -144,20 +144,20 @@ def _find(table: BatchTable, batch_id: str, client: str) -> Batch:
 
 
 async def _now(batch: Batch, services: Services) -> Fields:
-    """The object, with what is counted, and with what holds it up."""
+    """The object as it is now: with the counts, and the error for which it waits."""
     made = _object(batch)
     if batch.fields["status"] not in OPEN:
         return made
     answered, failed = await services.storage.on_batches(lambda table: table.counts(batch.id))
     made["request_counts"] = {**made["request_counts"], "completed": answered, "failed": failed}
     job = services.jobs.get(batch.id, batch.client)
-    if isinstance(job, BatchJob) and job.trouble:
-        made["errors"] = error_list([batch_error("not_stored", job.trouble)])
+    if isinstance(job, BatchJob) and job.error:
+        made["errors"] = error_list([batch_error("not_stored", job.error)])
     return made
 
 
 def _object(batch: Batch) -> dict[str, Any]:
-    """What a client sees of it."""
+    """The object that clients see."""
     return {name: batch.fields[name] for name in BatchObject.model_fields}
 
 
@@ -166,13 +166,13 @@ def _json(value: Fields) -> Response:
 
 
 async def resume(services: Services) -> Work:
-    """Finds the batches that were not finished before the server was started, to go on with them. See Dialect."""
+    """Find the batches that were open when the server stopped, to continue them. See Dialect."""
     batches = [] if services.files is None else await services.storage.on_batches(BatchTable.open)
     return lambda: _go_on(batches, services)
 
 
 async def _go_on(batches: Sequence[Batch], services: Services) -> None:
-    """With these; now and then forget old ones."""
+    """Continue these batches, and delete old ones from time to time."""
     if services.files is None:
         return
     for batch in batches:
@@ -182,7 +182,7 @@ async def _go_on(batches: Sequence[Batch], services: Services) -> None:
         try:
             await services.storage.on_batches(lambda table, before=before: table.drop_ended(before))  # type: ignore[misc]
         except NotStoredError as error:
-            _logger.error("old batches are not forgotten yet: %s", error.message)
+            _logger.error("old batches are not deleted yet: %s", error.message)
         await asyncio.sleep(SWEEP_S)
 
 

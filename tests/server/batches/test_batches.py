@@ -276,8 +276,8 @@ async def test_a_line_that_ends_the_process_that_checks_it_is_an_error_and_the_o
 async def test_what_is_refused_for_now_is_tried_again(
     make_batches: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.api.batches.lines_run.RETRY_AFTER_S", 0.01)
-    monkeypatch.setattr("server.api.batches.lines_run._LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr("server.api.batches.job.RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr("server.api.batches.job._LONGEST_WAIT_S", 0.01)
     engine.refuse = QueueFullError("full")
     async with client_of(make_batches()) as client:
         batches = Batches(client)
@@ -392,7 +392,7 @@ async def test_an_end_that_was_cut_short_is_done_again(
 async def test_a_full_disk_holds_a_batch_up_and_says_so(
     make_batches: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("server.api.batches.insisting.RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr("server.api.batches.results.RETRY_AFTER_S", 0.01)
     app = make_batches()
     storage = app.state.services.storage
     works, is_full = storage.on_batches, asyncio.Event()
