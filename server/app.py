@@ -45,6 +45,7 @@ from server.http.responses import error_response
 from server.http.short_paths import ShortPathMiddleware
 from server.storage.files import FileStore
 from server.storage.storage import Storage
+from server.storage.usage import UsageTable
 from server.telemetry.metrics import Metrics
 from server.telemetry.recent_requests import RecentRequests
 from server.tenants.accounts import Accounts, UsageBook, today
@@ -180,7 +181,9 @@ def _traces(settings: Settings, keys: KeyRing) -> "Traces | None":
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
-    await services.accounts.limits.remember(await services.storage.on_usage(lambda table: table.tokens_of_day(today())))
+    await services.accounts.limits.remember(
+        await services.storage.on(UsageTable, lambda table: table.tokens_of_day(today()))
+    )
     for dialect in app.state.dialects:
         if dialect.resume is not None:
             services.jobs.spawn(await dialect.resume(services))

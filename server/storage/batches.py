@@ -1,4 +1,4 @@
-"""Batches, and what came of their lines."""
+"""Batches, and the results of their lines."""
 
 import json
 import sqlite3
@@ -8,21 +8,21 @@ from typing import Any
 
 Fields = Mapping[str, Any]
 MAX_ENDED = 10_000
-"""Of each client; older ones are dropped."""
+"""Ended batches kept for each client."""
 _PAGE = 256
 """Results that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One of them."""
+    """A batch."""
 
     client: str
-    """Whose it is: nobody else finds it."""
+    """The owner; no other client finds it."""
     fields: Fields
-    """Its object, as clients see it but for what is counted."""
+    """Its object as clients see it, without the current counts."""
     is_open: bool
-    """Whether there is something left to do."""
+    """Whether something is left to do."""
 
     @property
     def id(self) -> str:
@@ -32,23 +32,23 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """What came of a line."""
+    """The result of a line."""
 
     line: int
     """Its number, from 0."""
     is_error: bool
     body: bytes
-    """As it stands in the output or in the errors, without the end of the line."""
+    """Its line in the file of answers or errors, without the line end."""
 
 
 class BatchTable:
-    """The tables, within one transaction."""
+    """The tables of batches and results, within one transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def put(self, batch: Batch) -> None:
-        """Add a batch, or change it. With its end, its results are dropped, and batches beyond MAX_ENDED."""
+        """Add or change a batch. When it ends, its results and batches beyond MAX_ENDED are dropped."""
         self._connection.execute(
             "INSERT INTO batches (id, client, is_open, created_at, body) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE SET is_open = excluded.is_open, body = excluded.body",
@@ -68,7 +68,7 @@ class BatchTable:
         return found[0] if found else None
 
     def of_client(self, client: str, *, after: str | None, newest_first: bool, limit: int) -> Sequence[Batch] | None:
-        """Some of a client's; None if it has none of the id that they are to be behind."""
+        """Some of a client's batches; None if there is no batch `after`."""
         where, values = "client = ?", [client]
         if after is not None:
             if self.get(after, client) is None:
@@ -79,21 +79,21 @@ class BatchTable:
         return self._select(f"{where} ORDER BY number {order} LIMIT ?", *values, limit)
 
     def num_open(self, client: str) -> int:
-        """How many of a client's have something left to do."""
+        """The number of a client's open batches."""
         count = "SELECT count(*) FROM batches WHERE client = ? AND is_open"
         (num_open,) = self._connection.execute(count, (client,)).fetchone()
         return int(num_open)
 
     def open(self) -> Sequence[Batch]:
-        """Those of which something is left to do, whoever has them, oldest first."""
+        """The open batches of all clients, oldest first."""
         return self._select("is_open ORDER BY number")
 
     def drop_ended(self, created_before: int) -> None:
-        """Forget those that have ended and were created before this time."""
+        """Delete ended batches that were created before this time."""
         self._connection.execute("DELETE FROM batches WHERE NOT is_open AND created_at < ?", (created_before,))
 
     def add_results(self, batch_id: str, results: Sequence[LineResult]) -> None:
-        """Write down what came of lines; of what is there already nothing changes."""
+        """Store results of lines; results that are stored already do not change."""
         self._connection.executemany(
             "INSERT OR IGNORE INTO batch_results (batch, line, is_error, body) VALUES (?, ?, ?, ?)",
             [(batch_id, one.line, one.is_error, one.body) for one in results],
@@ -105,13 +105,13 @@ class BatchTable:
         return frozenset(line for (line,) in found)
 
     def counts(self, batch_id: str) -> tuple[int, int]:
-        """How many lines have answers, and how many errors."""
+        """The numbers of lines with answers and with errors."""
         count = "SELECT count(*), coalesce(sum(is_error), 0) FROM batch_results WHERE batch = ?"
         num_lines, failed = self._connection.execute(count, (batch_id,)).fetchone()
         return num_lines - failed, failed
 
     def results(self, batch_id: str, *, is_error: bool, after: int) -> Sequence[LineResult]:
-        """Some of the results, in the order of the lines, from behind this line on; none when there are no more."""
+        """The next results after a line, in the order of the lines; none at the end."""
         found = self._connection.execute(
             "SELECT line, body FROM batch_results WHERE batch = ? AND is_error = ? AND line > ? ORDER BY line LIMIT ?",
             (batch_id, is_error, after, _PAGE),

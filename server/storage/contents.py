@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 from server.storage.storage import NotStoredError
 
 PREFIX = "file-"
-"""Of all ids: nothing else in the folder is touched."""
+"""The beginning of all ids; no other file in the folder is touched."""
 _NUM_THREADS = 4
 _PIECE_BYTES = 1 << 18
 _T = TypeVar("_T")
@@ -20,7 +20,7 @@ _logger = logging.getLogger("samewise.files")
 
 
 class Contents:
-    """By ids. A disk that is slow keeps nobody waiting but those who use it: all answers come out of other threads."""
+    """Contents of files, by id. A slow disk delays only those who use it, because other threads answer requests."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError if the folder cannot be used."""
@@ -29,33 +29,33 @@ class Contents:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="samewise-files")
         self._at_start = {path: path.stat().st_size for path in folder.glob(f"{PREFIX}*")}
         self.num_bytes = sum(self._at_start.values())
-        """Of all that is in the folder, and of what is about to be: whoever writes counts it before."""
+        """Bytes in the folder, with those that are about to be written: writers count them first."""
 
     def path_of(self, file_id: str) -> Path:
-        """Where it is when it is whole."""
+        """The path of a whole file."""
         return self._folder / file_id
 
     async def create(self, file_id: str) -> FileIO:
-        """A file to write, under a name that it has only for now. Raises NotStoredError."""
+        """A file to write, under a temporary name. Raises NotStoredError."""
         path = _unfinished(self.path_of(file_id))
         return await self._written(lambda: path.open("xb", buffering=0))
 
     async def write(self, file: FileIO, piece: bytes) -> None:
-        """Raises NotStoredError."""
+        """Write a piece. Raises NotStoredError."""
         await self._written(lambda: _write(file, piece))
 
     async def finish(self, file: FileIO, file_id: str) -> None:
-        """Make it durable, and only then give it its name. Raises NotStoredError."""
+        """Make it durable, and only then give it its final name. Raises NotStoredError."""
         await self._written(lambda: _finish(file, self.path_of(file_id)))
 
     async def discard(self, file: FileIO, file_id: str, num_bytes: int) -> None:
-        """Delete what was begun, whatever has become of it, and count so many bytes less."""
+        """Delete a file that was begun, in whatever state, and release its bytes."""
         await self._run(lambda: _close(file))
         path = self.path_of(file_id)
         await self._remove({_unfinished(path): num_bytes, path: num_bytes})
 
     async def read(self, file_id: str) -> AsyncIterator[bytes] | None:
-        """A piece at a time, also if it is deleted meanwhile; None if it was deleted before."""
+        """The content in pieces, even if it is deleted meanwhile; None if it was deleted before."""
         try:
             file = await self._run(lambda: self.path_of(file_id).open("rb"))
         except FileNotFoundError:
@@ -63,17 +63,17 @@ class Contents:
         return self._pieces(file)
 
     async def remove(self, sizes: Mapping[str, int]) -> None:
-        """Delete these, of which the sizes are given."""
+        """Delete these files, given with their sizes."""
         await self._remove({self.path_of(file_id): size for file_id, size in sizes.items()})
 
     async def remove_leftovers(self, known: Collection[str]) -> None:
-        """Delete what an earlier process has left behind, but for these."""
+        """Delete files of an earlier process, except the known ones."""
         leftovers = {path: size for path, size in self._at_start.items() if path.name not in known}
         self._at_start.clear()
         await self._remove(leftovers)
 
     def close(self) -> None:
-        """When what has begun is done."""
+        """Wait for running work."""
         self._threads.shutdown(wait=True)
 
     async def _pieces(self, file: BinaryIO) -> AsyncIterator[bytes]:
@@ -97,7 +97,7 @@ class Contents:
 
 
 def _unfinished(path: Path) -> Path:
-    """Where it is before it is whole."""
+    """The path of a file that is not whole yet."""
     return path.with_suffix(".part")
 
 
@@ -122,7 +122,7 @@ def _close(file: FileIO) -> None:
 
 
 def _unlink(paths: Iterable[Path]) -> Sequence[Path]:
-    """Returns those that were there and are gone."""
+    """Delete these files, and return those that existed and are gone."""
     gone = []
     for path in paths:
         try:

@@ -1,14 +1,14 @@
-"""Files that clients have the server keep: their content in a folder, and what is known of them in the database.
+"""Files of clients: their content in a folder, and their records in the database.
 
-A file is written under a name of its own, made durable and renamed, and only then listed; one that is deleted is taken
-from the list first. So a crash leaves whole files, and besides at most some content that nobody finds: the next start
-deletes it.
+A file is written under a name of its own, made durable and renamed, and only then listed. A deleted file leaves the
+list first. So a crash leaves whole files, and at most some content without a record, which the next start deletes.
 """
 
 import asyncio
+import sqlite3
 import time
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -17,8 +17,102 @@ from typing import Any, TypeVar
 
 from server.errors import InvalidRequestError
 from server.storage.contents import PREFIX, Contents
-from server.storage.files_table import FileRecord, Selection
 from server.storage.storage import NotStoredError, Storage
+
+_COLUMNS = "client, id, filename, purpose, bytes, created_at, expires_at"
+_LIVES = "(expires_at IS NULL OR expires_at > ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file that is whole and on disk."""
+
+    client: str
+    """The owner; no other client finds it."""
+    id: str
+    filename: str
+    """The client's name of it; never part of a path."""
+    purpose: str
+    num_bytes: int
+    created_at: int
+    """In Unix time, as `expires_at`."""
+    expires_at: int | None
+    """It is not found from then on; None if it stays until it is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A filter for a client's files."""
+
+    purpose: str | None = None
+    after: str | None = None
+    """The id of the file before the first."""
+    newest_first: bool = True
+    limit: int = -1
+    """The most files; all if negative."""
+
+
+class FilesTable:
+    """The records of files, within one transaction. `now` decides which files have expired."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def add(self, record: FileRecord) -> None:
+        """Add a file."""
+        self._connection.execute(
+            f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.client,
+                record.id,
+                record.filename,
+                record.purpose,
+                record.num_bytes,
+                record.created_at,
+                record.expires_at,
+            ),
+        )
+
+    def get(self, client: str, file_id: str, now: float) -> FileRecord | None:
+        """The client's file of this id."""
+        found = self._select(f"client = ? AND id = ? AND {_LIVES}", client, file_id, now)
+        return found[0] if found else None
+
+    def of_client(self, client: str, asked: Selection, now: float) -> Sequence[FileRecord] | None:
+        """Some of a client's files; None if there is no file `after`."""
+        where, values = f"client = ? AND {_LIVES}", [client, now]
+        if asked.purpose is not None:
+            where, values = f"{where} AND purpose = ?", [*values, asked.purpose]
+        if asked.after is not None:
+            if self.get(client, asked.after, now) is None:
+                return None
+            sign = "<" if asked.newest_first else ">"
+            where = f"{where} AND number {sign} (SELECT number FROM files WHERE id = ?)"
+            values = [*values, asked.after]
+        order = "DESC" if asked.newest_first else "ASC"
+        return self._select(f"{where} ORDER BY number {order} LIMIT ?", *values, asked.limit)
+
+    def ids(self) -> Collection[str]:
+        """The ids of the files of all clients."""
+        return {file_id for (file_id,) in self._connection.execute("SELECT id FROM files")}
+
+    def delete(self, client: str, file_id: str, now: float) -> FileRecord | None:
+        """Remove a client's file from the table, and return it."""
+        record = self.get(client, file_id, now)
+        if record is not None:
+            self._connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        return record
+
+    def delete_expired(self, now: float) -> Sequence[FileRecord]:
+        """Remove the expired files from the table, and return them."""
+        expired = self._select("expires_at <= ?", now)
+        self._connection.execute("DELETE FROM files WHERE expires_at <= ?", (now,))
+        return expired
+
+    def _select(self, where: str, *values: object) -> Sequence[FileRecord]:
+        found = self._connection.execute(f"SELECT {_COLUMNS} FROM files WHERE {where}", values)
+        return [FileRecord(*columns) for columns in found]
+
 
 _T = TypeVar("_T")
 
@@ -29,17 +123,17 @@ class FilesFullError(NotStoredError, InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """What is to be known of a file that is written."""
+    """The record of a file that is still to be written."""
 
     client: str
     filename: str
     purpose: str
     lives_s: int | None = None
-    """Seconds after which it expires; None: never."""
+    """Seconds after which it expires; None if never."""
 
 
 class Draft:
-    """A file that is being written: nobody finds it before it is kept. Made by `FileStore.draft`."""
+    """A file that is being written, and is not found before it is kept. Made by `FileStore.draft`."""
 
     def __init__(self, store: "FileStore", file_id: str, file: FileIO) -> None:
         self.num_bytes = 0
@@ -49,27 +143,27 @@ class Draft:
         self._is_kept = False
 
     async def write(self, piece: bytes) -> None:
-        """Add this. Raises FilesFullError, and NotStoredError if the disk does not take it."""
+        """Write a piece. Raises FilesFullError, and NotStoredError if the disk fails."""
         await self._store.take_room(len(piece))
         self.num_bytes += len(piece)
         await self._store.contents.write(self._file, piece)
 
     async def keep(self, new: NewFile) -> FileRecord:
-        """Have it be found from now on; nothing more is written. Raises NotStoredError."""
+        """Finish the file and list it. Raises NotStoredError."""
         await self._store.contents.finish(self._file, self._id)
         created = int(self._store.now())
         expires = None if new.lives_s is None else created + new.lives_s
         record = FileRecord(new.client, self._id, new.filename, new.purpose, self.num_bytes, created, expires)
-        self._is_kept = True  # also if whoever waits is cancelled meanwhile: it may be listed all the same
+        self._is_kept = True  # even if the caller is cancelled meanwhile: it may be listed all the same
         try:
-            await self._store.storage.on_files(lambda table: table.add(record))
+            await self._store.storage.on(FilesTable, lambda table: table.add(record))
         except NotStoredError:
             self._is_kept = False
             raise
         return record
 
     async def discard(self) -> None:
-        """Leave nothing of it, unless it is kept."""
+        """Delete it, unless it is kept."""
         if not self._is_kept:
             await self._store.contents.discard(self._file, self._id, self.num_bytes)
 
@@ -85,7 +179,7 @@ class FileStore:
         self._turn = asyncio.Lock()
 
     async def in_turn(self, work: Callable[..., _T], *args: Any) -> _T:
-        """The result of work on a whole file, done in a thread, one at a time: others need these threads, too."""
+        """Return the result of work on a whole file, done in a thread. One at a time, to leave threads for others."""
         async with self._turn:
             return await asyncio.to_thread(work, *args)
 
@@ -95,7 +189,7 @@ class FileStore:
 
     @asynccontextmanager
     async def draft(self) -> AsyncIterator[Draft]:
-        """A file to write. Unless it is kept before the end, nothing stays of it. Raises NotStoredError."""
+        """A file to write, which is deleted at the end unless it was kept. Raises NotStoredError."""
         file_id = f"{PREFIX}{uuid.uuid4().hex}"
         draft = Draft(self, file_id, await self.contents.create(file_id))
         try:
@@ -104,7 +198,7 @@ class FileStore:
             await draft.discard()
 
     async def store(self, new: NewFile, pieces: AsyncIterable[bytes]) -> FileRecord:
-        """Write and keep a file. Raises NotStoredError, and whatever the pieces do: then there is none."""
+        """Write and keep a file. Raises NotStoredError, and what the pieces raise; there is no file then."""
         async with self.draft() as draft:
             async for piece in pieces:
                 await draft.write(piece)
@@ -112,37 +206,37 @@ class FileStore:
 
     async def find(self, client: str, file_id: str) -> FileRecord | None:
         """The client's file of this id."""
-        return await self.storage.on_files(lambda table: table.get(client, file_id, self.now()))
+        return await self.storage.on(FilesTable, lambda table: table.get(client, file_id, self.now()))
 
     async def list(self, client: str, asked: Selection) -> Sequence[FileRecord] | None:
-        """Some of the client's files; None if it has none of the id that they are to be behind."""
-        return await self.storage.on_files(lambda table: table.of_client(client, asked, self.now()))
+        """Some of the client's files; None if there is no file `after`."""
+        return await self.storage.on(FilesTable, lambda table: table.of_client(client, asked, self.now()))
 
     async def read(self, record: FileRecord) -> AsyncIterator[bytes] | None:
-        """Its content, a piece at a time, also if it is deleted meanwhile; None if it was deleted before."""
+        """Its content in pieces, even if it is deleted meanwhile; None if it was deleted before."""
         return await self.contents.read(record.id)
 
     def path_of(self, record: FileRecord) -> Path:
-        """Where its content is, as long as nobody deletes it."""
+        """The path of its content, until it is deleted."""
         return self.contents.path_of(record.id)
 
     async def delete(self, client: str, file_id: str) -> bool:
         """Delete the client's file; returns whether it was there."""
-        record = await self.storage.on_files(lambda table: table.delete(client, file_id, self.now()))
+        record = await self.storage.on(FilesTable, lambda table: table.delete(client, file_id, self.now()))
         if record is not None:
             await self._remove_content([record])
         return record is not None
 
     async def sweep(self) -> None:
         """Delete the files that have expired."""
-        await self._remove_content(await self.storage.on_files(lambda table: table.delete_expired(self.now())))
+        await self._remove_content(await self.storage.on(FilesTable, lambda table: table.delete_expired(self.now())))
 
     async def sweep_leftovers(self) -> None:
-        """Delete what an earlier process has written and never listed."""
-        await self.contents.remove_leftovers(await self.storage.on_files(lambda table: table.ids()))
+        """Delete content that an earlier process never listed."""
+        await self.contents.remove_leftovers(await self.storage.on(FilesTable, lambda table: table.ids()))
 
     async def take_room(self, num_bytes: int) -> None:
-        """Count so many more. Raises FilesFullError, with nothing counted."""
+        """Reserve room for so many bytes. Raises FilesFullError."""
         if self.contents.num_bytes + num_bytes > self._max_bytes:
             await self.sweep()
         if self.contents.num_bytes + num_bytes > self._max_bytes:
@@ -155,7 +249,7 @@ class FileStore:
         self.contents.num_bytes += num_bytes
 
     def close(self) -> None:
-        """When what has begun on the disk is done."""
+        """Wait for running work on the disk."""
         self.contents.close()
 
     async def _remove_content(self, records: Iterable[FileRecord]) -> None:

@@ -1,4 +1,4 @@
-"""Rows: whatever is kept, as bytes with a kind, an id and an owner. All of it is called in the storage's thread."""
+"""Rows: stored bytes with a kind, an id and an owner. Used in the storage's thread only."""
 
 import json
 import sqlite3
@@ -9,25 +9,25 @@ _COLUMNS = "kind, id, client, body, parent, state"
 _OLDEST = "SELECT min(number) FROM rows WHERE parent = ''"
 _AMONG = "IN (SELECT value FROM json_each(?))"
 _ROW_BYTES = 256
-"""That a row takes beside its body, as the database counts."""
+"""Bytes of a row in addition to its body, as the database counts."""
 UNFINISHED = "unfinished"
-"""State of rows without parents that are not dropped: the server has promised to finish them."""
+"""The state of rows that are never dropped, because the server has promised to finish them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Something that is kept."""
+    """A stored object."""
 
     kind: str
     id: str
-    """Of its kind and parent, no other has it."""
+    """Unique among rows of its kind and parent."""
     client: str
-    """Whose it is: nobody else finds it."""
+    """The owner; no other client finds it."""
     body: bytes
     parent: str = ""
-    """Id of the row that it belongs to and goes with."""
+    """The id of the row that it belongs to, and is deleted with."""
     state: str = ""
-    """By which rows are found that need something."""
+    """A mark by which rows are found."""
 
 
 class Rows:
@@ -36,14 +36,14 @@ class Rows:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._written: dict[str, int] = {}
-        """Rows without parents that were written, or of which parts were: the bytes of those that were themselves."""
+        """Bytes of the rows without parents that were written, by id; 0 where only parts of them were."""
         self.writer: str | None = None
         """The client whose rows were written."""
         self.promised = 0
         """Bytes of the unfinished rows that were written, with their parts."""
 
     def put(self, *rows: Row) -> None:
-        """Add rows, or change those that are there; these keep their places. An unfinished one comes with its parts."""
+        """Add or change rows; changed ones keep their places. An unfinished row comes with its parts."""
         for row in rows:
             self.writer = row.client
             self._written.setdefault(row.parent or row.id, 0)
@@ -61,7 +61,7 @@ class Rows:
         )
 
     def get(self, kind: str, row_id: str, client: str, parent: str | None = None) -> Row | None:
-        """The client's row of this id, of this parent or else the newest one."""
+        """The client's row of this id: the one of this parent, or the newest."""
         of_parent = "" if parent is None else "AND parent = ? "
         values = (kind, row_id, client) if parent is None else (kind, row_id, client, parent)
         found = self._select(f"kind = ? AND id = ? AND client = ? {of_parent}ORDER BY number DESC LIMIT 1", *values)
@@ -74,7 +74,7 @@ class Rows:
     def some_of_parent(
         self, kind: str, parent: str, state: str, *, after: str | None, newest_first: bool, limit: int
     ) -> Sequence[Row] | None:
-        """Some of a kind and state that belong to it; None if none has the id that they are to be behind."""
+        """Some rows of a kind and state that belong to it; None if there is no row `after`."""
         where, values = "parent = ? AND kind = ? AND state = ?", [parent, kind, state]
         if after is not None:
             found = self._connection.execute(f"SELECT number FROM rows WHERE {where} AND id = ?", (*values, after))
@@ -86,7 +86,7 @@ class Rows:
         return self._select(f"{where} ORDER BY number {order} LIMIT ?", *values, limit)
 
     def of_kind(self, kind: str) -> Sequence[Row]:
-        """All of a kind, whoever has them, oldest first."""
+        """All rows of a kind, of all clients, oldest first."""
         return self._select("kind = ? ORDER BY number", kind)
 
     def delete(self, kind: str, row_id: str, client: str, parent: str = "") -> bool:
@@ -98,29 +98,29 @@ class Rows:
         return bool(found)
 
     def renew(self, kind: str, row_id: str) -> None:
-        """Have a row count as the newest of those that have no parent."""
+        """Make a row without a parent the newest."""
         self._renew(kind, row_id, "number <= (SELECT max(number) FROM rows)")
 
     def renew_old(self, kind: str, row_id: str) -> None:
-        """The same if it is of the older half: what is used often is not written every time."""
+        """Make a row the newest if it is in the older half, so that frequent use does not write every time."""
         self._renew(kind, row_id, f"number - ({_OLDEST}) <= (SELECT max(number) FROM rows) - number")
 
     def num_bytes(self) -> int:
-        """Of all that is kept."""
+        """Bytes of all rows."""
         (num_bytes,) = self._connection.execute("SELECT coalesce(sum(bytes), 0) FROM totals").fetchone()
         return int(num_bytes)
 
     def bytes_by_client(self) -> Mapping[str, int]:
-        """Of all that is kept, by whose it is."""
+        """Bytes of all rows, by client."""
         return dict(self._connection.execute("SELECT client, bytes FROM totals").fetchall())
 
     def promised_by_client(self) -> Mapping[str, int]:
-        """Bytes of unfinished rows and of their parts as they were written, by whose they are."""
+        """Bytes of unfinished rows and of their parts as they were written, by client."""
         promised = f"SELECT client, sum(promised) FROM rows WHERE state = '{UNFINISHED}' GROUP BY client"
         return dict(self._connection.execute(promised).fetchall())
 
     def num_bytes_written(self) -> int:
-        """Of the rows that this transaction has written, with all that belongs to them."""
+        """Bytes of the rows that this transaction has written, with all their parts."""
         parts = f"SELECT coalesce(sum(length(body) + {_ROW_BYTES}), 0) FROM rows WHERE parent {_AMONG}"
         (num_bytes,) = self._connection.execute(parts, (json.dumps(list(self._written)),)).fetchone()
         return int(num_bytes) + sum(self._written.values())
@@ -128,7 +128,7 @@ class Rows:
     def drop_oldest(self, client: str) -> int:
         """Delete the client's oldest row without a parent, and its parts; returns how many bytes the client has left.
 
-        Unfinished rows are kept, and those that this transaction has written.
+        Unfinished rows and rows that this transaction has written are kept.
         """
         droppable = f"parent = '' AND client = ? AND state != ? AND NOT id {_AMONG} ORDER BY number LIMIT 1"
         for oldest in self._select(droppable, client, UNFINISHED, json.dumps(list(self._written))):
@@ -148,7 +148,7 @@ class Rows:
 
 
 def _num_promised(row: Row, rows: Sequence[Row]) -> int:
-    """The bytes of an unfinished row and of its parts among these rows; 0 for any other."""
+    """Bytes of an unfinished row and of its parts among these rows; 0 for any other row."""
     if row.state != UNFINISHED:
         return 0
     return sum(len(one.body) + _ROW_BYTES for one in rows if one is row or one.parent == row.id)

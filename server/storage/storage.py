@@ -1,47 +1,44 @@
-"""One database, in one thread: SQLite in a folder of the server's, or in memory."""
+"""One SQLite database, in one thread: in the server's data folder, or in memory."""
 
 import asyncio
 import heapq
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from server.errors import ApiError, BodyTooLargeError, RateLimitError
-from server.storage.batches import BatchTable
-from server.storage.files_table import FilesTable
-from server.storage.migrations import StorageError, migrate
 from server.storage.rows import Rows
-from server.storage.usage import UsageTable
 
 _T = TypeVar("_T")
+_Table = TypeVar("_Table")
 FILE = "samewise.sqlite3"
 _FOR_PROMISES = 0.5
-"""The part of all room that unfinished rows may take: what comes of them needs the rest."""
+"""The part of all room that unfinished rows may take; their results need the rest."""
 
 
 class NotStoredError(ApiError):
-    """What was to be written is not: there is no room for it, or it could not be done. The message says why."""
+    """Something was not stored, for want of room or because the disk failed. The message says why."""
 
 
 class TooLargeToStoreError(NotStoredError, BodyTooLargeError):
-    """It alone is larger than all that its client may store."""
+    """Something is larger than all that its client may store."""
 
 
 class PromisesFullError(NotStoredError, RateLimitError):
-    """What the server has promised to finish takes all the room that there is for it."""
+    """Promised responses take all the room that there is for them."""
 
 
 class Storage:
-    """Runs work on the rows. What a work has written is on disk when it returns; what raises has written nothing."""
+    """Runs work in transactions. Its writes are on disk when it returns; work that raises has written nothing."""
 
     def __init__(
         self, folder: Path | None, max_bytes: int, weight_of: Callable[[str], float] = lambda client: 1.0
     ) -> None:
-        """Without a folder, all is lost with the process.
+        """Without a folder, everything is lost with the process.
 
-        Of more than `max_bytes` the oldest is dropped, of those clients that have more than their shares by weight.
+        Beyond `max_bytes` of rows, the oldest are dropped of clients that have more than their share by weight.
 
         Raises OSError if the folder cannot be made, StorageError if the database in it cannot be used.
         """
@@ -53,9 +50,9 @@ class Storage:
             self._connection = _connect(str(folder / FILE))
 
     async def run(self, work: Callable[[Rows], _T]) -> _T:
-        """What the work returns or raises, done in one transaction.
+        """Return what work on the rows returns or raises, done in one transaction.
 
-        Raises NotStoredError, or TooLargeToStoreError or PromisesFullError of its kind.
+        Raises NotStoredError, or its kinds TooLargeToStoreError and PromisesFullError.
         """
 
         def on_rows(connection: sqlite3.Connection) -> _T:
@@ -66,20 +63,15 @@ class Storage:
 
         return await self._transaction(on_rows)
 
-    async def on_usage(self, work: Callable[[UsageTable], _T]) -> _T:
-        """The same with the table of what was used, which the bound on bytes does not count."""
-        return await self._transaction(lambda connection: work(UsageTable(connection)))
+    async def on(self, table: Callable[[sqlite3.Connection], _Table], work: Callable[[_Table], _T]) -> _T:
+        """Return what work on a table returns or raises, done in one transaction. The limit on bytes is for rows only.
 
-    async def on_files(self, work: Callable[[FilesTable], _T]) -> _T:
-        """The same with the table of files, whose content is elsewhere and has a bound of its own."""
-        return await self._transaction(lambda connection: work(FilesTable(connection)))
-
-    async def on_batches(self, work: Callable[[BatchTable], _T]) -> _T:
-        """The same with the tables of batches."""
-        return await self._transaction(lambda connection: work(BatchTable(connection)))
+        Raises NotStoredError.
+        """
+        return await self._transaction(lambda connection: work(table(connection)))
 
     def close(self) -> None:
-        """When what has begun is done. May be called again."""
+        """Close the database when running work is done. May be called again."""
         self._thread.shutdown(wait=True)
         if self._connection is not None:
             self._connection.close()
@@ -99,10 +91,10 @@ class Storage:
 
 
 class _Room:
-    """The bytes that rows may take, shared between the clients that have rows by their weights.
+    """The bytes that rows may take, shared by weight between the clients that have rows.
 
-    A client may have more than its share as long as there is room. When there is none, the oldest rows are dropped of
-    the client that has most for its weight, so what one client writes never drops what another keeps within its share.
+    A client may exceed its share while there is room. When there is none, the client with the most bytes for its weight
+    loses its oldest rows, so no client's writes ever drop rows that another keeps within its share.
     """
 
     def __init__(self, max_bytes: int, weight_of: Callable[[str], float]) -> None:
@@ -110,7 +102,7 @@ class _Room:
         self._weight_of = weight_of
 
     def make(self, rows: Rows) -> None:
-        """Drop what is too much after the work of a transaction. Raises TooLargeToStoreError and PromisesFullError."""
+        """Drop rows until the limit is kept. Raises TooLargeToStoreError and PromisesFullError."""
         is_full = rows.num_bytes() > self._max_bytes
         if is_full:
             _check_size(rows, self._max_bytes)
@@ -136,7 +128,7 @@ class _Room:
             _check_size(rows, share * self._weight_of(rows.writer))
 
     def _check_promises(self, rows: Rows) -> None:
-        """Raises PromisesFullError, but not for the only promise that there is."""
+        """Raises PromisesFullError, except for the only promise."""
         promised, client = rows.promised_by_client(), rows.writer or ""
         most, total = self._max_bytes * _FOR_PROMISES, sum(promised.values())
         if total <= most or total == rows.promised:
@@ -154,7 +146,7 @@ class _Room:
 
 
 def _check_size(rows: Rows, room: float) -> None:
-    """Raises TooLargeToStoreError if what was written has more bytes."""
+    """Raises TooLargeToStoreError if the transaction has written more bytes than that."""
     num_bytes = rows.num_bytes_written()
     if num_bytes > room:
         raise TooLargeToStoreError(
@@ -163,7 +155,7 @@ def _check_size(rows: Rows, room: float) -> None:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """The database, which no other process can use meanwhile. Raises StorageError, also if some of it is damaged."""
+    """Open the database, for this process alone. Raises StorageError, also if it is damaged."""
     connection = None
     try:
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -179,3 +171,117 @@ def _connect(path: str) -> sqlite3.Connection:
             connection.close()
         raise StorageError(f"The stored data in {path} cannot be used: {error}.") from error
     return connection
+
+
+_ROWS = """
+CREATE TABLE rows (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL,
+    client TEXT NOT NULL,
+    parent TEXT NOT NULL,
+    state TEXT NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (parent, kind, id)
+);
+CREATE INDEX rows_by_id ON rows (kind, id, client);
+CREATE INDEX rows_by_parent ON rows (parent, number);
+CREATE TABLE total (bytes INTEGER NOT NULL);
+INSERT INTO total VALUES (0);
+CREATE TRIGGER row_came AFTER INSERT ON rows BEGIN
+    UPDATE total SET bytes = bytes + length(new.body) + 256;
+END;
+CREATE TRIGGER row_changed AFTER UPDATE OF body ON rows BEGIN
+    UPDATE total SET bytes = bytes + length(new.body) - length(old.body);
+END;
+CREATE TRIGGER row_went AFTER DELETE ON rows BEGIN
+    UPDATE total SET bytes = bytes - length(old.body) - 256;
+END;
+"""
+_USAGE = """
+CREATE TABLE usage (
+    client TEXT NOT NULL,
+    model TEXT NOT NULL,
+    day TEXT NOT NULL,
+    requests INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    PRIMARY KEY (client, model, day)
+) WITHOUT ROWID;
+CREATE INDEX usage_by_day ON usage (day);
+"""
+_BATCHES = """
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    client TEXT NOT NULL,
+    is_open INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX batches_by_client ON batches (client, number);
+CREATE TABLE batch_results (
+    batch TEXT NOT NULL,
+    line INTEGER NOT NULL,
+    is_error INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (batch, line)
+) WITHOUT ROWID;
+"""
+_FILES = """
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    client TEXT NOT NULL,
+    id TEXT NOT NULL UNIQUE,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER
+);
+CREATE INDEX files_by_client ON files (client, number);
+CREATE INDEX files_by_end ON files (expires_at) WHERE expires_at IS NOT NULL;
+"""
+_SHARES = """
+ALTER TABLE rows ADD COLUMN promised INTEGER NOT NULL DEFAULT 0;
+UPDATE rows SET promised = length(body) + 256 + (
+    SELECT coalesce(sum(length(part.body) + 256), 0) FROM rows AS part WHERE part.parent = rows.id
+) WHERE state = 'unfinished';
+CREATE INDEX rows_by_age ON rows (client, number) WHERE parent = '';
+CREATE INDEX rows_promised ON rows (client, promised) WHERE state = 'unfinished';
+DROP TRIGGER row_came;
+DROP TRIGGER row_changed;
+DROP TRIGGER row_went;
+DROP TABLE total;
+CREATE TABLE totals (client TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO totals SELECT client, sum(length(body) + 256) FROM rows GROUP BY client;
+CREATE TRIGGER row_came AFTER INSERT ON rows BEGIN
+    INSERT INTO totals VALUES (new.client, length(new.body) + 256)
+    ON CONFLICT (client) DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER row_changed AFTER UPDATE OF body ON rows BEGIN
+    UPDATE totals SET bytes = bytes + length(new.body) - length(old.body) WHERE client = new.client;
+END;
+CREATE TRIGGER row_went AFTER DELETE ON rows BEGIN
+    UPDATE totals SET bytes = bytes - length(old.body) - 256 WHERE client = old.client;
+    DELETE FROM totals WHERE client = old.client AND bytes = 0;
+END;
+CREATE INDEX batches_open ON batches (client, number) WHERE is_open;
+CREATE INDEX batches_ended ON batches (client, number) WHERE NOT is_open;
+"""
+_STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES, _BATCHES, _SHARES)
+"""The migrations. One that was released is never changed."""
+
+
+class StorageError(ValueError):
+    """The stored data cannot be used."""
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Apply the migrations that this database lacks. Raises StorageError if it is from a newer server."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(_STEPS):
+        raise StorageError(f"it has version {version}, and this server knows {len(_STEPS)}")
+    for number, step in enumerate(_STEPS[version:], start=version + 1):
+        connection.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")

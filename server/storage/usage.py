@@ -1,32 +1,32 @@
-"""What clients have used, by model and day."""
+"""Usage of clients, by model and day."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 KEPT_DAYS = 400
-"""Of each client and model; older ones are dropped."""
+"""Days that are kept of each client and model."""
 _COUNTS = "requests, prompt_tokens, cached_tokens, completion_tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class UsageKey:
-    """Whose usage it is."""
+    """The client, the model and the day of a usage."""
 
     client: str
     model: str
     day: str
-    """Of UTC, as YYYY-MM-DD."""
+    """In UTC, as YYYY-MM-DD."""
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What was used, as keys are charged for it: guides are prompts, and beams are completions."""
+    """Usage as keys are charged for it: guides count as prompts, and beams as completions."""
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of those of prompts."""
+    """Part of prompt_tokens."""
     completion_tokens: int = 0
 
     @property
@@ -43,13 +43,13 @@ class Used:
 
 
 class UsageTable:
-    """The table, within one transaction."""
+    """The table of usage, within one transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def add(self, used: Mapping[UsageKey, Used]) -> None:
-        """Count this, too, and drop what is too old."""
+        """Add usage, and drop days that are too old."""
         self._connection.executemany(
             f"INSERT INTO usage (client, model, day, {_COUNTS}) VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (client, model, day) DO UPDATE SET requests = requests + excluded.requests, "
@@ -82,6 +82,6 @@ class UsageTable:
         return [(UsageKey(client, model, day), Used(*counts)) for model, day, *counts in found]
 
     def tokens_of_day(self, day: str) -> Mapping[str, int]:
-        """Of prompts and answers, by client."""
+        """The tokens of prompts and answers, by client."""
         total = "SELECT client, sum(prompt_tokens + completion_tokens) FROM usage WHERE day = ? GROUP BY client"
         return dict(self._connection.execute(total, (day,)).fetchall())

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from server.errors import RETRY_AFTER_S
 from server.storage.storage import NotStoredError, Storage
-from server.storage.usage import UsageKey, Used
+from server.storage.usage import UsageKey, UsageTable, Used
 from server.telemetry.metrics import Metrics
 from server.tenants.keys import KeyRing, Tenant
 from server.tenants.rate_limits import Cost, RateLimits, Reservation
@@ -72,7 +72,7 @@ class UsageBook:
         while self._unwritten:
             taken, self._unwritten = self._unwritten, {}
             try:
-                await self._storage.on_usage(lambda table, taken=taken: table.add(taken))  # type: ignore[misc]
+                await self._storage.on(UsageTable, lambda table, taken=taken: table.add(taken))  # type: ignore[misc]
             except NotStoredError as error:
                 for key, used in taken.items():
                     self._unwritten[key] = self._unwritten.get(key, Used()) + used

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from server.storage import migrations
-from server.storage.migrations import StorageError
+from server.storage import storage as database
 from server.storage.rows import UNFINISHED, Row, Rows
-from server.storage.storage import FILE, NotStoredError, PromisesFullError, Storage, TooLargeToStoreError
+from server.storage.storage import FILE, NotStoredError, PromisesFullError, Storage, StorageError, TooLargeToStoreError
 
 KIB = 1 << 10
 
@@ -174,8 +173,8 @@ async def test_one_client_s_promises_keep_no_other_s_out(storage: Storage) -> No
 
 async def test_what_an_older_server_stored_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with sqlite3.connect(tmp_path / FILE, isolation_level=None) as connection:
-        monkeypatch.setattr(migrations, "_STEPS", migrations._STEPS[:4])
-        migrations.migrate(connection)
+        monkeypatch.setattr(database, "_STEPS", database._STEPS[:4])
+        database.migrate(connection)
         put = "INSERT INTO rows (kind, id, client, parent, state, body) VALUES ('thing', ?, 'ann', ?, ?, zeroblob(?))"
         connection.executemany(put, [("a", "", UNFINISHED, 100), ("job", "a", "", 200), ("b", "", "done", 400)])
     connection.close()

@@ -148,7 +148,7 @@ class BatchJob:
         self._batch = await self._stored(put)
 
     async def _stored(self, work: Callable[[BatchTable], _T]) -> _T:
-        return await self._retry.run(lambda: self._services.storage.on_batches(work))
+        return await self._retry.run(lambda: self._services.storage.on(BatchTable, work))
 
     async def _input(self) -> Path:
         """The path of the input. Raises FileNotFoundError."""

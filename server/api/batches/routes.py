@@ -75,7 +75,7 @@ async def create_batch(request: Request, services: ServicesDep, files: FilesDep)
         "output_expires_after": None if after is None else after.model_dump(),
     }
     batch = Batch(client, fields, is_open=True)
-    await services.storage.on_batches(lambda table: _add(table, batch))
+    await services.storage.on(BatchTable, lambda table: _add(table, batch))
     services.jobs.start(batch.id, BatchJob(batch, services, files))
     return _json(_object(batch))
 
@@ -84,10 +84,11 @@ async def create_batch(request: Request, services: ServicesDep, files: FilesDep)
 async def list_batches(request: Request, services: ServicesDep, _: FilesDep) -> Response:
     """The key's batches, a page at a time."""
     asked, client = query_of(ListQuery, request), record_of(request).client
-    found = await services.storage.on_batches(
+    found = await services.storage.on(
+        BatchTable,
         lambda table: table.of_client(
             client, after=asked.after, newest_first=asked.order == "desc", limit=asked.limit + 1
-        )
+        ),
     )
     if found is None:
         raise no_such_item(asked)
@@ -99,7 +100,7 @@ async def list_batches(request: Request, services: ServicesDep, _: FilesDep) -> 
 async def retrieve_batch(batch_id: str, request: Request, services: ServicesDep, _: FilesDep) -> Response:
     """A batch as it is now."""
     client = record_of(request).client
-    batch = await services.storage.on_batches(lambda table: _find(table, batch_id, client))
+    batch = await services.storage.on(BatchTable, lambda table: _find(table, batch_id, client))
     return _json(await _now(batch, services))
 
 
@@ -107,7 +108,7 @@ async def retrieve_batch(batch_id: str, request: Request, services: ServicesDep,
 async def cancel_batch(batch_id: str, request: Request, services: ServicesDep, _: FilesDep) -> Response:
     """Answer no more of a batch. What was answered until then is in its file."""
     client = record_of(request).client
-    batch = await services.storage.on_batches(lambda table: _cancel(table, batch_id, client))
+    batch = await services.storage.on(BatchTable, lambda table: _cancel(table, batch_id, client))
     job = services.jobs.get(batch_id, client)
     if isinstance(job, BatchJob):
         job.cancel()
@@ -148,7 +149,7 @@ async def _now(batch: Batch, services: Services) -> Fields:
     made = _object(batch)
     if batch.fields["status"] not in OPEN:
         return made
-    answered, failed = await services.storage.on_batches(lambda table: table.counts(batch.id))
+    answered, failed = await services.storage.on(BatchTable, lambda table: table.counts(batch.id))
     made["request_counts"] = {**made["request_counts"], "completed": answered, "failed": failed}
     job = services.jobs.get(batch.id, batch.client)
     if isinstance(job, BatchJob) and job.error:
@@ -167,7 +168,7 @@ def _json(value: Fields) -> Response:
 
 async def resume(services: Services) -> Work:
     """Find the batches that were open when the server stopped, to continue them. See Dialect."""
-    batches = [] if services.files is None else await services.storage.on_batches(BatchTable.open)
+    batches = [] if services.files is None else await services.storage.on(BatchTable, BatchTable.open)
     return lambda: _go_on(batches, services)
 
 
@@ -180,7 +181,7 @@ async def _go_on(batches: Sequence[Batch], services: Services) -> None:
     while True:
         before = int(time.time()) - _KEPT_S
         try:
-            await services.storage.on_batches(lambda table, before=before: table.drop_ended(before))  # type: ignore[misc]
+            await services.storage.on(BatchTable, lambda table, before=before: table.drop_ended(before))  # type: ignore[misc]
         except NotStoredError as error:
             _logger.error("old batches are not deleted yet: %s", error.message)
         await asyncio.sleep(SWEEP_S)

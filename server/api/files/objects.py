@@ -6,7 +6,7 @@ from pydantic import Field
 
 from server.api.openai.objects import ResponseModel
 from server.api.openai.pages import ListQuery
-from server.storage.files_table import FileRecord
+from server.storage.files import FileRecord
 
 MAX_LISTED = 10000
 

@@ -18,7 +18,7 @@ from server.api.services import FilesDep, Services, ServicesDep
 from server.errors import NotFoundError, shorten
 from server.http.middleware import record_of
 from server.http.responses import json_response
-from server.storage.files_table import Selection
+from server.storage.files import Selection
 from server.storage.storage import NotStoredError
 
 SWEEP_S = 600.0

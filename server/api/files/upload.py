@@ -11,8 +11,7 @@ from server.errors import InvalidRequestError, shorten
 from server.http.middleware import record_of
 from server.http.multipart import check_size, form_of, pieces_of
 from server.http.validation import from_validation
-from server.storage.files import Draft, FileStore, NewFile
-from server.storage.files_table import FileRecord
+from server.storage.files import Draft, FileRecord, FileStore, NewFile
 
 MAX_NAME = 255
 DAY_S = 86400

@@ -9,6 +9,7 @@ from server.api.services import ServicesDep
 from server.api.usage.objects import UsageList, UsageOfDay, UsageQuery
 from server.errors import InvalidRequestError
 from server.http.middleware import record_of
+from server.storage.usage import UsageTable
 from server.tenants.accounts import today
 
 router = APIRouter(tags=["Usage"])
@@ -24,7 +25,7 @@ async def usage(request: Request, services: ServicesDep) -> UsageList:
         raise InvalidRequestError(message, param="start_date", code="invalid_value")
     client = record_of(request).client
     await services.accounts.usage.written()
-    found = await services.storage.on_usage(lambda table: table.of_client(client, first, last))
+    found = await services.storage.on(UsageTable, lambda table: table.of_client(client, first, last))
     return UsageList(
         data=[
             UsageOfDay(

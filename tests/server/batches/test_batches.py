@@ -19,7 +19,7 @@ from server.api.batches.lines import check_lines
 from server.api.batches.objects import OPEN, BatchObject
 from server.engine.client import QueueFullError
 from server.http.loopback import Loopback
-from server.storage.batches import Batch
+from server.storage.batches import Batch, BatchTable
 from server.storage.storage import NotStoredError
 from tests.server.constraints.schemas import BOMB
 from tests.server.fake_engine import FakeEngine
@@ -363,15 +363,15 @@ async def test_an_end_that_was_cut_short_is_done_again(
         if moment == "before the files":
             patch.setattr("server.api.batches.job.write_outputs", cut)
         else:
-            works = first.state.services.storage.on_batches
+            on_table = first.state.services.storage.on
 
-            async def on_batches(work: Any) -> Any:
-                return await cut() if "put" in work.__qualname__ and has_files() else await works(work)
+            async def on(table: Any, work: Any) -> Any:
+                return await cut() if "put" in work.__qualname__ and has_files() else await on_table(table, work)
 
             def has_files() -> bool:
                 return len(list((first.state.services.settings.data_dir / "files").iterdir())) > 1
 
-            patch.setattr(first.state.services.storage, "on_batches", on_batches)
+            patch.setattr(first.state.services.storage, "on", on)
         async with client_of(first) as client:
             batches = Batches(client)
             made = await batches.create(written([completion(), completion(temperature=9)]))
@@ -395,15 +395,15 @@ async def test_a_full_disk_holds_a_batch_up_and_says_so(
     monkeypatch.setattr("server.api.batches.results.RETRY_AFTER_S", 0.01)
     app = make_batches()
     storage = app.state.services.storage
-    works, is_full = storage.on_batches, asyncio.Event()
+    on_table, is_full = storage.on, asyncio.Event()
     is_full.set()
 
-    async def on_batches(work: Any) -> Any:
+    async def on(table: Any, work: Any) -> Any:
         if is_full.is_set() and "add_results" in work.__code__.co_names:
             raise NotStoredError("The server's storage failed: database or disk is full.")
-        return await works(work)
+        return await on_table(table, work)
 
-    monkeypatch.setattr(storage, "on_batches", on_batches)
+    monkeypatch.setattr(storage, "on", on)
     async with client_of(app) as client:
         batches = Batches(client)
         made = await batches.create(written([completion()] * 3))
@@ -514,8 +514,8 @@ async def test_ended_batches_are_bounded_and_read_a_page_at_a_time(
         template = dict.fromkeys(BatchObject.model_fields) | {"status": "failed", "created_at": 0}
         for name, owner in names.items():
             one = Batch(owner, {**template, "id": name}, is_open=name == "batch_0")
-            await storage.on_batches(lambda table, one=one: table.put(one))
-        assert len(await storage.on_batches(lambda table: table._select("client = 'other'"))) == 5
+            await storage.on(BatchTable, lambda table, one=one: table.put(one))
+        assert len(await storage.on(BatchTable, lambda table: table._select("client = 'other'"))) == 5
         monkeypatch.setattr("server.storage.batches.json.loads", lambda text: decoded.append(text) or loads(text))
         response = await client.get("/v1/batches", params={"limit": 2})
         assert len(decoded) == 3, "of the page, and one more"

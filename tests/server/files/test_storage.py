@@ -17,8 +17,7 @@ from fastapi import FastAPI
 
 from server.api.files import routes
 from server.storage import contents
-from server.storage.files import Draft, FilesFullError, FileStore, NewFile
-from server.storage.files_table import FilesTable, Selection
+from server.storage.files import Draft, FilesFullError, FilesTable, FileStore, NewFile, Selection
 from server.storage.storage import NotStoredError, Storage
 from tests.server.files.calling import FILES, LINES, listed, on_disk, running, sent, uploaded
 from tests.server.files.conftest import Clock
@@ -141,15 +140,15 @@ async def test_it_is_durable_before_it_is_named_and_named_before_it_is_listed(
 async def test_whoever_is_cancelled_while_it_is_listed_leaves_a_whole_file(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    real, is_listed = Storage.on_files, asyncio.Event()
+    real, is_listed = Storage.on, asyncio.Event()
 
-    async def slowly(self: Storage, work: Any) -> None:
-        await real(self, work)
+    async def slowly(self: Storage, table: Any, work: Any) -> None:
+        await real(self, table, work)
         is_listed.set()
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "on_files", slowly)
+        patch.setattr(Storage, "on", slowly)
         task = asyncio.ensure_future(store_of(app).store(OUTPUT, lines(LINES)))
         await is_listed.wait()
         task.cancel()

@@ -110,7 +110,7 @@ async def test_usage_is_kept_and_told_by_day(make_with_keys, tmp_path: Path) -> 
     used = {UsageKey("ann", model, day): Used(1, 10, 2, 5) for day in days for model in ("b", "a")}
     storage: Storage = app.state.services.storage
     for _ in range(2):
-        await storage.on_usage(lambda table: table.add(used))
+        await storage.on(UsageTable, lambda table: table.add(used))
     found = await usage_of(app, "ann", start_date=days[0], end_date=days[1])
     assert [(one["date"], one["model"]) for one in found] == [(day, model) for day in days[:2] for model in "ab"]
     assert {(one["num_model_requests"], one["input_tokens"], one["output_tokens"]) for one in found} == {(2, 20, 10)}
@@ -128,8 +128,8 @@ async def test_old_days_are_dropped(make_with_keys) -> None:
     last = date(2026, 6, 1)
     for back in (KEPT_DAYS + 1, KEPT_DAYS, 0):
         day = (last - timedelta(days=back)).isoformat()
-        await storage.on_usage(lambda table, day=day: table.add({UsageKey("ann", "m", day): Used(1)}))
-    found = await storage.on_usage(lambda table: table.of_client("ann", "0000-01-01", "9999-12-31"))
+        await storage.on(UsageTable, lambda table, day=day: table.add({UsageKey("ann", "m", day): Used(1)}))
+    found = await storage.on(UsageTable, lambda table: table.of_client("ann", "0000-01-01", "9999-12-31"))
     assert len(found) == 2
 
 
@@ -139,15 +139,15 @@ async def test_usage_that_cannot_be_written_is_written_later(
     monkeypatch.setattr("server.tenants.accounts.RETRY_AFTER_S", 0.01)
     app = make_with_keys({"ann": {}})
     storage: Storage = app.state.services.storage
-    works, failures = storage.on_usage, []
+    on_table, failures = storage.on, []
 
-    async def broken(work):
+    async def broken(table, work):
         if len(failures) < 2:
             failures.append(work)
             raise NotStoredError("The disk is full.")
-        return await works(work)
+        return await on_table(table, work)
 
-    monkeypatch.setattr(storage, "on_usage", broken)
+    monkeypatch.setattr(storage, "on", broken)
     async with of_tenant(app, "ann") as client:
         for _ in range(2):
             assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
