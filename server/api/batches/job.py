@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from server.api.batches.lines import Fields, Line, batch_error, check_lines, error_list, read_lines, result_of
-from server.api.batches.objects import OPEN, Status
+from msgspec import to_builtins
+
+from server.api.batches.lines import Line, batch_error, check_lines, read_lines, result_of
+from server.api.batches.objects import OPEN, BatchError, BatchErrors, Status
 from server.api.batches.results import ResultWriter, StorageRetry, give_up_lines, write_outputs
 from server.api.services import Services
 from server.engine.client import EngineUnavailableError
@@ -125,12 +127,12 @@ class BatchJob:
         if self._batch.fields["in_progress_at"] is None:
             await self._fail_for(errors)
         else:
-            await self._become("finalizing", outcome="failed", errors=error_list(errors))
+            await self._become("finalizing", outcome="failed", errors=to_builtins(BatchErrors(data=errors)))
             await self._end()
 
-    async def _fail_for(self, errors: Sequence[Fields]) -> None:
-        await self._become("failed", errors=error_list(errors))
-        _logger.info("batch %s cannot be run: %s", self._batch.id, errors[0]["message"])
+    async def _fail_for(self, errors: Sequence[BatchError]) -> None:
+        await self._become("failed", errors=to_builtins(BatchErrors(data=errors)))
+        _logger.info("batch %s cannot be run: %s", self._batch.id, errors[0].message)
 
     async def _become(self, status: Status, **fields: Any) -> None:
         """Change the batch on disk. A cancellation that came meanwhile is not undone."""

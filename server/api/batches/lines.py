@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from server.api.batches.objects import BatchError
 from server.errors import shorten
 from server.http.loopback import LoopbackAnswer
 from server.storage.batches import LineResult
@@ -44,7 +45,7 @@ class Checked:
     """The result of checking an input file."""
 
     num_lines: int
-    errors: Sequence[Fields]
+    errors: Sequence[BatchError]
     """Entries of `errors` in a batch's object; empty if all lines can be run."""
 
 
@@ -57,14 +58,9 @@ class _LineError(Exception):
         self.param = param
 
 
-def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> Fields:
+def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> BatchError:
     """An entry of `errors` in a batch's object."""
-    return {"code": code, "line": line, "message": shorten(message, _MAX_MESSAGE), "param": param}
-
-
-def error_list(errors: Sequence[Fields]) -> Fields:
-    """`errors` of a batch's object."""
-    return {"object": "list", "data": list(errors)}
+    return BatchError(code=code, line=line, message=shorten(message, _MAX_MESSAGE), param=param)
 
 
 def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int) -> Checked:
@@ -72,7 +68,7 @@ def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int)
 
     Raises OSError.
     """
-    errors: list[Fields] = []
+    errors: list[BatchError] = []
     seen: set[str] = set()
     number = 0
     most = max_body_bytes + _ENVELOPE_BYTES

@@ -1,13 +1,14 @@
 """What clients send and get of batches: OpenAI's objects."""
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from server.api.fields.openai import Metadata
+from server.api.answer_object import AnswerObject, doc
 from server.api.fields.rules import RequestModel
 from server.api.files.upload import ExpiresAfter
-from server.api.openai.objects import ResponseModel
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
@@ -34,60 +35,60 @@ class CreateBatch(RequestModel):
     )
 
 
-class RequestCounts(ResponseModel):
+class RequestCounts(AnswerObject):
     """Of the lines."""
 
-    total: int = Field(description="All, once they are counted.")
-    completed: int = Field(description="Those that were answered.")
-    failed: int = Field(description="Those that ended with an error.")
+    total: Annotated[int, doc("All, once they are counted.")]
+    completed: Annotated[int, doc("Those that were answered.")]
+    failed: Annotated[int, doc("Those that ended with an error.")]
 
 
-class BatchError(ResponseModel):
+class BatchError(AnswerObject):
     """Why a batch cannot be run, or does not go on."""
 
-    code: str = Field(description="What is wrong, for programs.")
-    line: int | None = Field(description="Of the file, from 1.")
-    message: str = Field(description="The same for people.")
-    param: str | None = Field(description="The field of the line.")
+    code: Annotated[str, doc("What is wrong, for programs.")]
+    line: Annotated[int | None, doc("Of the file, from 1.")]
+    message: Annotated[str, doc("The same for people.")]
+    param: Annotated[str | None, doc("The field of the line.")]
 
 
-class BatchErrors(ResponseModel):
+class BatchErrors(AnswerObject):
     """The first of them."""
 
-    object: Literal["list"] = Field("list", description="Always this.")
-    data: list[BatchError] = Field(description="At most 20.")
+    object: Literal["list"] = "list"
+    data: Annotated[Sequence[BatchError], doc("At most 20.")]
 
 
-class BatchObject(ResponseModel):
+class BatchObject(AnswerObject):
     """A batch as it is now."""
 
-    id: str = Field(description="Begins with `batch_`.")
-    object: Literal["batch"] = Field("batch", description="Always this.")
-    endpoint: Endpoint = Field(description="Of its requests.")
-    input_file_id: str = Field(description="With the requests.")
-    completion_window: Literal["24h"] = Field(description="Always this.")
-    status: Status = Field(description="How far it is.")
-    errors: BatchErrors | None = Field(description="Why it cannot be run, or does not go on for now.")
-    output_file_id: str | None = Field(description="With the answers, in the order of the requests, when it has ended.")
-    error_file_id: str | None = Field(description="With the errors.")
-    request_counts: RequestCounts = Field(description="Of the lines.")
-    metadata: dict[str, str] | None = Field(description="As it was given.")
-    created_at: int = Field(description="Unix time in seconds, as are the others.")
-    expires_at: int = Field(description="When what is not answered is given up.")
-    in_progress_at: int | None = Field(description="When its lines had been checked.")
-    finalizing_at: int | None = Field(description="When the last line had ended.")
-    completed_at: int | None = Field(description="When its files were written.")
-    failed_at: int | None = Field(description="When it was found that it cannot be run.")
-    expired_at: int | None = Field(description="When its time was over.")
-    cancelling_at: int | None = Field(description="When its end was asked for.")
-    cancelled_at: int | None = Field(description="When it had ended for that.")
+    id: Annotated[str, doc("Begins with `batch_`.")]
+    object: Literal["batch"] = "batch"
+    endpoint: Annotated[Endpoint, doc("Of its requests.")]
+    input_file_id: Annotated[str, doc("With the requests.")]
+    completion_window: Annotated[Literal["24h"], doc("Always this.")]
+    status: Annotated[Status, doc("How far it is.")]
+    errors: Annotated[BatchErrors | None, doc("Why it cannot be run, or does not go on for now.")]
+    output_file_id: Annotated[str | None, doc("With the answers, in the order of the requests, when it has ended.")]
+    error_file_id: Annotated[str | None, doc("With the errors.")]
+    request_counts: Annotated[RequestCounts, doc("Of the lines.")]
+    metadata: Annotated[Mapping[str, str] | None, doc("As it was given.")]
+    created_at: Annotated[int, doc("Unix time in seconds, as are the others.")]
+    expires_at: Annotated[int, doc("When what is not answered is given up.")]
+    in_progress_at: Annotated[int | None, doc("When its lines had been checked.")]
+    finalizing_at: Annotated[int | None, doc("When the last line had ended.")]
+    completed_at: Annotated[int | None, doc("When its files were written.")]
+    failed_at: Annotated[int | None, doc("When it was found that it cannot be run.")]
+    expired_at: Annotated[int | None, doc("When its time was over.")]
+    cancelling_at: Annotated[int | None, doc("When its end was asked for.")]
+    cancelled_at: Annotated[int | None, doc("When it had ended for that.")]
 
 
-class BatchList(ResponseModel):
+class BatchList(AnswerObject):
     """A page of batches."""
 
-    object: Literal["list"] = Field("list", description="Always this.")
-    data: list[BatchObject] = Field(description="The newest first.")
-    first_id: str | None = Field(description="Of the page.")
-    last_id: str | None = Field(description="Of the page, for `after`.")
-    has_more: bool = Field(description="Whether there are others behind it.")
+    object: Literal["list"] = "list"
+    data: Annotated[Sequence[BatchObject], doc("The newest first.")]
+    first_id: Annotated[str | None, doc("Of the page.")]
+    last_id: Annotated[str | None, doc("Of the page, for `after`.")]
+    has_more: Annotated[bool, doc("Whether there are others behind it.")]

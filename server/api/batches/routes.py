@@ -9,16 +9,17 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 
 from server.api.batches.job import BatchJob
-from server.api.batches.lines import batch_error, error_list
-from server.api.batches.objects import OPEN, BatchList, BatchObject, CreateBatch
+from server.api.batches.lines import batch_error
+from server.api.batches.objects import OPEN, BatchErrors, BatchList, BatchObject, CreateBatch, RequestCounts
 from server.api.dialect import Dialect
 from server.api.endpoint import body_as
 from server.api.files.routes import SWEEP_S
 from server.api.jobs import Work
-from server.api.openai.pages import ListQuery, list_of, no_such_item, query_of
-from server.api.openapi import documented_errors, takes
+from server.api.openai.pages import ListQuery, ends_of, no_such_item, query_of
+from server.api.openapi import answers, takes
 from server.api.services import FilesDep, Services, ServicesDep
 from server.errors import InvalidRequestError, NotFoundError, shorten
 from server.http.middleware import record_of
@@ -33,7 +34,7 @@ MAX_OPEN = 100
 _DAY_S = 86400
 _KEPT_S = 30 * _DAY_S
 """How long ended batches are kept."""
-_ERRORS = documented_errors(400, 401, 404, 500)
+_ERRORS = (400, 401, 404, 500)
 _NOT_YET = (
     "errors", "output_file_id", "error_file_id", "in_progress_at", "finalizing_at", "completed_at", "failed_at",
     "expired_at", "cancelling_at", "cancelled_at",
@@ -46,8 +47,7 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.post(
     _ALL,
-    response_model=BatchObject,
-    responses=documented_errors(400, 401, 404, 413, 415, 429, 500),
+    responses=answers(BatchObject, 400, 401, 404, 413, 415, 429, 500),
     openapi_extra=takes(CreateBatch),
 )
 async def create_batch(request: Request, services: ServicesDep, files: FilesDep) -> Response:
@@ -77,10 +77,10 @@ async def create_batch(request: Request, services: ServicesDep, files: FilesDep)
     batch = Batch(client, fields, is_open=True)
     await services.storage.on(BatchTable, lambda table: _add(table, batch))
     services.jobs.start(batch.id, BatchJob(batch, services, files))
-    return _json(_object(batch))
+    return json_response(_object(batch))
 
 
-@router.get(_ALL, response_model=BatchList, responses=_ERRORS)
+@router.get(_ALL, responses=answers(BatchList, *_ERRORS))
 async def list_batches(request: Request, services: ServicesDep, _: FilesDep) -> Response:
     """The key's batches, a page at a time."""
     asked, client = query_of(ListQuery, request), record_of(request).client
@@ -93,18 +93,18 @@ async def list_batches(request: Request, services: ServicesDep, _: FilesDep) -> 
     if found is None:
         raise no_such_item(asked)
     listed = [await _now(batch, services) for batch in found[: asked.limit]]
-    return _json(list_of(listed, has_more=len(found) > asked.limit))
+    return json_response(BatchList(data=listed, **ends_of(listed), has_more=len(found) > asked.limit))
 
 
-@router.get(_ONE, response_model=BatchObject, responses=_ERRORS)
+@router.get(_ONE, responses=answers(BatchObject, *_ERRORS))
 async def retrieve_batch(batch_id: str, request: Request, services: ServicesDep, _: FilesDep) -> Response:
     """A batch as it is now."""
     client = record_of(request).client
     batch = await services.storage.on(BatchTable, lambda table: _find(table, batch_id, client))
-    return _json(await _now(batch, services))
+    return json_response(await _now(batch, services))
 
 
-@router.post(f"{_ONE}/cancel", response_model=BatchObject, responses=_ERRORS)
+@router.post(f"{_ONE}/cancel", responses=answers(BatchObject, *_ERRORS))
 async def cancel_batch(batch_id: str, request: Request, services: ServicesDep, _: FilesDep) -> Response:
     """Answer no more of a batch. What was answered until then is in its file."""
     client = record_of(request).client
@@ -112,7 +112,7 @@ async def cancel_batch(batch_id: str, request: Request, services: ServicesDep, _
     job = services.jobs.get(batch_id, client)
     if isinstance(job, BatchJob):
         job.cancel()
-    return _json(await _now(batch, services))
+    return json_response(await _now(batch, services))
 
 
 def _add(table: BatchTable, batch: Batch) -> None:
@@ -144,26 +144,23 @@ def _find(table: BatchTable, batch_id: str, client: str) -> Batch:
     return batch
 
 
-async def _now(batch: Batch, services: Services) -> Fields:
+async def _now(batch: Batch, services: Services) -> BatchObject:
     """The object as it is now: with the counts, and the error for which it waits."""
     made = _object(batch)
     if batch.fields["status"] not in OPEN:
         return made
     answered, failed = await services.storage.on(BatchTable, lambda table: table.counts(batch.id))
-    made["request_counts"] = {**made["request_counts"], "completed": answered, "failed": failed}
+    counts = RequestCounts(total=made.request_counts.total, completed=answered, failed=failed)
+    made = replace(made, request_counts=counts)
     job = services.jobs.get(batch.id, batch.client)
     if isinstance(job, BatchJob) and job.error:
-        made["errors"] = error_list([batch_error("not_stored", job.error)])
+        made = replace(made, errors=BatchErrors(data=[batch_error("not_stored", job.error)]))
     return made
 
 
-def _object(batch: Batch) -> dict[str, Any]:
+def _object(batch: Batch) -> BatchObject:
     """The object that clients see."""
-    return {name: batch.fields[name] for name in BatchObject.model_fields}
-
-
-def _json(value: Fields) -> Response:
-    return json_response(msgspec.json.encode(value))
+    return msgspec.convert({name: batch.fields[name] for name in BatchObject.__struct_fields__}, BatchObject)
 
 
 async def resume(services: Services) -> Work:

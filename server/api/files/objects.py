@@ -1,65 +1,64 @@
 """What requests for files ask, and what they get."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
-from server.api.openai.objects import ResponseModel
+from server.api.answer_object import AnswerObject, doc
 from server.api.openai.pages import ListQuery
 from server.storage.files import FileRecord
 
 MAX_LISTED = 10000
+Purpose = Literal["batch", "batch_output"]
 
 
 class FilesQuery(ListQuery):
-    """Which files to list."""
+    """The query of GET /v1/files."""
 
     limit: int = Field(MAX_LISTED, ge=1, le=MAX_LISTED, description="So many.")
     purpose: str | None = Field(None, description="Only those with this purpose.")
 
 
-class FileObject(ResponseModel):
+class FileObject(AnswerObject):
     """A file."""
 
-    id: str = Field(description="By which other requests name it.")
-    object: Literal["file"] = Field("file", description="Always this.")
-    bytes: int = Field(description="Of its content.")
-    created_at: int = Field(description="Unix time in seconds.")
-    expires_at: int | None = Field(description="From then on it is gone; null: when it is deleted.")
-    filename: str = Field(description="As it was uploaded.")
-    purpose: Literal["batch", "batch_output"] = Field(description="`batch_output`: the server has made it.")
-    status: Literal["processed"] = Field("processed", description="Always this.")
-    status_details: None = Field(description="Always null.")
+    id: Annotated[str, doc("By which other requests name it.")]
+    object: Literal["file"] = "file"
+    bytes: Annotated[int, doc("Of its content.")]
+    created_at: Annotated[int, doc("Unix time in seconds.")]
+    expires_at: Annotated[int | None, doc("From then on it is gone; null: when it is deleted.")]
+    filename: Annotated[str, doc("As it was uploaded.")]
+    purpose: Annotated[Purpose, doc("`batch_output`: the server has made it.")]
+    status: Literal["processed"] = "processed"
+    status_details: Annotated[None, doc("Always null.")] = None
 
 
-class FileList(ResponseModel):
+class FileList(AnswerObject):
     """The client's files."""
 
-    object: Literal["list"] = Field("list", description="Always this.")
-    data: list[FileObject] = Field(description="The files.")
-    first_id: str | None = Field(description="Of the first of them.")
-    last_id: str | None = Field(description="Of the last: `after` of the next request.")
-    has_more: bool = Field(description="Whether there are more behind them.")
+    object: Literal["list"] = "list"
+    data: Annotated[Sequence[FileObject], doc("The files.")]
+    first_id: Annotated[str | None, doc("Of the first of them.")]
+    last_id: Annotated[str | None, doc("Of the last: `after` of the next request.")]
+    has_more: Annotated[bool, doc("Whether there are more behind them.")]
 
 
-class FileDeleted(ResponseModel):
+class FileDeleted(AnswerObject):
     """A file that was deleted."""
 
     id: str
-    object: Literal["file"] = Field("file", description="Always this.")
-    deleted: Literal[True]
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
 
 
-def object_of(record: FileRecord) -> dict[str, object]:
-    """The file as its object's JSON has it."""
-    return {
-        "id": record.id,
-        "object": "file",
-        "bytes": record.num_bytes,
-        "created_at": record.created_at,
-        "expires_at": record.expires_at,
-        "filename": record.filename,
-        "purpose": record.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+def file_object(record: FileRecord) -> FileObject:
+    """The object of a file."""
+    return FileObject(
+        id=record.id,
+        bytes=record.num_bytes,
+        created_at=record.created_at,
+        expires_at=record.expires_at,
+        filename=record.filename,
+        purpose=cast("Purpose", record.purpose),
+    )

@@ -4,16 +4,15 @@ import asyncio
 import logging
 from urllib.parse import quote
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from server.api.dialect import Dialect
-from server.api.files.objects import FileDeleted, FileList, FileObject, FilesQuery, object_of
+from server.api.files.objects import FileDeleted, FileList, FileObject, FilesQuery, file_object
 from server.api.files.upload import UploadFile, take_in
 from server.api.jobs import Work
-from server.api.openai.pages import list_of, no_such_item, query_of
-from server.api.openapi import documented_errors, takes_form
+from server.api.openai.pages import ends_of, no_such_item, query_of
+from server.api.openapi import answers, documented_errors, takes_form
 from server.api.services import FilesDep, Services, ServicesDep
 from server.errors import NotFoundError, shorten
 from server.http.middleware import record_of
@@ -26,7 +25,7 @@ SWEEP_S = 600.0
 _ALL = "/v1/files"
 _ONE = "/v1/files/{file_id}"
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-_ERRORS = documented_errors(400, 401, 404, 500)
+_ERRORS = (400, 401, 404, 500)
 _logger = logging.getLogger("samewise.files")
 
 router = APIRouter(tags=["OpenAI"])
@@ -34,17 +33,16 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.post(
     _ALL,
-    response_model=FileObject,
-    responses=documented_errors(400, 401, 413, 415, 429, 500),
+    responses=answers(FileObject, 400, 401, 413, 415, 429, 500),
     openapi_extra=takes_form(UploadFile),
 )
 async def upload(request: Request, services: ServicesDep, files: FilesDep) -> Response:
     """Upload a file, as a form (`multipart/form-data`)."""
     record = await take_in(request, files, int(services.settings.max_file_mib * (1 << 20)))
-    return _json(object_of(record))
+    return json_response(file_object(record))
 
 
-@router.get(_ALL, response_model=FileList, responses=documented_errors(400, 401, 500))
+@router.get(_ALL, responses=answers(FileList, 400, 401, 500))
 async def list_files(request: Request, files: FilesDep) -> Response:
     """The key's files, a page at a time."""
     asked = query_of(FilesQuery, request)
@@ -52,19 +50,20 @@ async def list_files(request: Request, files: FilesDep) -> Response:
     found = await files.list(record_of(request).client, selection)
     if found is None:
         raise no_such_item(asked)
-    return _json(list_of([object_of(one) for one in found[: asked.limit]], has_more=len(found) > asked.limit))
+    listed = [file_object(one) for one in found[: asked.limit]]
+    return json_response(FileList(data=listed, **ends_of(listed), has_more=len(found) > asked.limit))
 
 
-@router.get(_ONE, response_model=FileObject, responses=_ERRORS)
+@router.get(_ONE, responses=answers(FileObject, *_ERRORS))
 async def retrieve(file_id: str, request: Request, files: FilesDep) -> Response:
     """A file, without its content."""
     record = await files.find(record_of(request).client, file_id)
     if record is None:
         raise _not_found(file_id)
-    return _json(object_of(record))
+    return json_response(file_object(record))
 
 
-@router.get(f"{_ONE}/content", response_class=StreamingResponse, responses={**_ERRORS, 200: _BYTES})
+@router.get(f"{_ONE}/content", response_class=StreamingResponse, responses={**documented_errors(*_ERRORS), 200: _BYTES})
 async def content(file_id: str, request: Request, files: FilesDep) -> Response:
     """The content of a file."""
     record = await files.find(record_of(request).client, file_id)
@@ -79,12 +78,12 @@ async def content(file_id: str, request: Request, files: FilesDep) -> Response:
     return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
 
-@router.delete(_ONE, response_model=FileDeleted, responses=_ERRORS)
+@router.delete(_ONE, responses=answers(FileDeleted, *_ERRORS))
 async def delete(file_id: str, request: Request, files: FilesDep) -> Response:
     """Delete a file; whoever is reading its content gets all of it."""
     if not await files.delete(record_of(request).client, file_id):
         raise _not_found(file_id)
-    return _json({"id": file_id, "object": "file", "deleted": True})
+    return json_response(FileDeleted(id=file_id))
 
 
 async def resume(services: Services) -> Work:
@@ -111,10 +110,6 @@ async def sweep(services: Services) -> None:
 def _name_for_header(filename: str) -> str:
     quoted = quote(filename, safe="")
     return f'filename="{filename}"' if quoted == filename else f"filename*=utf-8''{quoted}"
-
-
-def _json(value: object) -> Response:
-    return json_response(msgspec.json.encode(value))
 
 
 def _not_found(file_id: str) -> NotFoundError:

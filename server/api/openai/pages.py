@@ -1,7 +1,7 @@
 """Query parameters, and lists that are returned a page at a time."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar
 
 from fastapi import Request
 from pydantic import ConfigDict, Field, ValidationError
@@ -9,8 +9,6 @@ from pydantic import ConfigDict, Field, ValidationError
 from server.api.fields.rules import RequestModel
 from server.errors import InvalidRequestError, shorten
 from server.http.validation import from_validation
-
-Fields = Mapping[str, Any]
 
 
 class Query(RequestModel):
@@ -71,12 +69,16 @@ def no_such_item(asked: ListQuery) -> InvalidRequestError:
     return InvalidRequestError(message, param="after", code="invalid_value")
 
 
-def list_of(items: Sequence[Fields], *, has_more: bool = False) -> Fields:
-    """A list object."""
-    return {
-        "object": "list",
-        "data": items,
-        "first_id": items[0]["id"] if items else None,
-        "last_id": items[-1]["id"] if items else None,
-        "has_more": has_more,
-    }
+class _Listed(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+def ends_of(items: Sequence[_Listed]) -> "_Ends":
+    """The ids of the first and the last item of a page, as a list object has them."""
+    return {"first_id": items[0].id if items else None, "last_id": items[-1].id if items else None}
+
+
+class _Ends(TypedDict):
+    first_id: str | None
+    last_id: str | None

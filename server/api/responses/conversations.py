@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, to_builtins
+from msgspec.structs import replace
 from pydantic import Field
 
 from server.api.dialect import Dialect
@@ -15,8 +16,8 @@ from server.api.endpoint import body_as
 from server.api.fields.openai import Metadata
 from server.api.fields.rules import RequestModel
 from server.api.intake import IntakeContext
-from server.api.openai.pages import list_of, query_of
-from server.api.openapi import documented_errors, takes
+from server.api.openai.pages import query_of
+from server.api.openapi import answers, documented_errors, takes
 from server.api.responses import store
 from server.api.responses.intent import input_items
 from server.api.responses.items import InputItem
@@ -24,7 +25,7 @@ from server.api.responses.objects import ConversationObject, Deleted, ItemList
 from server.api.responses.references import ItemNames, Lookup, Occasion, incoming_body, parsed
 from server.api.responses.schema import ItemsQuery
 from server.api.services import Services, ServicesDep
-from server.generation.notices import Notice, as_headers, as_warnings, to_report
+from server.generation.notices import Notice, as_headers, to_report
 from server.http.middleware import record_of
 from server.http.responses import json_response
 from server.storage.rows import Rows
@@ -35,7 +36,7 @@ _ALL = "/v1/conversations"
 _ONE = "/v1/conversations/{conversation_id}"
 _ITEMS = f"{_ONE}/items"
 _ITEM = f"{_ITEMS}/{{item_id}}"
-_ERRORS = documented_errors(400, 401, 404, 413, 415, 429, 500, 503)
+_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
 Fields = Mapping[str, Any]
 
 router = APIRouter(tags=["OpenAI"])
@@ -68,40 +69,36 @@ class _CheckedItems:
     metadata: Mapping[str, str]
     notices: Sequence[Notice]
 
-    def answered(self, value: Fields) -> Response:
+    def answered(self, value: ConversationObject | ItemList) -> Response:
         """The answer with this value and the warnings."""
-        return _json({**value, **as_warnings(self.notices)}, as_headers(self.notices))
+        return json_response(replace(value, warnings=self.notices or UNSET), as_headers(self.notices))
 
 
-@router.post(_ALL, response_model=ConversationObject, responses=_ERRORS, openapi_extra=takes(CreateConversation))
+@router.post(_ALL, responses=answers(ConversationObject, *_ERRORS), openapi_extra=takes(CreateConversation))
 async def create_conversation(request: Request, services: ServicesDep) -> Response:
     """Begin a conversation."""
     checked = await _checked(CreateConversation, request, services)
     client = record_of(request).client
-    conversation_id = f"conv_{uuid.uuid4().hex}"
-    made = {
-        "id": conversation_id,
-        "object": "conversation",
-        "created_at": int(time.time()),
-        "metadata": checked.metadata,
-    }
+    made = ConversationObject(id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=checked.metadata)
 
     def keep(rows: Rows) -> None:
-        store.keep_conversation(rows, made, client)
-        store.append(rows, conversation_id, checked.items, client)
+        store.keep_conversation(rows, to_builtins(made), client)
+        store.append(rows, made.id, checked.items, client)
 
     await services.storage.run(keep)
     return checked.answered(made)
 
 
-@router.get(_ONE, response_model=ConversationObject, responses=_ERRORS)
+@router.get(_ONE, responses=answers(ConversationObject, *_ERRORS))
 async def retrieve_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
     """A conversation, without its items."""
     client = record_of(request).client
-    return _json(await services.storage.run(lambda rows: store.find_conversation(rows, conversation_id, client)))
+    return json_response(
+        await services.storage.run(lambda rows: store.find_conversation(rows, conversation_id, client))
+    )
 
 
-@router.post(_ONE, response_model=ConversationObject, responses=_ERRORS, openapi_extra=takes(UpdateConversation))
+@router.post(_ONE, responses=answers(ConversationObject, *_ERRORS), openapi_extra=takes(UpdateConversation))
 async def update_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
     """Change its metadata."""
     client = record_of(request).client
@@ -112,18 +109,18 @@ async def update_conversation(conversation_id: str, request: Request, services: 
         store.keep_conversation(rows, changed, client)
         return changed
 
-    return _json(await services.storage.run(change))
+    return json_response(await services.storage.run(change))
 
 
-@router.delete(_ONE, response_model=Deleted, responses=_ERRORS)
+@router.delete(_ONE, responses=answers(Deleted, *_ERRORS))
 async def delete_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
     """Forget a conversation and its items. Responses that were made in it stay."""
     client = record_of(request).client
     await services.storage.run(lambda rows: store.delete_conversation(rows, conversation_id, client))
-    return _json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+    return json_response(Deleted(id=conversation_id, object="conversation.deleted"))
 
 
-@router.post(_ITEMS, response_model=ItemList, responses=_ERRORS, openapi_extra=takes(CreateItems))
+@router.post(_ITEMS, responses=answers(ItemList, *_ERRORS), openapi_extra=takes(CreateItems))
 async def create_items(conversation_id: str, request: Request, services: ServicesDep) -> Response:
     """Add items to a conversation."""
     checked = await _checked(CreateItems, request, services)
@@ -133,18 +130,20 @@ async def create_items(conversation_id: str, request: Request, services: Service
         store.find_conversation(rows, conversation_id, client)
         return store.append(rows, conversation_id, checked.items, client)
 
-    return checked.answered(list_of(await services.storage.run(add)))
+    return checked.answered(_listed(await services.storage.run(add)))
 
 
-@router.get(_ITEMS, response_model=ItemList, responses=_ERRORS)
+@router.get(_ITEMS, responses=answers(ItemList, *_ERRORS))
 async def list_items(conversation_id: str, request: Request, services: ServicesDep) -> Response:
     """The items of a conversation, a page at a time."""
     client = record_of(request).client
     asked = query_of(ItemsQuery, request)
-    return _json(await services.storage.run(lambda rows: store.conversation_page(rows, conversation_id, client, asked)))
+    return json_response(
+        await services.storage.run(lambda rows: store.conversation_page(rows, conversation_id, client, asked))
+    )
 
 
-@router.get(_ITEM, responses=_ERRORS)
+@router.get(_ITEM, responses=documented_errors(*_ERRORS))
 async def retrieve_item(conversation_id: str, item_id: str, request: Request, services: ServicesDep) -> Response:
     """One item of a conversation."""
     client = record_of(request).client
@@ -153,13 +152,17 @@ async def retrieve_item(conversation_id: str, item_id: str, request: Request, se
     )
 
 
-@router.delete(_ITEM, response_model=ConversationObject, responses=_ERRORS)
+@router.delete(_ITEM, responses=answers(ConversationObject, *_ERRORS))
 async def delete_item(conversation_id: str, item_id: str, request: Request, services: ServicesDep) -> Response:
     """Take an item out of a conversation, which is returned."""
     client = record_of(request).client
-    return _json(
+    return json_response(
         await services.storage.run(lambda rows: store.delete_conversation_item(rows, conversation_id, item_id, client))
     )
+
+
+def _listed(items: Sequence[Fields]) -> ItemList:
+    return ItemList(data=items, first_id=items[0]["id"], last_id=items[-1]["id"])
 
 
 def check_items(
@@ -183,10 +186,6 @@ async def _checked(
     incoming = await incoming_body(request, services, ItemNames)
     checked: _CheckedItems = await incoming.check(check_items, services, schema)
     return checked
-
-
-def _json(value: Fields, headers: Mapping[str, str] | None = None) -> Response:
-    return json_response(msgspec.json.encode(value), headers)
 
 
 DIALECT = Dialect(router, requests={_ALL: CreateConversation, _ONE: UpdateConversation, _ITEMS: CreateItems})

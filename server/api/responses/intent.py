@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
+from msgspec import UNSET
 from pydantic import TypeAdapter
 
 from server.api.fields.generation import generation_fields
@@ -24,6 +24,7 @@ from server.api.responses.items import (
     ReferenceItem,
     text_of,
 )
+from server.api.responses.objects import InputTokens
 from server.api.responses.references import Lookup, Occasion, Stored, parsed
 from server.api.responses.response_builder import ResponseFields, response_fields
 from server.api.responses.schema import (
@@ -37,7 +38,7 @@ from server.api.responses.schema import (
 from server.api.responses.store import Origin
 from server.api.responses.tools import Offer, QualifiedName, tool_use
 from server.errors import InvalidRequestError, shorten
-from server.generation.notices import as_headers, as_warnings
+from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import CUSTOM_INPUT
@@ -88,8 +89,8 @@ def plan_response(context: IntakeContext, body: bytes, occasion: Occasion, found
 
 def count_tokens(
     context: IntakeContext, body: bytes, occasion: Occasion, found: Lookup
-) -> tuple[bytes, dict[str, str]]:
-    """Count the tokens of an input; returns the body of the answer and its headers. Raises ApiError."""
+) -> tuple[InputTokens, dict[str, str]]:
+    """Count the tokens of an input; returns the answer and its headers. Raises ApiError."""
     asked = context.validated(CountInputTokens, body)
     stored, offer = parsed(found), _offer_of(asked)
     history = _history_of(asked, stored, offer)
@@ -101,8 +102,7 @@ def count_tokens(
         notices=tuple(asked.left_out()),
     )
     num_tokens, notices = context.planner().count(request)
-    answer = {"object": "response.input_tokens", "input_tokens": num_tokens, **as_warnings(notices)}
-    return msgspec.json.encode(answer), as_headers(notices)
+    return InputTokens(input_tokens=num_tokens, warnings=notices or UNSET), as_headers(notices)
 
 
 def plan_compaction(context: IntakeContext, body: bytes, occasion: Occasion, found: Lookup) -> Plan:

@@ -6,14 +6,40 @@ Whole and streamed answers are built here alike, so that they cannot differ.
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from server.api.fields.rules import RequestModel
 from server.api.fields.structured import JsonObjectFormat
-from server.api.openai.logprobs import chat_logprobs
+from server.api.openai.logprobs import TokenLogprob, chat_logprobs
 from server.api.responses.items import seal
+from server.api.responses.objects import (
+    CompactedItem,
+    Compaction,
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemStatus,
+    OfConversation,
+    OutputCustomCall,
+    OutputFunctionCall,
+    OutputItem,
+    OutputMessage,
+    OutputPart,
+    OutputReasoning,
+    OutputText,
+    OutputTokensDetails,
+    ReasoningSettings,
+    ReasoningText,
+    ResponseEvent,
+    ResponseFailure,
+    ResponseObject,
+    ResponseStatus,
+    ResponseUsage,
+    SummaryText,
+    TextSettings,
+)
 from server.api.responses.schema import CreateResponse, JsonSchemaFormat, TextConfig
 from server.api.responses.tools import HostedTool, QualifiedName, as_sent
 from server.errors import ApiError, InvalidRequestError, RateLimitError
@@ -28,15 +54,13 @@ from server.generation.events import (
     ToolCallDelta,
     Usage,
 )
-from server.generation.notices import Notice, as_headers, as_warnings
+from server.generation.notices import Notice, as_headers
 from server.generation.planning.plan import Plan
 from server.generation.result import WholeChoice
 from server.text.tokenizer import Tokenizer
 
-StreamEvent = dict[str, Any]
-"""An event of a stream; its number is added last."""
-Item = dict[str, Any]
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+EventFields = dict[str, Any]
+"""The properties of a ResponseEvent; its number is added last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +78,10 @@ class OutputForm:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFields:
-    """What is known of a response before it is made. Plain data."""
+    """A response before it is made. Plain data."""
 
-    known: Mapping[str, Any]
-    """The properties of the object that do not change."""
+    begun: ResponseObject
+    """The object at its beginning, without the fingerprint."""
     form: OutputForm
     generates: bool
     """Whether there is to be any output."""
@@ -69,65 +93,64 @@ def response_fields(
     """The fields of the response to this body: the settings in force. `created` is in seconds of Unix time."""
     sampling = plan.requests[0].sampling
     reasoning = body.reasoning
-    known = {
-        "id": plan.id,
-        "object": "response",
-        "created_at": created,
-        "background": bool(body.background),
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
-        "metadata": body.metadata or {},
-        "model": plan.model,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {
-            "effort": None if reasoning is None else reasoning.effort,
-            "summary": None if reasoning is None else reasoning.summary or reasoning.generate_summary,
-        },
-        "safety_identifier": body.safety_identifier,
-        "service_tier": "default",
-        "store": body.is_stored,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "text": _text(body.text),
-        "tool_choice": _plain(body.tool_choice) or "auto",
-        "tools": [_tool(tool) for tool in body.tools or () if not isinstance(tool, HostedTool)],
-        "top_logprobs": body.top_logprobs or 0,
-        "truncation": body.truncation or "disabled",
-        "seed": plan.seed,
-        **({} if body.user is None else {"user": body.user}),
-        **({} if body.conversation_id is None else {"conversation": {"id": body.conversation_id}}),
-        **({} if plan.verification == "match" else {"verification": plan.verification}),
-        **as_warnings(plan.notices),
-    }
+    begun = ResponseObject(
+        id=plan.id,
+        created_at=created,
+        status="queued" if body.background else "in_progress",
+        background=bool(body.background),
+        conversation=UNSET if body.conversation_id is None else OfConversation(id=body.conversation_id),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=plan.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningSettings(
+            effort=None if reasoning is None else reasoning.effort,
+            summary=None if reasoning is None else reasoning.summary or reasoning.generate_summary,
+        ),
+        safety_identifier=body.safety_identifier,
+        store=body.is_stored,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        text=_text(body.text),
+        tool_choice=_plain(body.tool_choice) or "auto",
+        tools=[_tool(tool) for tool in body.tools or () if not isinstance(tool, HostedTool)],
+        top_logprobs=body.top_logprobs or 0,
+        truncation=body.truncation or "disabled",
+        user=UNSET if body.user is None else body.user,
+        seed=plan.seed,
+        verification=UNSET if plan.verification == "match" else plan.verification,
+        warnings=plan.notices or UNSET,
+    )
     form = OutputForm(
         names=names,
         logprobs=sampling.logprobs is not None,
         summarizes=reasoning is not None and reasoning.is_summarized,
         seals="reasoning.encrypted_content" in body.includes,
     )
-    return ResponseFields(known, form, generates=plan.requests[0].max_tokens > 0)
+    return ResponseFields(begun, form, generates=plan.requests[0].max_tokens > 0)
 
 
-def _text(asked: TextConfig | None) -> dict[str, Any]:
-    verbosity = {} if asked is None or asked.verbosity is None else {"verbosity": asked.verbosity}
+def _text(asked: TextConfig | None) -> TextSettings:
     form = None if asked is None else asked.format
+    described: dict[str, Any] = {"type": "text"}
     match form:
         case JsonSchemaFormat():
             described = {
+                "type": "json_schema",
                 "name": form.name,
                 "description": form.description,
                 "schema": form.schema_,
                 "strict": bool(form.strict),
             }
-            return {"format": {"type": "json_schema", **described}, **verbosity}
         case JsonObjectFormat():
-            return {"format": {"type": "json_object"}, **verbosity}
-    return {"format": {"type": "text"}, **verbosity}
+            described = {"type": "json_object"}
+    return TextSettings(format=described, verbosity=(asked and asked.verbosity) or UNSET)
 
 
 def _tool(tool: RequestModel) -> Any:
@@ -145,33 +168,26 @@ class ResponseBuilder:
     """Builds one response from the events of its run, and returns the events of its stream."""
 
     def __init__(self, fields: ResponseFields, fingerprint: str, tokenizer: Tokenizer) -> None:
-        self.output = Output(fields.known["id"], fields.form, tokenizer)
-        self.status: Status = "queued" if fields.known["background"] else "in_progress"
+        self.output = Output(fields.begun.id, fields.form, tokenizer)
         self.has_begun = False
         self.late_notices: list[Notice] = []
         """Warnings that came up after the response had begun."""
-        self._known = {**fields.known, "system_fingerprint": fingerprint}
+        self._response = replace(fields.begun, system_fingerprint=fingerprint)
         self._generates = fields.generates
         self._has_started = False
         self._is_cut = False
-        self._error: Mapping[str, str] | None = None
-        self._completed_at: int | None = None
-        self._usage: Mapping[str, Any] | None = None
         self._number = 0
 
-    def response(self) -> dict[str, Any]:
-        """The object as it is now."""
-        return {
-            **self._known,
-            "status": self.status,
-            "completed_at": self._completed_at,
-            "error": self._error,
-            "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
-            "output": list(self.output.items),
-            "usage": self._usage,
-        }
+    @property
+    def status(self) -> ResponseStatus:
+        """How far the response is."""
+        return self._response.status
 
-    def begin(self) -> Iterator[StreamEvent]:
+    def response(self) -> ResponseObject:
+        """The object as it is now."""
+        return replace(self._response, output=tuple(self.output.items))
+
+    def begin(self) -> Iterator[ResponseEvent]:
         """Announce the response, once."""
         if self.has_begun:
             return
@@ -180,15 +196,15 @@ class ResponseBuilder:
         if self.status == "queued":
             yield self._with_response("response.queued")
 
-    def start(self) -> Iterator[StreamEvent]:
+    def start(self) -> Iterator[ResponseEvent]:
         """Announce that the model works on it, once."""
         yield from self.begin()
         if not self._has_started:
             self._has_started = True
-            self.status = "in_progress"
+            self._response = replace(self._response, status="in_progress")
             yield self._with_response("response.in_progress")
 
-    def add(self, event: Event) -> Iterator[StreamEvent]:
+    def add(self, event: Event) -> Iterator[ResponseEvent]:
         """Add an event of the run."""
         yield from self.start()
         if isinstance(event, ChoiceEnd) and self._generates:
@@ -197,83 +213,85 @@ class ResponseBuilder:
         elif not isinstance(event, ChoiceEnd):
             yield from self._numbered(self.output.add(event))
 
-    def end(self, usage: Usage) -> Iterator[StreamEvent]:
+    def end(self, usage: Usage) -> Iterator[ResponseEvent]:
         """End a response whose run has ended."""
-        self._usage = response_usage(usage)
-        if not self._is_cut:
-            self._completed_at = int(time.time())
-        yield from self._ended("incomplete" if self._is_cut else "completed")
+        used = response_usage(usage)
+        if self._is_cut:
+            yield from self._ended("incomplete", usage=used, incomplete_details=IncompleteDetails())
+        else:
+            yield from self._ended("completed", usage=used, completed_at=int(time.time()))
 
-    def fail(self, error: ApiError) -> Iterator[StreamEvent]:
+    def fail(self, error: ApiError) -> Iterator[ResponseEvent]:
         """End a response with an error."""
-        self._error = response_failure(error)
-        yield from self._ended("failed")
+        yield from self._ended("failed", error=response_failure(error))
 
-    def cancel(self) -> Iterator[StreamEvent]:
+    def cancel(self) -> Iterator[ResponseEvent]:
         """End a response that nobody wants any more."""
         yield from self._ended("cancelled")
 
     def lose(self, error: ApiError) -> None:
         """Turn a response that has ended, and could not be stored, into a failed one without output."""
-        self._error = {"code": "server_error", "message": error.message}
-        self.status = "failed"
-        self._completed_at = None
+        failure = ResponseFailure(code="server_error", message=error.message)
+        self._response = replace(
+            self._response, status="failed", error=failure, completed_at=None, incomplete_details=None
+        )
         self.output.items.clear()
 
     def warn(self, *notices: Notice) -> None:
         """Add warnings to those of the beginning."""
         self.late_notices += notices
-        warnings = [*self._known.get("warnings", ()), *as_warnings(notices).get("warnings", ())]
-        self._known = {**self._known, "warnings": warnings}
+        self._response = replace(self._response, warnings=[*(self._response.warnings or ()), *notices])
 
-    def end_again(self) -> StreamEvent:
+    def end_again(self) -> ResponseEvent:
         """The last event once more, after the response has changed."""
         self._number -= 1
         return self._with_response(f"response.{self.status}")
 
-    def _ended(self, status: Status) -> Iterator[StreamEvent]:
+    def _ended(self, status: ResponseStatus, **fields: Any) -> Iterator[ResponseEvent]:
         yield from self.start()
         yield from self._numbered(self.output.end("incomplete"))
-        self.status = status
+        self._response = replace(self._response, status=status, **fields)
         yield self._with_response(f"response.{status}")
 
-    def _with_response(self, kind: str) -> StreamEvent:
+    def _with_response(self, kind: str) -> ResponseEvent:
         (event,) = self._numbered([{"type": kind, "response": self.response()}])
         return event
 
-    def _numbered(self, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
+    def _numbered(self, events: Iterable[EventFields]) -> Iterator[ResponseEvent]:
         for event in events:
-            yield {"type": event["type"], "sequence_number": self._number, **event}
+            yield ResponseEvent(sequence_number=self._number, **event)
             self._number += 1
 
 
-def response_failure(error: ApiError) -> Mapping[str, str]:
-    """The ResponseFailure of objects.py for an error."""
-    kinds = ((RateLimitError, "rate_limit_exceeded"), (InvalidRequestError, "invalid_prompt"))
-    code = next((code for kind, code in kinds if isinstance(error, kind)), "server_error")
-    return {"code": code, "message": error.message}
+def response_failure(error: ApiError) -> ResponseFailure:
+    """The error of a failed response."""
+    match error:
+        case RateLimitError():
+            return ResponseFailure(code="rate_limit_exceeded", message=error.message)
+        case InvalidRequestError():
+            return ResponseFailure(code="invalid_prompt", message=error.message)
+    return ResponseFailure(code="server_error", message=error.message)
 
 
-def response_usage(usage: Usage) -> dict[str, Any]:
-    """The ResponseUsage of objects.py for a usage."""
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {
-            "cached_tokens": usage.cached_tokens,
-            "cache_write_tokens": usage.cache_written_tokens,
-        },
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {
-            "reasoning_tokens": usage.reasoning_tokens,
-            "accepted_prediction_tokens": usage.accepted_drafts,
-            "rejected_prediction_tokens": usage.rejected_drafts,
-        },
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
+def response_usage(usage: Usage) -> ResponseUsage:
+    """The usage of a response."""
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=usage.cached_tokens, cache_write_tokens=usage.cache_written_tokens
+        ),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(
+            reasoning_tokens=usage.reasoning_tokens,
+            accepted_prediction_tokens=usage.accepted_drafts,
+            rejected_prediction_tokens=usage.rejected_drafts,
+        ),
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+    )
 
 
-def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> tuple[bytes, dict[str, str]]:
-    """The body and the headers of an answer with a compacted conversation; `choice` is its summary.
+def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> tuple[Compaction, dict[str, str]]:
+    """The answer with a compacted conversation, and its headers; `choice` is the summary.
 
     Raises InvalidRequestError if there is no summary.
     """
@@ -283,31 +301,29 @@ def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> t
     cut = [Notice("input", "Its summary was cut off where the context ends.")]
     notices = [*plan.notices, *(cut if choice.finish_reason == "length" else [])]
     suffix = plan.id.partition("_")[2]
-    item = {"id": f"cmp_{suffix}", "type": "compaction", "encrypted_content": seal(summary=choice.text)}
-    answer = {
-        "id": plan.id,
-        "object": "response.compaction",
-        "created_at": created,
-        "output": [item],
-        "usage": response_usage(usage),
-        "seed": plan.seed,
-        **as_warnings(notices),
-    }
-    return msgspec.json.encode(answer), as_headers(notices)
+    answer = Compaction(
+        id=plan.id,
+        created_at=created,
+        output=[CompactedItem(id=f"cmp_{suffix}", encrypted_content=seal(summary=choice.text))],
+        usage=response_usage(usage),
+        seed=plan.seed,
+        warnings=notices or UNSET,
+    )
+    return answer, as_headers(notices)
 
 
 class Output:
     """The output of one response as it grows: finished items, and the one that is open."""
 
     def __init__(self, response_id: str, form: OutputForm, tokenizer: Tokenizer) -> None:
-        self.items: list[Item] = []
+        self.items: list[OutputItem] = []
         """The finished items."""
         self._suffix = response_id.partition("_")[2]
         self._form = form
         self._tokenizer = tokenizer
         self._open: _OpenItem | None = None
 
-    def add(self, event: Delta) -> Iterator[StreamEvent]:
+    def add(self, event: Delta) -> Iterator[EventFields]:
         """Add what the model did next."""
         match event:
             case TextDelta(text="") if type(self._open) is not _Message:
@@ -325,43 +341,40 @@ class Output:
             case ToolCallDelta():
                 yield from self._piece(event.text)
 
-    def end(self, status: str = "completed") -> Iterator[StreamEvent]:
+    def end(self, status: ItemStatus = "completed") -> Iterator[EventFields]:
         """Finish the open item, if there is one, with this status."""
         if self._open is None:
             return
         ended, self._open = self._open, None
-        yield from ended.end(status)
+        yield from ended.end()
         item = ended.item(status)
         self.items.append(item)
         yield {"type": "response.output_item.done", "output_index": ended.index, "item": item}
 
-    def end_all(self, *, is_cut: bool) -> Iterator[StreamEvent]:
+    def end_all(self, *, is_cut: bool) -> Iterator[EventFields]:
         """Finish the output of a model that has ended or was cut off. An empty answer is an empty message."""
         if not self.items and self._open is None:
             yield from self._begin(_Message)
         yield from self.end("incomplete" if is_cut else "completed")
 
-    def _in(self, kind: "type[_OpenItem]") -> Iterator[StreamEvent]:
+    def _in(self, kind: "type[_OpenItem]") -> Iterator[EventFields]:
         """Begin an item of this kind unless one is open."""
         if type(self._open) is not kind:
             yield from self.end()
             yield from self._begin(kind)
 
-    def _begin(self, kind: "type[_OpenItem]", **fields: Any) -> Iterator[StreamEvent]:
+    def _begin(self, kind: "type[_OpenItem]", **fields: Any) -> Iterator[EventFields]:
         index = len(self.items)
         self._open = kind(f"{kind.prefix}_{self._suffix}{index:02x}", index, fields, seals=self._form.seals)
         yield {"type": "response.output_item.added", "output_index": index, "item": self._open.item("in_progress")}
         yield from self._open.begin()
 
-    def _piece(self, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[StreamEvent]:
+    def _piece(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[EventFields]:
         assert self._open is not None, "an item was begun"
         yield self._open.piece(text, logprobs)
 
-    def _logprobs(self, tokens: Sequence[OutputToken]) -> Sequence[Mapping[str, Any]]:
-        if not self._form.logprobs:
-            return ()
-        content: Sequence[Mapping[str, Any]] = chat_logprobs(self._tokenizer, tokens)["content"]
-        return content
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> Sequence[TokenLogprob]:
+        return (chat_logprobs(self._tokenizer, tokens).content or ()) if self._form.logprobs else ()
 
 
 class _OpenItem:
@@ -369,12 +382,10 @@ class _OpenItem:
 
     prefix: ClassVar[str]
     """The beginning of its id."""
-    kind: ClassVar[str]
-    """The item's type."""
     event: ClassVar[str]
     """The type of the events of its pieces, without the end."""
-    key: ClassVar[str]
-    """The property with all of its text."""
+    key: ClassVar[str] = "text"
+    """The property with all of its text, in the event that ends it."""
 
     def __init__(self, item_id: str, index: int, fields: Mapping[str, Any], *, seals: bool) -> None:
         self.id = item_id
@@ -384,118 +395,124 @@ class _OpenItem:
         self.text = ""
         self._pieces: list[str] = []
 
-    def item(self, status: str) -> Item:
+    def item(self, status: ItemStatus) -> OutputItem:
         """The item as it is now."""
-        return {"id": self.id, "type": self.kind, "status": status, **self.content(status)}
+        raise NotImplementedError
 
-    def content(self, status: str) -> Item:
-        """The properties that not all items have."""
-        return {**self.fields, self.key: self.text}
-
-    def begin(self) -> Iterator[StreamEvent]:
+    def begin(self) -> Iterator[EventFields]:
         """The events after the one that adds it."""
         yield from ()
 
-    def piece(self, text: str, logprobs: Sequence[Mapping[str, Any]]) -> StreamEvent:
+    def piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> EventFields:
         """Add the next piece of its text."""
         self._pieces.append(text)
         return self.at(f"{self.event}.delta", delta=text)
 
-    def end(self, status: str) -> Iterator[StreamEvent]:
+    def end(self) -> Iterator[EventFields]:
         """Finish it; the events before the one that says so."""
         self.text = "".join(self._pieces)
         yield self.at(f"{self.event}.done", **{self.key: self.text})
 
-    def at(self, kind: str, **fields: Any) -> StreamEvent:
+    def at(self, kind: str, **fields: Any) -> EventFields:
         """An event of this item."""
         return {"type": kind, "item_id": self.id, "output_index": self.index, **fields}
 
 
 class _FunctionCall(_OpenItem):
-    prefix, kind, event, key = "fc", "function_call", "response.function_call_arguments", "arguments"
+    prefix, event, key = "fc", "response.function_call_arguments", "arguments"
 
-    def end(self, status: str) -> Iterator[StreamEvent]:
-        for event in super().end(status):
+    def item(self, status: ItemStatus) -> OutputItem:
+        return OutputFunctionCall(id=self.id, status=status, arguments=self.text, **self.fields)
+
+    def end(self) -> Iterator[EventFields]:
+        for event in super().end():
             yield {**event, "name": self.fields["name"]}
 
 
 class _CustomCall(_OpenItem):
-    prefix, kind, event, key = "ctc", "custom_tool_call", "response.custom_tool_call_input", "input"
+    prefix, event, key = "ctc", "response.custom_tool_call_input", "input"
+
+    def item(self, status: ItemStatus) -> OutputItem:
+        return OutputCustomCall(id=self.id, status=status, input=self.text, **self.fields)
 
 
 class _PartItem(_OpenItem):
     """An item with one part, which holds its text."""
 
-    key = "text"
     part_event: ClassVar[str] = "response.content_part"
     part_index: ClassVar[str] = "content_index"
     has_part = False
 
-    def part(self) -> StreamEvent:
+    def part(self) -> OutputPart:
         """The part as it is now."""
         raise NotImplementedError
 
-    def parts(self) -> list[StreamEvent]:
-        """The part, if there is one yet."""
-        return [self.part()] if self.has_part else []
-
-    def begin(self) -> Iterator[StreamEvent]:
+    def begin(self) -> Iterator[EventFields]:
         self.has_part = True
         yield self.at(f"{self.part_event}.added", part=self.part())
 
-    def end(self, status: str) -> Iterator[StreamEvent]:
-        yield from super().end(status)
+    def end(self) -> Iterator[EventFields]:
+        yield from super().end()
         yield self.at(f"{self.part_event}.done", part=self.part())
 
-    def at(self, kind: str, **fields: Any) -> StreamEvent:
+    def at(self, kind: str, **fields: Any) -> EventFields:
         return super().at(kind, **{self.part_index: 0}, **fields)
 
 
 class _Message(_PartItem):
-    prefix, kind, event = "msg", "message", "response.output_text"
+    prefix, event = "msg", "response.output_text"
 
     def __init__(self, item_id: str, index: int, fields: Mapping[str, Any], *, seals: bool) -> None:
         super().__init__(item_id, index, fields, seals=seals)
-        self._logprobs: list[Mapping[str, Any]] = []
+        self._logprobs: list[TokenLogprob] = []
 
-    def content(self, status: str) -> Item:
-        return {"role": "assistant", "content": self.parts()}
+    def item(self, status: ItemStatus) -> OutputItem:
+        return OutputMessage(id=self.id, status=status, content=[self.part()] if self.has_part else [])
 
-    def part(self) -> StreamEvent:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._logprobs)}
+    def part(self) -> OutputText:
+        return OutputText(text=self.text, logprobs=tuple(self._logprobs))
 
-    def piece(self, text: str, logprobs: Sequence[Mapping[str, Any]]) -> StreamEvent:
+    def piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> EventFields:
         self._logprobs += logprobs
-        return {**super().piece(text, ()), "logprobs": list(logprobs)}
+        return {**super().piece(text, ()), "logprobs": logprobs}
 
-    def end(self, status: str) -> Iterator[StreamEvent]:
-        done, *others = super().end(status)
-        yield {**done, "logprobs": list(self._logprobs)}
+    def end(self) -> Iterator[EventFields]:
+        done, *others = super().end()
+        yield {**done, "logprobs": tuple(self._logprobs)}
         yield from others
 
 
-class _Reasoning(_PartItem):
-    prefix, kind, event = "rs", "reasoning", "response.reasoning_text"
+class _Sealable(_PartItem):
+    """Reasoning, in either form."""
 
-    def content(self, status: str) -> Item:
-        return {"summary": [], "content": self.parts(), **self._sealed(status)}
+    prefix = "rs"
 
-    def part(self) -> StreamEvent:
-        return {"type": "reasoning_text", "text": self.text}
-
-    def _sealed(self, status: str) -> Item:
+    def sealed(self, status: ItemStatus) -> str | UnsetType:
+        """The reasoning for a client that sends it back, once it is whole."""
         if not self.seals:
-            return {}
-        return {"encrypted_content": "" if status == "in_progress" else seal(reasoning=self.text)}
+            return UNSET
+        return "" if status == "in_progress" else seal(reasoning=self.text)
 
 
-class _Summary(_Reasoning):
+class _Reasoning(_Sealable):
+    event = "response.reasoning_text"
+
+    def item(self, status: ItemStatus) -> OutputItem:
+        content = [self.part()] if self.has_part else []
+        return OutputReasoning(id=self.id, status=status, content=content, encrypted_content=self.sealed(status))
+
+    def part(self) -> ReasoningText:
+        return ReasoningText(text=self.text)
+
+
+class _Summary(_Sealable):
     event = "response.reasoning_summary_text"
     part_event = "response.reasoning_summary_part"
     part_index = "summary_index"
 
-    def content(self, status: str) -> Item:
-        return {"summary": self.parts(), **self._sealed(status)}
+    def item(self, status: ItemStatus) -> OutputItem:
+        summary = [self.part()] if self.has_part else []
+        return OutputReasoning(id=self.id, status=status, summary=summary, encrypted_content=self.sealed(status))
 
-    def part(self) -> StreamEvent:
-        return {"type": "summary_text", "text": self.text}
+    def part(self) -> SummaryText:
+        return SummaryText(text=self.text)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from server.api.dialect import Dialect
 from server.api.endpoint import check_whole, start_run, unless_gone
 from server.api.openai.pages import query_of
-from server.api.openapi import GENERATION_ERRORS, documented_errors, streamed, takes
+from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.responses import store
 from server.api.responses.background import BackgroundResponse, job_of, resume, start_response, written_promise
 from server.api.responses.intent import PlannedResponse, count_tokens, plan_compaction, plan_response
@@ -33,15 +33,14 @@ from server.storage.storage import NotStoredError
 
 _ALL = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
-_STORED_ERRORS = documented_errors(400, 401, 404, 500)
+_STORED_ERRORS = (400, 401, 404, 500)
 
 router = APIRouter(tags=["OpenAI"])
 
 
 @router.post(
     _ALL,
-    response_model=ResponseObject,
-    responses={200: streamed(ResponseEvent), **documented_errors(*GENERATION_ERRORS)},
+    responses=answers(ResponseObject, *GENERATION_ERRORS, events=ResponseEvent),
     openapi_extra=takes(CreateResponse),
 )
 async def create_response(request: Request, services: ServicesDep) -> Response:
@@ -70,8 +69,7 @@ async def open_websocket(request: Request, services: ServicesDep) -> Response:
 
 @router.post(
     f"{_ALL}/input_tokens",
-    response_model=InputTokens,
-    responses=documented_errors(*GENERATION_ERRORS),
+    responses=answers(InputTokens, *GENERATION_ERRORS),
     openapi_extra=takes(CountInputTokens),
 )
 async def count_input_tokens(request: Request, services: ServicesDep) -> Response:
@@ -82,8 +80,7 @@ async def count_input_tokens(request: Request, services: ServicesDep) -> Respons
 
 @router.post(
     f"{_ALL}/compact",
-    response_model=Compaction,
-    responses=documented_errors(*GENERATION_ERRORS),
+    responses=answers(Compaction, *GENERATION_ERRORS),
     openapi_extra=takes(CompactResponse),
 )
 async def compact_response(request: Request, services: ServicesDep) -> Response:
@@ -98,7 +95,7 @@ async def compact_response(request: Request, services: ServicesDep) -> Response:
     return json_response(*compaction(plan, choice, run.usage, incoming.occasion.created))
 
 
-@router.get(_ONE, response_model=ResponseObject, responses=_STORED_ERRORS)
+@router.get(_ONE, responses=answers(ResponseObject, *_STORED_ERRORS))
 async def retrieve_response(response_id: str, request: Request, services: ServicesDep) -> Response:
     """A stored response as it is now; with `stream`, the events of it, from `starting_after` on."""
     client = record_of(request).client
@@ -111,35 +108,35 @@ async def retrieve_response(response_id: str, request: Request, services: Servic
         start = 0 if asked.starting_after is None else asked.starting_after + 1
         return _event_stream(EventReplay(replayed, start), services, {})
     if job is not None:
-        return _json(job.builder.response())
-    return _json(await services.storage.run(lambda rows: store.find_response(rows, response_id, client)))
+        return json_response(job.builder.response())
+    return json_response(await services.storage.run(lambda rows: store.find_response(rows, response_id, client)))
 
 
-@router.delete(_ONE, response_model=Deleted, responses=_STORED_ERRORS)
+@router.delete(_ONE, responses=answers(Deleted, *_STORED_ERRORS))
 async def delete_response(response_id: str, request: Request, services: ServicesDep) -> Response:
     """Forget a stored response."""
     client = record_of(request).client
     if (job := job_of(response_id, client, services)) is not None:
         await job.cancel()
     await services.storage.run(lambda rows: store.delete_response(rows, response_id, client))
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return json_response(Deleted(id=response_id, object="response"))
 
 
-@router.post(f"{_ONE}/cancel", response_model=ResponseObject, responses=_STORED_ERRORS)
+@router.post(f"{_ONE}/cancel", responses=answers(ResponseObject, *_STORED_ERRORS))
 async def cancel_response(response_id: str, request: Request, services: ServicesDep) -> Response:
     """Make no more of a response in the background."""
     client = record_of(request).client
     if (job := job_of(response_id, client, services)) is not None:
         await job.cancel()
-    return _json(await services.storage.run(lambda rows: store.cancel(rows, response_id, client)))
+    return json_response(await services.storage.run(lambda rows: store.cancel(rows, response_id, client)))
 
 
-@router.get(f"{_ONE}/input_items", response_model=ItemList, responses=_STORED_ERRORS)
+@router.get(f"{_ONE}/input_items", responses=answers(ItemList, *_STORED_ERRORS))
 async def list_input_items(response_id: str, request: Request, services: ServicesDep) -> Response:
     """The items of a response's own input, a page at a time."""
     client = record_of(request).client
     asked = query_of(ItemsQuery, request)
-    return _json(await services.storage.run(lambda rows: store.input_page(rows, response_id, client, asked)))
+    return json_response(await services.storage.run(lambda rows: store.input_page(rows, response_id, client, asked)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +164,7 @@ class _Answer:
         services.jobs.start(planned.plan.id, job)
         if planned.plan.stream:
             return _event_stream(EventReplay(job, 0), services, self._headers)
-        return _json(response, self._headers)
+        return json_response(response, self._headers)
 
     def streamed(self) -> Response:
         """Answer with the events of the response as they are made."""
@@ -193,9 +190,9 @@ class _Answer:
         is_kept = await self._store(builder, frames)
         lane, origin, response = lane_of(self.request), self.planned.origin, builder.response()
         if lane is not None and origin.conversation is None and builder.status != "failed":
-            items = [*origin.items, *response["output"]]
+            items = [*origin.items, *response.output]
             written = await asyncio.to_thread(lambda: [msgspec.Raw(msgspec.json.encode(item)) for item in items])
-            lane.keep(response["id"], [*self.context, *written])
+            lane.keep(response.id, [*self.context, *written])
         return is_kept
 
     async def _store(self, builder: ResponseBuilder, frames: Sequence[bytes]) -> bool:
@@ -222,10 +219,6 @@ def _event_stream(stream: ResponseStream | EventReplay, services: Services, head
     return EventStream(stream, stream, limits, headers=headers)
 
 
-def _json(value: object, headers: Mapping[str, str] | None = None) -> Response:
-    return json_response(msgspec.json.encode(value), headers)
-
-
 DIALECT = Dialect(
     router,
     requests={
@@ -233,7 +226,6 @@ DIALECT = Dialect(
         f"{_ALL}/input_tokens": CountInputTokens,
         f"{_ALL}/compact": CompactResponse,
     },
-    events={_ALL: ResponseEvent},
     stream_error=stream_error,
     websockets=(_ALL,),
     resume=resume,

@@ -5,11 +5,12 @@ import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from server.api.openai.pages import ListQuery, no_such_item
+from server.api.responses.objects import ItemList, ResponseFailure, ResponseObject
 from server.errors import InvalidRequestError, NotFoundError, UnavailableError, shorten
 from server.storage.rows import UNFINISHED, Row, Rows
 
@@ -55,17 +56,21 @@ class Found:
     """The size of all of it."""
 
 
-def promise(rows: Rows, response: Fields, origin: Origin, job: bytes) -> None:
+def promise(rows: Rows, response: ResponseObject, origin: Origin, job: bytes) -> None:
     """Store a response that is to be made; `job` is all that it takes to make it."""
     rows.put(
-        Row(RESPONSE, response["id"], origin.client, _json(response), state=UNFINISHED),
-        Row(JOB, response["id"], origin.client, job, parent=response["id"]),
-        *_items(origin.items, origin.client, response["id"], _INPUT),
+        Row(RESPONSE, response.id, origin.client, msgspec.json.encode(response), state=UNFINISHED),
+        Row(JOB, response.id, origin.client, job, parent=response.id),
+        *_items(origin.items, origin.client, response.id, _INPUT),
     )
 
 
-def keep(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
+def keep(rows: Rows, response: ResponseObject, origin: Origin, events: Sequence[bytes]) -> None:
     """Store a response that has ended, and add it to its conversation."""
+    _keep(rows, msgspec.to_builtins(response), origin, events)
+
+
+def _keep(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
     response_id = response["id"]
     if origin.is_stored:
         rows.delete(JOB, response_id, origin.client, parent=response_id)
@@ -86,17 +91,17 @@ def is_promised(rows: Rows, response_id: str, client: str) -> bool:
     return rows.get(JOB, response_id, client, parent=response_id) is not None
 
 
-def fulfil(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
+def fulfil(rows: Rows, response: ResponseObject, origin: Origin, events: Sequence[bytes]) -> None:
     """Store a promised response that has ended, if it is still promised."""
-    if is_promised(rows, response["id"], origin.client):
+    if is_promised(rows, response.id, origin.client):
         keep(rows, response, origin, events)
 
 
-def give_up(rows: Rows, response_id: str, client: str, failure: Fields) -> None:
+def give_up(rows: Rows, response_id: str, client: str, failure: ResponseFailure) -> None:
     """Store a promised response as failed, if it is still promised."""
     if is_promised(rows, response_id, client):
-        failed = {**find_response(rows, response_id, client), "status": "failed", "error": failure}
-        keep(rows, failed, Origin(client, (), None, is_stored=True), ())
+        failed = {**find_response(rows, response_id, client), "status": "failed", "error": msgspec.to_builtins(failure)}
+        _keep(rows, failed, Origin(client, (), None, is_stored=True), ())
 
 
 def find_response(rows: Rows, response_id: str, client: str) -> Fields:
@@ -129,7 +134,7 @@ def delete_response(rows: Rows, response_id: str, client: str) -> None:
         raise _not_found("Response", response_id)
 
 
-def input_page(rows: Rows, response_id: str, client: str, asked: ListQuery) -> Fields:
+def input_page(rows: Rows, response_id: str, client: str, asked: ListQuery) -> ItemList:
     """A page of the items of a response's input. Raises NotFoundError and InvalidRequestError."""
     if rows.get(RESPONSE, response_id, client, parent="") is None:
         raise _not_found("Response", response_id)
@@ -193,7 +198,7 @@ def delete_conversation(rows: Rows, conversation_id: str, client: str) -> None:
         raise _not_found("Conversation", conversation_id)
 
 
-def conversation_page(rows: Rows, conversation_id: str, client: str, asked: ListQuery) -> Fields:
+def conversation_page(rows: Rows, conversation_id: str, client: str, asked: ListQuery) -> ItemList:
     """A page of a conversation's items. Raises NotFoundError and InvalidRequestError."""
     find_conversation(rows, conversation_id, client)
     return _page(rows, conversation_id, "", asked)
@@ -251,7 +256,7 @@ def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[R
     return [row for one in responses for row in rows.of_parent(ITEM, one)]
 
 
-def _page(rows: Rows, parent: str, state: str, asked: ListQuery) -> Fields:
+def _page(rows: Rows, parent: str, state: str, asked: ListQuery) -> ItemList:
     """A page of a parent's items. None of them is parsed, because everything else waits for the storage's thread."""
     found = rows.some_of_parent(
         ITEM, parent, state, after=asked.after, newest_first=asked.order == "desc", limit=asked.limit + 1
@@ -259,13 +264,12 @@ def _page(rows: Rows, parent: str, state: str, asked: ListQuery) -> Fields:
     if found is None:
         raise no_such_item(asked)
     listed = found[: asked.limit]
-    return {
-        "object": "list",
-        "data": [_raw(row) for row in listed],
-        "first_id": listed[0].id if listed else None,
-        "last_id": listed[-1].id if listed else None,
-        "has_more": len(found) > asked.limit,
-    }
+    return ItemList(
+        data=cast("Sequence[Fields]", [_raw(row) for row in listed]),
+        first_id=listed[0].id if listed else None,
+        last_id=listed[-1].id if listed else None,
+        has_more=len(found) > asked.limit,
+    )
 
 
 def _items(items: Sequence[Fields], client: str, parent: str, state: str) -> Sequence[Row]:

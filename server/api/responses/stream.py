@@ -10,7 +10,8 @@ from typing import Protocol
 from starlette.types import Scope
 
 from server.api.openai.errors import DONE
-from server.api.responses.response_builder import ResponseBuilder, StreamEvent, response_failure
+from server.api.responses.objects import ResponseEvent, ResponseStreamError
+from server.api.responses.response_builder import ResponseBuilder, response_failure
 from server.errors import ApiError
 from server.generation.events import Event, Usage
 from server.http.ascii_json import ascii_json
@@ -120,12 +121,12 @@ class ResponseStream(SentFrames):
         if self._last is None:
             await self._end(self._builder.cancel())
 
-    async def _end(self, events: Iterator[StreamEvent]) -> None:
+    async def _end(self, events: Iterator[ResponseEvent]) -> None:
         self._last = list(self._written(events))
         if not await self._keep(self._builder, self.frames):
             self._last[-1] = self.frames[-1] = frame(self._builder.end_again())
 
-    def _written(self, events: Iterable[StreamEvent]) -> Iterator[bytes]:
+    def _written(self, events: Iterable[ResponseEvent]) -> Iterator[bytes]:
         for event in events:
             written = frame(event)
             self.frames.append(written)
@@ -198,11 +199,11 @@ async def run_out(run: Making, builder: ResponseBuilder) -> None:
 
 def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
     """OpenAI's event for errors that are not the response's: a StreamErrorWriter."""
-    failure = {"code": response_failure(error)["code"], "message": error.message, "param": error.param}
-    return frame({"type": "error", "sequence_number": num_frames, **failure}) + DONE
+    code = response_failure(error).code
+    failure = ResponseStreamError(sequence_number=num_frames, code=code, message=error.message, param=error.param)
+    return frame(failure) + DONE
 
 
-def frame(event: StreamEvent) -> bytes:
+def frame(event: ResponseEvent | ResponseStreamError) -> bytes:
     """An event as it is sent."""
-    kind: str = event["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + ascii_json(event) + b"\n\n"
+    return b"event: " + event.type.encode() + b"\ndata: " + ascii_json(event) + b"\n\n"

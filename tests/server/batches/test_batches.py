@@ -511,7 +511,11 @@ async def test_ended_batches_are_bounded_and_read_a_page_at_a_time(
     loads = json.loads
     names = {f"batch_{client}{number}": client for number in range(8) for client in ("", "other")}
     async with client_of(app) as client:
-        template = dict.fromkeys(BatchObject.model_fields) | {"status": "failed", "created_at": 0}
+        counts = {"total": 0, "completed": 0, "failed": 0}
+        template = dict.fromkeys(BatchObject.__struct_fields__) | {
+            "object": "batch", "endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h",
+            "status": "failed", "request_counts": counts, "created_at": 0, "expires_at": 0,
+        }  # fmt: skip
         for name, owner in names.items():
             one = Batch(owner, {**template, "id": name}, is_open=name == "batch_0")
             await storage.on(BatchTable, lambda table, one=one: table.put(one))
