@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter
 
-from server.api import capabilities, invocations, models, probes
+from server.api import capabilities, files, invocations, models, probes
 from server.api.batches import routes as batches
 from server.api.dialect import Dialect
 from server.api.embeddings import routes as embeddings
-from server.api.files import routes as files
 from server.api.llama_cpp import routes as llama_cpp
 from server.api.messages import routes as messages
 from server.api.openai import routes as openai

@@ -1,4 +1,4 @@
-"""Work that goes on without the client that asked for it."""
+"""Background jobs: work that continues without the client that asked for it."""
 
 import asyncio
 import logging
@@ -10,36 +10,36 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Job(Protocol):
-    """One piece of such work."""
+    """Work in the background."""
 
     @property
     def client(self) -> str:
-        """Who asked for it."""
+        """The client that asked for it."""
         ...
 
     async def run(self) -> None:
-        """All of it. If it is cancelled, the server ends, and what was promised is still to be done."""
+        """Do all of it. If this is cancelled, the server stops, and the job is still to be done."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds; also if it never ran, or has ended."""
+        """Release what it holds. May be called before it ran and after it has ended."""
         ...
 
 
 class Jobs:
-    """Those that are running, by their ids."""
+    """The running jobs, by id."""
 
     def __init__(self) -> None:
         self._running: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, job_id: str, job: Job) -> None:
-        """Begin with it; it is found until it has ended."""
+        """Start a job; it can be found until it has ended."""
         self._running[job_id] = job
         self.spawn(lambda: self._run(job_id, job))
 
     def spawn(self, work: Work) -> None:
-        """Do something that nobody waits for."""
+        """Start work that nobody waits for."""
         task = asyncio.get_running_loop().create_task(_logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -50,12 +50,12 @@ class Jobs:
         return job if job is not None and job.client == client else None
 
     async def close(self) -> None:
-        """Leave all of them as they are."""
+        """Abort all jobs; they continue after the next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for job in self._running.values():
-            job.close()  # those that were cancelled before they ran
+            job.close()  # a task that was cancelled before it ran has not done so
 
     async def _run(self, job_id: str, job: Job) -> None:
         try:
@@ -65,7 +65,7 @@ class Jobs:
 
 
 async def _logged(work: Work) -> None:
-    """The work, whose failure is seen by nobody but who reads the log."""
+    """Do the work, and log its failure."""
     try:
         await work()
     except Exception:

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 from server.api.fields.openai import Metadata
 from server.api.answer_object import AnswerObject, doc
 from server.api.fields.rules import RequestModel
-from server.api.files.upload import ExpiresAfter
+from server.api.files import ExpiresAfter
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from server.api.batches.lines import read_lines, unanswered
-from server.api.files.upload import LIVES_S
+from server.api.files import LIVES_S
 from server.errors import RETRY_AFTER_S
 from server.storage.batches import Batch, BatchTable, LineResult
 from server.storage.files import FileStore, NewFile, Selection

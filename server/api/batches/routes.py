@@ -16,7 +16,7 @@ from server.api.batches.lines import batch_error
 from server.api.batches.objects import OPEN, BatchErrors, BatchList, BatchObject, CreateBatch, RequestCounts
 from server.api.dialect import Dialect
 from server.api.endpoint import body_as
-from server.api.files.routes import SWEEP_S
+from server.api.files import SWEEP_S
 from server.api.jobs import Work
 from server.api.openai.pages import ListQuery, ends_of, no_such_item, query_of
 from server.api.openapi import answers, takes

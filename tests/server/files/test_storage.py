@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from server.api.files import routes
+from server.api import files
 from server.storage import contents
 from server.storage.files import Draft, FilesFullError, FilesTable, FileStore, NewFile, Selection
 from server.storage.storage import NotStoredError, Storage
@@ -287,7 +287,7 @@ async def test_an_expired_file_is_gone_for_everyone_at_once(
 async def test_expired_files_are_deleted_at_the_start_and_from_time_to_time(
     make_app: Callable[..., FastAPI], clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(routes, "SWEEP_S", 0.001)
+    monkeypatch.setattr(files, "SWEEP_S", 0.001)
     async with running(make_app(data_dir=tmp_path)) as client:
         made = await uploaded(client)
         clock.now = made["expires_at"]
@@ -295,7 +295,7 @@ async def test_expired_files_are_deleted_at_the_start_and_from_time_to_time(
         made = await uploaded(client)
     clock.now = made["expires_at"]
     assert len(on_disk(tmp_path)) == 1
-    monkeypatch.setattr(routes, "SWEEP_S", 3600)
+    monkeypatch.setattr(files, "SWEEP_S", 3600)
     async with running(make_app(data_dir=tmp_path)):
         await until(lambda: on_disk(tmp_path) == {})
 
@@ -304,7 +304,7 @@ async def test_a_sweep_that_fails_is_tried_again(
     make_app: Callable[..., FastAPI], clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(routes, "SWEEP_S", 0.001)
+    monkeypatch.setattr(files, "SWEEP_S", 0.001)
     real, failures = FilesTable.delete_expired, iter([sqlite3.OperationalError("disk I/O error")])
 
     def delete_expired(*args: Any) -> Any:

@@ -1,1 +1,0 @@
-"""Files that clients upload and download, in OpenAI's form."""
