@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from server.api.responses.references import CompactNames, ItemNames, Names, ResponseNames, references_in
 from server.api.responses.store import References
 from tests.server.helpers import client_of, error_of
-from tests.server.responses.calling import whole
+from tests.server.responses.calling import RESPONSES, asking, whole
 
 _REFERENCE = {"type": "item_reference", "id": "item_1"}
 
@@ -79,8 +79,15 @@ async def test_a_body_with_references_is_checked_once(
 
 
 async def test_errors_of_the_body_come_before_references_to_nothing(client: httpx.AsyncClient) -> None:
-    fields = {"model": "tiny", "input": "a", "previous_response_id": "resp_none"}
-    error = error_of(await client.post("/v1/responses", json={**fields, "temperature": 5}), 400)
-    assert error["param"] == "temperature"
-    error = error_of(await client.post("/v1/responses", json=fields), 400)
-    assert error["code"] == "previous_response_not_found"
+    asked = asking(previous_response_id="resp_none")
+    assert error_of(await client.post(RESPONSES, json={**asked, "temperature": 5}), 400)["param"] == "temperature"
+    assert error_of(await client.post(RESPONSES, json=asked), 400)["code"] == "previous_response_not_found"
+
+
+async def test_a_worker_process_gets_what_was_found(client: httpx.AsyncClient) -> None:
+    costly = {"tools": [{"type": "function", "name": "look"}]}
+    first = await whole(client)
+    second = await whole(client, previous_response_id=first["id"], **costly)
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    answer = await client.post(RESPONSES, json=asking(previous_response_id="resp_none", **costly))
+    assert error_of(answer, 400)["code"] == "previous_response_not_found"
