@@ -233,7 +233,7 @@ def test_of_a_file_with_too_many_lines_no_more_are_read(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(lines, "_texts", counted)
     (error,) = check_lines(path, COMPLETIONS, 5, 1 << 20).errors
-    assert (error["code"], error["line"]) == ("too_many_lines", 6)
+    assert (error.code, error.line) == ("too_many_lines", 6)
     assert read[-1] == 6
 
 
