@@ -42,11 +42,9 @@ class SentFrames:
 
     @property
     def keep_alive(self) -> bytes:
-        """See Frames."""
         return KEEP_ALIVE
 
     def frame(self, event: bytes) -> bytes:
-        """See Frames."""
         return event
 
     def end(self) -> bytes:
