@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from server.api.fields.openai import Metadata
 from server.api.answer_object import AnswerObject, doc
+from server.api.fields.openai import Metadata
 from server.api.fields.rules import RequestModel
 from server.api.files import ExpiresAfter
 
