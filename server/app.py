@@ -31,7 +31,7 @@ from server.errors import (
     UnavailableError,
 )
 from server.generation.fingerprint import Fingerprint
-from server.generation.planning.output_formats import ModelFormats
+from server.generation.output_formats import ModelFormats
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
 from server.http.auth import AuthMiddleware, open_paths

@@ -12,10 +12,10 @@ from server.api.dialect import Dialect
 from server.api.fields.rules import RequestModel, relations_of
 from server.api.openapi import documented_errors
 from server.api.services import ServicesDep
+from server.generation.abilities import Embedding, Scoring
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.planning.limits import unasked_max_tokens
-from server.generation.pooling.abilities import Embedding, Scoring
 from server.generation.settings import DecodingSettings, facts_of
 
 _API_DEFAULTS: Mapping[str, object] = {

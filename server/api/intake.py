@@ -21,7 +21,7 @@ from server.api.body_workers import BodyWorkers, Errand, Limits
 from server.api.fields.rules import LENIENT
 from server.config import Settings
 from server.generation.planning.planner import Planner
-from server.generation.pooling.rules import PoolingRules
+from server.generation.pooling import PoolingRules
 from server.generation.served_model import ServedModel
 from server.http.json_body import validated
 from server.telemetry.request_trace import Sender

@@ -7,7 +7,7 @@ from typing import Any
 from server.api.fields.rules import RequestModel
 from server.api.generation_api import Taken
 from server.api.intake import IntakeContext
-from server.generation.pooling.request import PoolingRequest
+from server.generation.pooling import PoolingRequest
 from server.generation.run import Run
 from server.generation.served_model import ServedModel
 

@@ -21,10 +21,11 @@ from server.generation.events import (
     ToolCallBegin,
     ToolCallDelta,
 )
+from server.generation.output_formats import Reading
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.parsing.output_parser import OutputParser
 from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
-from server.generation.planning.plan import OutputOptions, Reading
+from server.generation.planning.plan import OutputOptions
 from server.generation.tools import CUSTOM_INPUT
 from server.text.detokenizer import make_detokenizer
 from server.text.stop_strings import StopMatcher

@@ -1,4 +1,4 @@
-"""The model that the server speaks for: its name and its defaults."""
+"""The served model: its names, defaults, output formats and abilities."""
 
 import time
 from collections.abc import Sequence
@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.errors import InvalidRequestError, unknown_model
+from server.generation.abilities import Abilities, read_abilities
 from server.generation.generation_config import GenerationDefaults, load_defaults
 from server.generation.notices import Notice
-from server.generation.planning.output_formats import ModelFormats
-from server.generation.pooling.abilities import Abilities
-from server.generation.pooling.model_files import read_abilities
+from server.generation.output_formats import ModelFormats
 from server.text.tokenizer import Tokenizer
 
 
@@ -22,7 +21,6 @@ class ServedModel:
     """The first of its names."""
     defaults: GenerationDefaults
     formats: ModelFormats
-    """Of its output."""
     aux_model: str | None = None
     """Name of the auxiliary model."""
     abilities: Abilities = field(default_factory=Abilities)
@@ -49,13 +47,13 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """All names of the model."""
         return (self.name, *self.aliases)
 
     def named(self, name: str | None, notices: list[Notice], *, needs_name: bool) -> str:
-        """The name by which a request calls the model: its first one, and a notice of that, where it has none.
+        """The name of the model in a request; if the request names none, the first one, with a notice.
 
-        Raises NotFoundError for any other model, and InvalidRequestError for no name where one is needed.
+        Raises NotFoundError for another model's name, and InvalidRequestError if a name is needed and missing.
         """
         if name is not None:
             self.check_name(name)
@@ -67,6 +65,6 @@ class ServedModel:
         return self.name
 
     def check_name(self, name: str) -> None:
-        """Raises NotFoundError for any other model."""
+        """Raise NotFoundError unless this is one of the model's names."""
         if name not in self.names:
             raise unknown_model(name)

@@ -18,7 +18,7 @@ from server.api.embeddings.intent import embedding_intent
 from server.api.embeddings.schema import EmbeddingRequest
 from server.engine.client import QueueFullError
 from server.generation import run
-from server.generation.pooling.model_files import read_abilities
+from server.generation.abilities import read_abilities
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, completion, error_of, refused, requested

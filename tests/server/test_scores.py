@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from model_runner.contract import Pooling
 from server.api.rerank.intent import rerank_intent
 from server.api.rerank.schema import RerankRequest
-from server.generation.pooling import rules
-from server.generation.pooling.model_files import read_abilities
+from server.generation import pooling
+from server.generation.abilities import read_abilities
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, make_numbers
 from tests.server.helpers import chat, client_of, refused, requested
@@ -192,12 +192,12 @@ async def test_all_prompts_together_have_a_limit(
     asked = {"query": "why", "documents": ["a", "b"]}
     await reranker.post(RERANK, json=asked)
     num_tokens = sum(len(request.prompt) for request in engine.requests)
-    monkeypatch.setattr(rules, "MAX_TOKENS", num_tokens)
+    monkeypatch.setattr(pooling, "MAX_TOKENS", num_tokens)
     assert (await reranker.post(RERANK, json=asked)).status_code == 200
-    monkeypatch.setattr(rules, "MAX_TOKENS", num_tokens - 1)
+    monkeypatch.setattr(pooling, "MAX_TOKENS", num_tokens - 1)
     await refused(reranker, RERANK, asked, "documents", "invalid_value")
     await refused(reranker, SCORE, {"text_1": "why", "text_2": ["a", "b"]}, "text_2", "invalid_value")
-    monkeypatch.setattr(rules, "MAX_TOKENS", 3)
+    monkeypatch.setattr(pooling, "MAX_TOKENS", 3)
     assert (await reranker.post("/v1/embeddings", json=embedding(input="abc"))).status_code == 200
     await refused(reranker, "/v1/embeddings", embedding(input=["ab", "cd"]), "input", "invalid_value")
 

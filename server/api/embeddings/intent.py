@@ -2,7 +2,7 @@
 
 from server.api.embeddings.schema import EmbeddingRequest
 from server.api.fields.pooling import pooling_fields
-from server.generation.pooling.request import Embed, PoolingRequest
+from server.generation.pooling import Embed, PoolingRequest
 from server.generation.request import TextPrompt, TokenPrompt
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from server.api.fields.pooling import pooling_fields
 from server.api.rerank.schema import RerankRequest
-from server.generation.pooling.request import Pair, PoolingRequest, Score
+from server.generation.pooling import Pair, PoolingRequest, Score
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from server.api.fields.pooling import pooling_fields
 from server.api.scores.schema import ScoreRequest
-from server.generation.pooling.request import Pair, PoolingRequest, Score
+from server.generation.pooling import Pair, PoolingRequest, Score
 
 
 def score_intent(body: ScoreRequest) -> PoolingRequest:

@@ -10,10 +10,9 @@ from server.generation.constraints.constraint import grammar_of
 from server.generation.constraints.errors import ConstraintError
 from server.generation.constraints.fragment import Fragment, sequence, whole
 from server.generation.notices import Notice
+from server.generation.output_formats import ModelFormats, Reading
 from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional
 from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
-from server.generation.planning.output_formats import ModelFormats
-from server.generation.planning.plan import Reading
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import ToolUse
 from server.text.tokenizer import Tokenizer

@@ -1,29 +1,12 @@
 """What becomes of a request: all that the engine and the answer need to know."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from model_runner.contract import Verification
 from scheduler.interface import EngineRequest
 from server.generation.notices import Notice
-from server.generation.parsing.output_parser import Expected
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How an output is told apart into reasoning, text and calls. Made of names, so that it can go to any process."""
-
-    tool_format: str | None = None
-    """None: nothing may be called."""
-    reasoning: str | None = None
-    """Name of the tags; None: the model has none."""
-    expected: Expected = field(default_factory=Expected)
-    controls: Mapping[int, str] = field(default_factory=dict)
-    """Tokens that are markers of these, with their texts."""
-    custom_tools: frozenset[str] = frozenset()
-    """Names of those that take free text."""
-    only_calls: bool = False
-    """Whether what stands beside calls belongs to their format, and to no text."""
+from server.generation.output_formats import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from server.generation.output_formats import ModelFormats
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS, reasoning_tags, tool_format
-from server.generation.planning.output_formats import ModelFormats
 from server.text.chat_template import ChatTemplate
 
 TEMPLATES = {

@@ -5,9 +5,9 @@ Recorded outputs with calls are in test_conformance.py; none of them is of a mod
 
 import pytest
 
+from server.generation.output_formats import ModelFormats
 from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
-from server.generation.planning.output_formats import ModelFormats
 from tests.server.parsing.harness import parse
 
 R1 = QWEN3 = ModelFormats("hermes", "think")

@@ -12,9 +12,9 @@ from scheduler.interface import FinishReason, RequestOutput
 from server.generation.choice import ChoiceParts
 from server.generation.constraints.json_text import JsonObject
 from server.generation.events import ReasoningDelta, TextDelta
+from server.generation.output_formats import ModelFormats
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.planning.output_constraints import Form, FormRules
-from server.generation.planning.output_formats import ModelFormats
 from server.generation.planning.plan import OutputOptions
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import Tool, ToolUse

@@ -1,7 +1,7 @@
-"""How a model's output is told apart: by the formats that its chat template speaks, or that the server was set to."""
+"""The formats in which a model writes reasoning and tool calls, from its chat template or the settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.generation import generic_tools
 from server.generation.parsing.choose import (
@@ -12,13 +12,29 @@ from server.generation.parsing.choose import (
     tool_format,
 )
 from server.generation.parsing.output_parser import Expected
-from server.generation.planning.plan import Reading
 from server.generation.tools import ToolUse
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
 NONE = "none"
 """As a setting: the model has no reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How an output is told apart into reasoning, text and calls. Made of names, so that it can go to any process."""
+
+    tool_format: str | None = None
+    """None: nothing may be called."""
+    reasoning: str | None = None
+    """Name of the tags; None: the model has none."""
+    expected: Expected = field(default_factory=Expected)
+    controls: Mapping[int, str] = field(default_factory=dict)
+    """Tokens that are markers of these, with their texts."""
+    custom_tools: frozenset[str] = frozenset()
+    """Names of those that take free text."""
+    only_calls: bool = False
+    """Whether what stands beside calls belongs to their format, and to no text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,87 @@
-"""A model's abilities, from its configuration and from the files that sentence-transformers keeps beside it."""
+"""What a model was made for (generating, embedding, scoring), read from its files."""
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from server.generation.pooling.abilities import Abilities, Embedding, Scoring
+from server.errors import InvalidRequestError
 from server.text.tokenizer import Tokenizer, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """How the model embeds a text."""
+
+    by: Literal["last", "mean"] = "last"
+    normalizes: bool = True
+    is_trained: bool = False
+    """Whether the model was trained for embeddings; other models return the hidden state of the last token."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts to put before an input, by their names."""
+    default_prompt: str | None = None
+    """Name of the prompt that is used unless a request names one."""
+    shortens: bool = False
+    """Whether vectors can be shortened (Matryoshka)."""
+    dimensions: tuple[int, ...] = ()
+    """The lengths that vectors can be shortened to; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How the model scores a document against a query."""
+
+    by: Literal["classes", "logits"]
+    tokens: tuple[int, ...] = ()
+    """With `logits`: the token for yes and, if there is one, the token for no."""
+    is_probability: bool = True
+    """Whether a sigmoid turns the number into a probability."""
+    instruction: str | None = None
+    """The default instruction."""
+    opens_turn: bool = False
+    """Whether a template that knows queries and documents opens the assistant's turn."""
+
+    def value(self, numbers: Sequence[float], *, is_raw: bool) -> float:
+        """The score, from the engine's one number, or its two for yes and no. A raw score skips the sigmoid."""
+        raw = numbers[0] - sum(numbers[1:])
+        if is_raw or not self.is_probability:
+            return raw
+        return 1 / (1 + math.exp(-raw)) if raw >= 0 else math.exp(raw) / (1 + math.exp(raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a model can do, and why it lacks other abilities."""
+
+    generates: bool = True
+    embedding: Embedding | None = None
+    no_embedding: str = "It is not made for embeddings."
+    scoring: Scoring | None = None
+    no_scoring: str = "It is not made for scores: its configuration names neither a classification head nor tokens."
+
+    def check_generates(self, model: str) -> None:
+        """Raise InvalidRequestError, which names the model, if it cannot generate text."""
+        if not self.generates:
+            raise unable(model, "generate text", f"It can {' and '.join(self.names) or 'do nothing else, either'}.")
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of its abilities."""
+        known = {"generate": self.generates, "embed": self.embedding is not None, "score": self.scoring is not None}
+        return [name for name, is_there in known.items() if is_there]
+
+    def __str__(self) -> str:
+        untrained = " (not trained for that)"
+        is_guess = self.embedding is not None and not self.embedding.is_trained
+        return ", ".join(f"{name}{untrained if name == 'embed' and is_guess else ''}" for name in self.names)
+
+
+def unable(model: str, what: str, why: str) -> InvalidRequestError:
+    """The error for a task that the model was not made for."""
+    return InvalidRequestError(f"The model `{model}` cannot {what}. {why}", param="model", code="unsupported_model")
+
 
 _FLAGS: Mapping[str, str] = {
     "pooling_mode_lasttoken": "lasttoken",
@@ -17,24 +91,19 @@ _FLAGS: Mapping[str, str] = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""The switches of older files, and how newer ones name the same."""
+"""The pooling mode that each switch of older files stands for."""
 _WAYS: Mapping[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean": "mean"}
 _CLASSIFIES = "ForSequenceClassification"
 
 
 class _UnsupportedError(Exception):
-    """The files ask for something that is not supported; the message says for what."""
+    """The model's files need something that is not supported; the message names it."""
 
 
 def read_abilities(folder: Path, tokenizer: Tokenizer, score_tokens: Sequence[str] = ()) -> Abilities:
-    """Those of the model in a folder.
+    """Read the abilities of the model in a folder; `score_tokens` is the setting of this name.
 
-    Raises OSError or ValueError if a file is not what it should be, or a token of a score does not exist.
-
-    Args:
-        folder: of the model.
-        tokenizer: the model's.
-        score_tokens: the setting of this name.
+    Raises OSError or ValueError if a file is malformed or a score token does not exist.
     """
     files = _Files(folder)
     abilities = Abilities(files.generates)
@@ -52,7 +121,7 @@ def read_abilities(folder: Path, tokenizer: Tokenizer, score_tokens: Sequence[st
 
 
 class _Files:
-    """What they say."""
+    """The configuration files in a model's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,25 +137,25 @@ class _Files:
 
     @property
     def generates(self) -> bool:
-        """A class with another head, or with none, was saved without that of a language model."""
+        """A class with another head, or with none, was saved without a language-model head."""
         is_bare = self.architecture.endswith("Model") and not self.architecture.endswith("LMHeadModel")
         return not self.classifies and not is_bare and not (self.modules and self._lacks_head)
 
     @property
     def _lacks_head(self) -> bool:
-        """Models for embeddings may be named after a class with a head of which they have no weights."""
+        """Embedding models may name a class with a head, and have no weights for it."""
         names = _weight_names(self.folder)
         is_tied = self.config.get("tie_word_embeddings", True)
         return bool(names) and not is_tied and not any("lm_head" in name for name in names)
 
     def of_module(self, kind: str) -> dict[str, Any] | None:
-        """The configuration of a module; None if there is no such module."""
+        """The configuration of a sentence-transformers module; None if there is no such module."""
         path = self.modules.get(kind)
         return None if path is None else read_json(self.folder / path / "config.json")
 
 
 def _weight_names(folder: Path) -> Collection[str]:
-    """Of the checkpoint; none if it has another form than safetensors."""
+    """Names of the checkpoint's weights; empty if it is not in safetensors."""
     if index := read_json(folder / "model.safetensors.index.json"):
         return list(index.get("weight_map", {}))
     path = folder / "model.safetensors"
@@ -98,7 +167,7 @@ def _weight_names(folder: Path) -> Collection[str]:
 
 
 def _read_modules(path: Path) -> Mapping[str, str]:
-    """The folders of sentence-transformers' modules, by their kinds."""
+    """Folders of sentence-transformers' modules, by kind."""
     if not path.is_file():
         return {}
     modules = json.loads(path.read_text(encoding="utf-8"))
@@ -161,7 +230,7 @@ def _scoring(files: _Files, tokenizer: Tokenizer, score_tokens: Sequence[str]) -
 
 
 def _token_ids(tokenizer: Tokenizer, named: Sequence[str]) -> tuple[int, ...]:
-    """Of the words for no and yes, or of the one for yes: yes first."""
+    """Ids of the words for no and yes, or of the word for yes alone; yes comes first."""
     ids = []
     for word in reversed(named):
         tokens = tokenizer.encode(str(word), add_special_tokens=False)

@@ -1,0 +1,260 @@
+"""Requests for embeddings and scores, and the plans that this model answers them with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from model_runner.contract import Pooling
+from server.errors import ContextLengthError, InvalidRequestError, shorten
+from server.generation.abilities import Embedding, Scoring, unable
+from server.generation.notices import Notice
+from server.generation.planning.plan import Plan
+from server.generation.planning.planner import Planner
+from server.generation.prompt import render
+from server.generation.request import Conversation, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from server.generation.served_model import ServedModel
+from server.text.chat_template import ChatTemplate, ChatTemplateError
+from server.text.tokenizer import Tokenizer
+
+_BYTES_EACH = 512
+"""Fixed cost of a prompt, as bytes of text that take as long to process."""
+
+
+MAX_TOKENS = 1 << 20
+"""The most tokens in all prompts of a request together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """A request for a vector of each input."""
+
+    inputs: Sequence[TextPrompt | TokenPrompt | Conversation]
+    dimensions: int | None = None
+    """Numbers in each vector; None: the model's size."""
+    prompt_name: str | None = None
+    """Name of the model's prompt that goes before each text; None: the model's default."""
+    truncate: int | None = None
+    """How many tokens at the end of each input are used; -1: as many as fit."""
+    normalizes: bool | None = None
+    """Whether vectors have length 1; None: the model's default."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of text that take about as long to process as all inputs."""
+        return sum(_BYTES_EACH + _size(one) for one in self.inputs)
+
+
+def _size(prompt: TextPrompt | TokenPrompt | Conversation) -> int:
+    """Characters or tokens of a prompt, before the chat template adds any."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    if isinstance(prompt, TokenPrompt):
+        return len(prompt.tokens)
+    return sum(len(message["content"]) for message in prompt.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A query, a document that may answer it, and the paths of both in the request."""
+
+    query: str
+    document: str
+    query_path: str
+    path: str
+    """The document's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A request for scores: how well the document of each pair answers its query."""
+
+    pairs: Sequence[Pair]
+    instruction: str | None = None
+    """The question that documents are judged by; None: the model's default."""
+    max_document_tokens: int | None = None
+    """How many tokens at the beginning of each document are used; None: all."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of text that take about as long to process as all pairs."""
+        shared = _BYTES_EACH + len(self.instruction or "")
+        return sum(shared + len(pair.query) + len(pair.document) for pair in self.pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingRequest:
+    """A request for embeddings or scores, whichever API it came through."""
+
+    model: str | None
+    """The name that the client sent; None: none."""
+    may_omit_model: bool = False
+    """Whether a missing model name is usual in this API, and not reported."""
+    asks: Embed | Score
+    id_prefix: str
+    priority: int = 0
+    cache_salt: str = ""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """The API's names of fields that errors may name, where they differ from the names here."""
+    notices: Sequence[Notice] = ()
+    """Fields that the API has ignored already."""
+
+
+_JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+"""Qwen3-Reranker's system prompt, as its authors publish it."""
+_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""Qwen3-Reranker's default instruction."""
+
+
+class PairPrompts:
+    """Makes one model's prompts for a query and a document.
+
+    A chat template that knows the roles `query` and `document` is used. Otherwise a model with a classification head
+    gets the two texts as its tokenizer joins them, and a model that says yes or no gets Qwen3-Reranker's question.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, form: Scoring, encode: Callable[[str, str], list[int]]) -> None:
+        """`encode` tokenizes a text, special tokens included; its error for too many tokens names the given path."""
+        self._tokenizer = tokenizer
+        self._form = form
+        self._encode = encode
+
+    def of(self, pair: Pair, asks: Score) -> TokenPrompt:
+        """The prompt for a pair. Raises InvalidRequestError if it is too long or the model's template refuses it."""
+        document = pair.document
+        if asks.max_document_tokens is not None:
+            document = self._tokenizer.beginning(document, asks.max_document_tokens)
+        try:
+            return TokenPrompt(self._tokens(pair.query, document, asks.instruction, pair.path), pair.path)
+        except ContextLengthError:
+            self._encode(pair.query, pair.query_path)  # blames the query if it is too long by itself
+            raise
+
+    def _tokens(self, query: str, document: str, asked: str | None, path: str) -> list[int]:
+        template = self._tokenizer.chat_template
+        if template is not None and template.knows_pairs:
+            return self._encode(self._rendered(template, query, document, asked, path), path)
+        if self._form.by == "classes":
+            if asked is not None:
+                raise _no_instruction()
+            self._encode(query + document, path)  # refuses texts that are far too long
+            return self._tokenizer.encode_pair(query, document)
+        question = (
+            f"<Instruct>: {asked or self._form.instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        )
+        messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": question}]
+        text, _ = render(template, Conversation(messages, thinks=False))
+        return self._encode(text, path)
+
+    def _rendered(self, template: ChatTemplate, query: str, document: str, asked: str | None, path: str) -> str:
+        pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        opens_turn, instruction = self._form.opens_turn, asked or self._form.instruction
+        try:
+            plain = template.render(pair, add_generation_prompt=opens_turn, variables={})
+            if instruction is None:
+                return plain
+            told = [{"role": "system", "content": instruction}, *pair]
+            text = template.render(told, add_generation_prompt=opens_turn, variables={})
+        except ChatTemplateError as error:
+            message = f"The model's chat template does not accept this pair: {shorten(str(error), 200)}"
+            raise InvalidRequestError(message, param=path, code="invalid_value") from error
+        if asked is not None and text == plain:
+            raise _no_instruction()
+        return text
+
+
+def _no_instruction() -> InvalidRequestError:
+    message = "Unsupported parameter: 'instruction'. This model gets a query and a document, and nothing else."
+    return InvalidRequestError(message, param="instruction", code="unsupported_parameter")
+
+
+class PoolingRules:
+    """Plans requests for embeddings and scores, for one model on one engine. Cheap to make."""
+
+    def __init__(self, planner: Planner, tokenizer: Tokenizer, model: ServedModel, hidden_size: int) -> None:
+        self._planner = planner
+        self._tokenizer = tokenizer
+        self._model = model
+        self._hidden_size = hidden_size
+
+    def plan(self, request: PoolingRequest) -> Plan:
+        """The plan for a request. Raises what Planner.plan does, also if the model cannot embed or score."""
+        if request.model is not None:
+            self._model.check_name(request.model)
+        asks = request.asks
+        pooling, prompts = self._embedding(asks, request) if isinstance(asks, Embed) else self._scores(asks, request)
+        asked = GenerationRequest(
+            model=request.model,
+            may_omit_model=request.may_omit_model,
+            prompts=prompts,
+            pooling=pooling,
+            id_prefix=request.id_prefix,
+            max_tokens=0,
+            truncate_prompt=asks.truncate if isinstance(asks, Embed) else None,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            paths=request.paths,
+            notices=request.notices,
+        )
+        plan = self._planner.plan(asked)
+        _check_total(sum(len(one.prompt) for one in plan.requests), asked.path("prompt"))
+        return plan
+
+    def _embedding(self, asks: Embed, request: PoolingRequest) -> tuple[Pooling, Sequence[Prompt]]:
+        form = self._model.abilities.embedding
+        if form is None:
+            raise unable(self._model.name, "embed texts", self._model.abilities.no_embedding)
+        name = form.default_prompt if asks.prompt_name is None else asks.prompt_name
+        if name is not None and name not in form.prompts:
+            raise _unknown_prompt(name, form)
+        if asks.prompt_name is not None and not all(isinstance(prompt, TextPrompt) for prompt in asks.inputs):
+            message = "'prompt_name' needs texts: tokens and messages are taken as they are."
+            raise InvalidRequestError(message, param="prompt_name", code="invalid_parameter_combination")
+        before = "" if name is None else form.prompts[name]
+        inputs = [replace(one, text=before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
+        normalizes = form.normalizes if asks.normalizes is None else asks.normalizes
+        return Pooling(form.by, self._dimensions(asks, form), normalizes), inputs
+
+    def _dimensions(self, asks: Embed, form: Embedding) -> int | None:
+        """The length to shorten vectors to; None: the full length."""
+        wanted = asks.dimensions
+        if wanted is None or wanted == self._hidden_size:
+            return None
+        if not form.shortens:
+            message = (
+                f"Unsupported parameter: 'dimensions'. This model's vectors have {self._hidden_size} numbers, and "
+            )
+            message += "it was not trained for shorter ones."
+            raise InvalidRequestError(message, param="dimensions", code="unsupported_parameter")
+        if wanted > self._hidden_size or (form.dimensions and wanted not in form.dimensions):
+            sizes, given = ", ".join(map(str, form.dimensions)) or f"at most {self._hidden_size}", shorten(str(wanted))
+            message = f"Invalid 'dimensions': this model's vectors may have {sizes} numbers, but got {given} instead."
+            raise InvalidRequestError(message, param="dimensions", code="invalid_value")
+        return wanted
+
+    def _scores(self, asks: Score, request: PoolingRequest) -> tuple[Pooling, Sequence[Prompt]]:
+        form = self._model.abilities.scoring
+        if form is None:
+            raise unable(self._model.name, "score texts", self._model.abilities.no_scoring)
+        pair_prompts = PairPrompts(self._tokenizer, form, self._planner.encode)
+        prompts: list[Prompt] = []
+        total = 0
+        for pair in asks.pairs:  # each prompt repeats the query, so a short body can become many tokens
+            prompt = pair_prompts.of(pair, asks)
+            total += len(prompt.tokens)
+            _check_total(total, request.paths["prompt"])
+            prompts.append(prompt)
+        return Pooling(form.by, tokens=form.tokens), prompts
+
+
+def _check_total(num_tokens: int, path: str) -> None:
+    if num_tokens > MAX_TOKENS:
+        message = f"Invalid '{path}': all prompts together have more than {MAX_TOKENS} tokens. Send several requests."
+        raise InvalidRequestError(message, param=path, code="invalid_value")
+
+
+def _unknown_prompt(name: str, form: Embedding) -> InvalidRequestError:
+    known = ", ".join(f"'{known}'" for known in form.prompts) or "none"
+    message = f"Invalid 'prompt_name': this model's prompts are {known}, but got '{shorten(name)}' instead."
+    return InvalidRequestError(message, param="prompt_name", code="invalid_value")
