@@ -7,15 +7,13 @@ from fastapi import APIRouter
 from server.api import capabilities, files, invocations, models, probes
 from server.api.batches import routes as batches
 from server.api.dialect import Dialect
-from server.api.embeddings import routes as embeddings
 from server.api.llama_cpp import routes as llama_cpp
 from server.api.messages import routes as messages
 from server.api.openai import routes as openai
+from server.api.pooling import routes as pooling
 from server.api.requests import routes as requests
-from server.api.rerank import routes as rerank
 from server.api.responses import conversations
 from server.api.responses import routes as responses
-from server.api.scores import routes as scores
 from server.api.steps import routes as steps
 from server.api.tokens import routes as tokens
 from server.api.usage import routes as usage
@@ -28,9 +26,7 @@ DIALECTS: Sequence[Dialect] = (
     conversations.DIALECT,
     messages.DIALECT,
     llama_cpp.DIALECT,
-    embeddings.DIALECT,
-    scores.DIALECT,
-    rerank.DIALECT,
+    pooling.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
     files.DIALECT,

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from server.api.admission import admit
 from server.api.generation_api import Answering, GenerationApi, Taken, take_in
 from server.api.intake import read_as
-from server.api.pooling_api import PoolingApi, take_in_pooling
 from server.api.services import Services
 from server.errors import InvalidRequestError
 from server.generation.notices import as_headers
@@ -74,23 +73,6 @@ async def answer(api: GenerationApi, taken: Taken, request: Request, services: S
         run.close()
     content = await asyncio.to_thread(frames.whole, choices)  # many logprobs take a while
     return json_response(content, as_headers(plan.notices))
-
-
-async def respond_with_numbers(api: PoolingApi, request: Request, services: Services) -> Response:
-    """The same for numbers made of texts in place of answers: they come when all of them are there."""
-    taken: Taken = await from_body(request, services, take_in_pooling, api)
-    return await answer_with_numbers(api, taken, request, services)
-
-
-async def answer_with_numbers(api: PoolingApi, taken: Taken, request: Request, services: Services) -> Response:
-    """Run what was taken in, and answer as `respond_with_numbers` does."""
-    run = await start_run(taken.plan, record_of(request), services)
-    try:
-        await unless_gone(request, collect(run))
-    finally:
-        run.close()
-    content = await asyncio.to_thread(api.answer, run, services.model, taken.options)
-    return json_response(content, as_headers(run.plan.notices))
 
 
 def check_whole(record: RequestTrace, **asked: bool) -> None:

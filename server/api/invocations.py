@@ -7,16 +7,13 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Raw
 
 from server.api.dialect import Dialect
-from server.api.embeddings.routes import EMBEDDINGS
-from server.api.endpoint import answer, answer_with_numbers, from_body
+from server.api.endpoint import answer, from_body
 from server.api.generation_api import GenerationApi, Taken, take_in
 from server.api.intake import IntakeContext
 from server.api.openai.routes import CHAT, COMPLETIONS
 from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
-from server.api.pooling_api import PoolingApi, take_in_pooling
+from server.api.pooling.routes import EMBEDDINGS, RERANK, SCORES, PoolingApi, answer_with_numbers, take_in_pooling
 from server.api.probes import Status, ready
-from server.api.rerank.routes import RERANK
-from server.api.scores.routes import SCORES
 from server.api.services import ServicesDep
 from server.errors import InvalidRequestError
 from server.http.strict_json import parse_json
@@ -47,7 +44,7 @@ async def invoke(request: Request, services: ServicesDep) -> Response:
     """Whatever the body has the form of: a chat completion, a completion, embeddings, a ranking or scores."""
     api, taken = await from_body(request, services, take_in_by_form)
     if isinstance(api, PoolingApi):
-        return await answer_with_numbers(api, taken, request, services)
+        return await answer_with_numbers(taken, request, services)
     return await answer(api, taken, request, services)
 
 

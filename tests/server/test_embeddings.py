@@ -14,8 +14,8 @@ from openai import BadRequestError, OpenAI
 from safetensors.numpy import save_file
 
 from model_runner.contract import Pooling
-from server.api.embeddings.intent import embedding_intent
-from server.api.embeddings.schema import EmbeddingRequest
+from server.api.pooling.intent import embedding_intent
+from server.api.pooling.schema import EmbeddingRequest
 from server.engine.client import QueueFullError
 from server.generation import run
 from server.generation.abilities import read_abilities

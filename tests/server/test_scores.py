@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.contract import Pooling
-from server.api.rerank.intent import rerank_intent
-from server.api.rerank.schema import RerankRequest
+from server.api.pooling.intent import rerank_intent
+from server.api.pooling.schema import RerankRequest
 from server.generation import pooling
 from server.generation.abilities import read_abilities
 from server.text.tokenizer import Tokenizer

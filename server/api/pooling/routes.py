@@ -1,0 +1,128 @@
+"""POST /v1/embeddings, /v1/score and /v1/rerank, and their shared handler."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server.api.dialect import Dialect
+from server.api.endpoint import from_body, start_run, unless_gone
+from server.api.fields.rules import RequestModel
+from server.api.generation_api import Taken
+from server.api.intake import IntakeContext
+from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
+from server.api.pooling.answer import (
+    EmbeddingList,
+    Finished,
+    RankedText,
+    Reranked,
+    ScoreList,
+    embedding_answer,
+    rerank_answer,
+    score_answer,
+)
+from server.api.pooling.intent import embedding_intent, rerank_intent, score_intent
+from server.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from server.api.services import Services, ServicesDep
+from server.generation.notices import as_headers
+from server.generation.pooling import PoolingRequest
+from server.generation.result import collect
+from server.http.middleware import record_of
+from server.http.responses import json_response
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingApi:
+    """One of these APIs, made of names that can be imported, so that a worker process can be sent it."""
+
+    schema: type[RequestModel]
+    intent: Callable[[Any], PoolingRequest]
+    """The request that a valid body asks for."""
+    answer: Callable[[Any], Finished]
+    """Writes the answer to a body, once its run has finished. Can be pickled."""
+
+
+EMBEDDINGS = PoolingApi(EmbeddingRequest, embedding_intent, embedding_answer)
+SCORES = PoolingApi(ScoreRequest, score_intent, score_answer)
+RERANK = PoolingApi(RerankRequest, rerank_intent, rerank_answer)
+_RERANK_PATHS = ("/v1/rerank", "/v2/rerank")
+"""Clients of Cohere use the second."""
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/embeddings",
+    response_model=EmbeddingList,
+    responses=documented_errors(*GENERATION_ERRORS),
+    openapi_extra=takes(EmbeddingRequest),
+    tags=["OpenAI"],
+)
+async def create_embeddings(request: Request, services: ServicesDep) -> Response:
+    """A vector of each text."""
+    return await _respond(EMBEDDINGS, request, services)
+
+
+@router.post(
+    "/v1/score",
+    response_model=ScoreList,
+    responses=documented_errors(*GENERATION_ERRORS),
+    openapi_extra=takes(ScoreRequest),
+    tags=["Scores"],
+)
+async def create_scores(request: Request, services: ServicesDep) -> Response:
+    """How well each document answers its query."""
+    return await _respond(SCORES, request, services)
+
+
+async def rerank(request: Request, services: ServicesDep) -> Response:
+    """Documents by how well they answer a query, the best first."""
+    return await _respond(RERANK, request, services)
+
+
+for path in _RERANK_PATHS:
+    router.post(
+        path,
+        response_model=Reranked | list[RankedText],
+        responses=documented_errors(*GENERATION_ERRORS),
+        openapi_extra=takes(RerankRequest),
+        tags=["Scores"],
+    )(rerank)
+
+
+async def _respond(api: PoolingApi, request: Request, services: Services) -> Response:
+    return await answer_with_numbers(await from_body(request, services, take_in_pooling, api), request, services)
+
+
+def take_in_pooling(context: IntakeContext, body: bytes, api: PoolingApi) -> Taken:
+    """Validate and plan a request. Raises ApiError and HeavyError."""
+    asked = context.validated(api.schema, body)
+    request = api.intent(asked)
+    context.weigh(request.asks.num_bytes)
+    return Taken(context.pooling().plan(request), api.answer(asked))
+
+
+async def answer_with_numbers(taken: Taken, request: Request, services: Services) -> Response:
+    """Run a request that was taken in, and answer when all of its numbers are there.
+
+    Raises ApiError and ClientDisconnect.
+    """
+    run = await start_run(taken.plan, record_of(request), services)
+    try:
+        await unless_gone(request, collect(run))
+    finally:
+        run.close()
+    content = await asyncio.to_thread(taken.options, run, services.model)
+    return json_response(content, as_headers(run.plan.notices))
+
+
+DIALECT = Dialect(
+    router,
+    requests={
+        "/v1/embeddings": EmbeddingRequest,
+        "/v1/score": ScoreRequest,
+        **dict.fromkeys(_RERANK_PATHS, RerankRequest),
+    },
+)

@@ -1,1 +1,0 @@
-"""POST /v1/rerank: documents by how well they answer a query, in the form of Jina, Cohere and vLLM."""
