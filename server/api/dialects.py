@@ -4,19 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter
 
-from server.api import capabilities, files, invocations, models, probes
+from server.api import capabilities, files, invocations, models, probes, request_log, steps, tokens, usage
 from server.api.batches import routes as batches
 from server.api.dialect import Dialect
 from server.api.llama_cpp import routes as llama_cpp
 from server.api.messages import routes as messages
 from server.api.openai import routes as openai
 from server.api.pooling import routes as pooling
-from server.api.requests import routes as requests
 from server.api.responses import conversations
 from server.api.responses import routes as responses
-from server.api.steps import routes as steps
-from server.api.tokens import routes as tokens
-from server.api.usage import routes as usage
 from server.http.responses import ErrorWriter
 from server.http.short_paths import ShortPaths
 
@@ -32,7 +28,7 @@ DIALECTS: Sequence[Dialect] = (
     files.DIALECT,
     batches.DIALECT,
     usage.DIALECT,
-    requests.DIALECT,
+    request_log.DIALECT,
     steps.DIALECT,
     capabilities.DIALECT,
     probes.DIALECT,

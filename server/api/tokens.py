@@ -1,0 +1,223 @@
+"""POST /tokenize, POST /detokenize and GET /tokenizer_info: the model's tokenizer for clients that have none."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Self
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import ConfigDict, Field, model_validator
+
+from server.api.dialect import Dialect
+from server.api.endpoint import from_body
+from server.api.fields.conversation import ConversationFields
+from server.api.fields.decoding import TokenId
+from server.api.fields.rules import RequestModel, problem, related
+from server.api.fields.tools import MAX_TOOLS, AnyTool
+from server.api.intake import LARGE_BYTES, IntakeContext
+from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
+from server.api.openapi import documented_errors, takes
+from server.api.services import ServicesDep
+from server.generation.notices import Notice, as_headers, as_warnings, to_report
+from server.generation.planning.decoding_rules import check_tokens
+from server.generation.prompt import render
+from server.http.responses import json_response
+from server.text.tokenizer import Tokenizer
+
+
+class TokenizeRequest(ConversationFields):
+    """Request schema for POST /tokenize: vLLM's `prompt` or `messages`, or llama.cpp's `content`."""
+
+    model: str | None = Field(None, description="The served model when left out.")
+    prompt: str | None = Field(
+        None, description="A text; either this, `messages` or `content` is required.",
+        json_schema_extra=related(excludes=["messages", "content"]),
+    )  # fmt: skip
+    content: str | None = Field(
+        None, description="llama.cpp's name of `prompt`; special tokens are not added by default.",
+        json_schema_extra=related(excludes=["messages"]),
+    )  # fmt: skip
+    tools: list[AnyTool] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True,
+        description="With `messages`: the tools that the model may call, as in chat completions.",
+        json_schema_extra=related(requires=["messages"]),
+    )  # fmt: skip
+    add_special_tokens: bool | None = Field(
+        None, description="On by default for `prompt`, off for `messages` and `content`."
+    )
+    add_special: bool | None = Field(None, description="The same as `add_special_tokens`.")
+    parse_special: bool | None = Field(
+        None,
+        description="Off: special tokens spelled out in the text are tokenized as plain text. Not with `messages`.",
+    )
+    return_token_strs: bool | None = Field(None, description="Also return each token as the vocabulary spells it.")
+    with_pieces: bool | None = Field(None, description="Return each token with its text.")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.prompt is None and self.messages is None and self.content is None:
+            message = "Exactly one of 'prompt', 'messages' and 'content' is required."
+            raise problem("missing_required_parameter", message, "prompt")
+        if self.messages is not None and self.parse_special is False:
+            message = "'parse_special' needs a text: the chat template writes special tokens."
+            raise problem("invalid_parameter_combination", message, "parse_special")
+        if self.add_special is not None and self.add_special_tokens not in (None, self.add_special):
+            message = "'add_special' and 'add_special_tokens' are the same, and differ."
+            raise problem("invalid_parameter_combination", message, "add_special")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The text of the prompt, if there are no messages."""
+        return self.prompt or self.content or ""
+
+    @property
+    def adds_special(self) -> bool:
+        """Whether the tokens that begin and end every text are added."""
+        said = self.add_special if self.add_special_tokens is None else self.add_special_tokens
+        return self.prompt is not None if said is None else said
+
+
+class TokenPiece(ResponseModel):
+    """A token and its text."""
+
+    id: int = Field(description="Its id.")
+    piece: str | list[int] = Field(description="Its text, or its bytes if they are not whole characters.")
+
+
+class TokenizeResponse(ResponseModel):
+    """Response schema for POST /tokenize."""
+
+    count: int = Field(description="Number of tokens.")
+    max_model_len: int = Field(description="Prompt and output together, in tokens.")
+    tokens: list[int] | list[TokenPiece] = Field(description="Their ids; with `with_pieces`, objects.")
+    token_strs: list[str] | None = Field(description="As the vocabulary spells them, with `return_token_strs`.")
+    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
+
+
+class DetokenizeRequest(RequestModel):
+    """Request schema for POST /detokenize."""
+
+    model: str | None = Field(None, description="The served model when left out.")
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, description="Ids of tokens of the model.")]
+
+
+class DetokenizeResponse(ResponseModel):
+    """Response schema for POST /detokenize."""
+
+    prompt: str = Field(description="The text, special tokens included.")
+    content: str = Field(description="The same under llama.cpp's name.")
+    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
+
+
+class TokenizerInfo(ResponseModel):
+    """Response schema for GET /tokenizer_info, with everything in the model's `tokenizer_config.json`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str = Field(description="Its name in transformers.")
+    vocab_size: int = Field(description="Tokens in the tokenizer; the model may have fewer or more.")
+    model_max_length: int = Field(description="The server's limit: prompt and output together, in tokens.")
+    eos_token_ids: list[int] = Field(description="Tokens that end the model's output.")
+    bos_token: str | None = Field(description="Begins a text; null: there is none.")
+    eos_token: str | None = Field(description="Ends a text; null: there is none.")
+    pad_token: str | None = Field(description="Pads texts; null: there is none.")
+    unk_token: str | None = Field(description="Replaces unknown text; null: there is none.")
+    chat_template: str | None = Field(description="The Jinja source; null: the model has none.")
+
+
+_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
+
+router = APIRouter(tags=["Tokenizer"])
+
+
+@router.post(
+    "/tokenize",
+    response_model=TokenizeResponse,
+    responses=documented_errors(*_ERRORS),
+    openapi_extra=takes(TokenizeRequest),
+)
+async def tokenize(request: Request, services: ServicesDep) -> Response:
+    """The tokens of a prompt, or of messages after the chat template."""
+    return json_response(*await from_body(request, services, tokenize_body))
+
+
+@router.post(
+    "/detokenize",
+    response_model=DetokenizeResponse,
+    responses=documented_errors(*_ERRORS),
+    openapi_extra=takes(DetokenizeRequest),
+)
+async def detokenize(request: Request, services: ServicesDep) -> Response:
+    """The text of tokens, special tokens included."""
+    return json_response(*await from_body(request, services, detokenize_body))
+
+
+@router.get("/tokenizer_info", responses=documented_errors(401, 503))
+async def tokenizer_info(services: ServicesDep) -> TokenizerInfo:
+    """The tokenizer's configuration, as evaluation harnesses ask a remote tokenizer for it."""
+    tokenizer = services.tokenizer
+    special = tokenizer.special_tokens
+    template = tokenizer.chat_template
+    return TokenizerInfo.model_validate(
+        {
+            **tokenizer.config,
+            "tokenizer_class": tokenizer.tokenizer_class,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": services.info().max_model_len,
+            "eos_token_ids": list(services.model.defaults.eos_token_ids),
+            **{name: special.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
+            "chat_template": None if template is None else template.source,
+        }
+    )
+
+
+def tokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
+    """The content and the headers of a TokenizeResponse. Raises ApiError."""
+    asked = context.validated(TokenizeRequest, body)
+    if asked.model is not None:
+        context.model.check_name(asked.model)
+    text, ignored = _text(context, asked)
+    tokenizer = context.tokenizer
+    if asked.parse_special is False:
+        context.weigh(LARGE_BYTES)
+        tokens = tokenizer.encode_as_text(text, add_special_tokens=asked.adds_special)
+    else:
+        tokens = tokenizer.encode(text, add_special_tokens=asked.adds_special)
+    answer = {
+        "count": len(tokens),
+        "max_model_len": context.info.max_model_len,
+        "tokens": [_piece(tokenizer, token) for token in tokens] if asked.with_pieces else tokens,
+        "token_strs": [tokenizer.token_name(token) for token in tokens] if asked.return_token_strs else None,
+    }
+    return _with_warnings(answer, [*asked.left_out(), *ignored], context)
+
+
+def detokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
+    """The content and the headers of a DetokenizeResponse. Raises ApiError."""
+    asked = context.validated(DetokenizeRequest, body)
+    if asked.model is not None:
+        context.model.check_name(asked.model)
+    check_tokens(asked.tokens, "tokens", context.info.vocab_size)
+    text = context.tokenizer.decode(asked.tokens, skip_special_tokens=False)
+    return _with_warnings({"prompt": text, "content": text}, asked.left_out(), context)
+
+
+def _with_warnings(
+    answer: Mapping[str, Any], notices: Iterable[Notice], context: IntakeContext
+) -> tuple[bytes, Mapping[str, str]]:
+    reported = to_report(notices, strict=context.settings.strict)
+    return msgspec.json.encode({**answer, **as_warnings(reported)}), as_headers(reported)
+
+
+def _text(context: IntakeContext, asked: TokenizeRequest) -> tuple[str, list[Notice]]:
+    tools = tuple(tool.tool(f"tools[{index}]").for_template() for index, tool in enumerate(asked.tools or ()))
+    conversation = asked.conversation(opens_turn=True, tools=tools)
+    return (asked.text, []) if conversation is None else render(context.tokenizer.chat_template, conversation)
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    text = tokenizer.whole_text(token)
+    return {"id": token, "piece": list(tokenizer.token_bytes(token)) if text is None else text}
+
+
+DIALECT = Dialect(router, requests={"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest})

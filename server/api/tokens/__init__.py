@@ -1,1 +1,0 @@
-"""POST /tokenize, POST /detokenize and GET /tokenizer_info."""

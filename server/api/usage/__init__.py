@@ -1,1 +1,0 @@
-"""What a key has used."""
