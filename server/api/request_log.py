@@ -1,19 +1,19 @@
 """GET /v1/requests and /v1/requests/{id}: what became of a key's last requests."""
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
-from pydantic import Field
+from fastapi import APIRouter, Request, Response
 
 from scheduler.history import ChoiceHistory, MethodDrafts
+from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
-from server.api.openai.objects import ResponseModel
 from server.api.openai.pages import ListQuery, query_of, select
-from server.api.openapi import documented_errors
+from server.api.openapi import answers
 from server.api.services import ServicesDep
 from server.errors import NotFoundError, shorten
 from server.http.middleware import record_of
+from server.http.responses import json_response
 from server.telemetry.metrics import EndReason
 from server.telemetry.recent_requests import timeline_of
 from server.telemetry.timeline import ChoiceTimeline, RequestTimeline
@@ -24,128 +24,125 @@ _PREEMPTIONS = "Times that a choice was preempted: put back into the queue to ma
 _RESTARTS = "When its engine died and the next one continued it, as Unix times in seconds."
 
 
-class DraftCounts(ResponseModel):
+class DraftCounts(AnswerObject):
     """Draft tokens of one speculation method."""
 
-    method: str = Field(description="As in `speculation`; with `auto`, each method that it used.")
-    accepted_tokens: int = Field(description="Draft tokens that became output.")
-    rejected_tokens: int = Field(description="Draft tokens that were rejected.")
+    method: Annotated[str, doc("As in `speculation`; with `auto`, each method that it used.")]
+    accepted_tokens: Annotated[int, doc("Draft tokens that became output.")]
+    rejected_tokens: Annotated[int, doc("Draft tokens that were rejected.")]
 
 
-class RequestTimes(ResponseModel):
+class RequestTimes(AnswerObject):
     """Consecutive phases in milliseconds, which add up to `total`. Phases that were not reached are null."""
 
-    before: float | None = Field(
-        description="Until the engine had it: reading, checking and planning; after a restart, all time before it too."
-    )
-    queue: float | None = Field(description="Until the first choice left the engine's queue.")
-    prefill: float | None = Field(description="From there until the first token, or until the end if there is none.")
-    decode: float | None = Field(description="From the first token until the last choice ended.")
-    after: float | None = Field(description="Until the answer was sent.")
-    total: float = Field(description="From the request's arrival to the end of its answer, or until now.")
+    before: Annotated[
+        float | None,
+        doc("Until the engine had it: reading, checking and planning; after a restart, all time before it too."),
+    ]
+    queue: Annotated[float | None, doc("Until the first choice left the engine's queue.")]
+    prefill: Annotated[float | None, doc("From there until the first token, or until the end if there is none.")]
+    decode: Annotated[float | None, doc("From the first token until the last choice ended.")]
+    after: Annotated[float | None, doc("Until the answer was sent.")]
+    total: Annotated[float, doc("From the request's arrival to the end of its answer, or until now.")]
 
 
-class ChoiceTimes(ResponseModel):
+class ChoiceTimes(AnswerObject):
     """Phases of one choice in the engine, in milliseconds."""
 
-    queue: float = Field(description="Until it left the queue.")
-    prefill: float | None = Field(description="From there until its first token; null if it never left the queue.")
-    decode: float | None = Field(description="From its first token until its end; null without a token.")
+    queue: Annotated[float, doc("Until it left the queue.")]
+    prefill: Annotated[float | None, doc("From there until its first token; null if it never left the queue.")]
+    decode: Annotated[float | None, doc("From its first token until its end; null without a token.")]
 
 
-class ChoiceRecord(ResponseModel):
+class ChoiceRecord(AnswerObject):
     """One choice of a request. Values that no engine has reported are null."""
 
-    prompt: int = Field(description="Index of the prompt that it answers.")
-    index: int = Field(description="Its index among the prompt's choices.")
-    state: Literal["waiting", "prefill", "decode", "ended", "unknown"] = Field(
-        description="`waiting`: in the queue; `unknown`: no engine has it now, its engine died, or none was asked."
-    )
-    finish_reason: EndReason | None = Field(
-        description="Null while it runs. `abort`: cancelled; `error` and `timeout` are the whole request's."
-    )
-    times_ms: ChoiceTimes | None = Field(description="Its times.")
-    cached_tokens: int | None = Field(description="Tokens of its prompt that were in the prefix cache.")
-    output_tokens: int | None = Field(
-        description="Tokens computed since the engine's last restart: more than in the answer if that was cut off."
-    )
-    steps: int | None = Field(description="Engine steps that computed something for it.")
-    prefill_chunks: int | None = Field(description=_CHUNKS)
-    preemptions: int | None = Field(description=_PREEMPTIONS)
-    waited_again_ms: float | None = Field(description=_WAITED_AGAIN)
-    drafts: list[DraftCounts] = Field(description="By method; empty without speculation.")
-    restarts: list[float] = Field(description=_RESTARTS)
+    prompt: Annotated[int, doc("Index of the prompt that it answers.")]
+    index: Annotated[int, doc("Its index among the prompt's choices.")]
+    state: Annotated[
+        Literal["waiting", "prefill", "decode", "ended", "unknown"],
+        doc("`waiting`: in the queue; `unknown`: no engine has it now, its engine died, or none was asked."),
+    ]
+    finish_reason: Annotated[
+        EndReason | None, doc("Null while it runs. `abort`: cancelled; `error` and `timeout` are the whole request's.")
+    ]
+    times_ms: Annotated[ChoiceTimes | None, doc("Its times.")]
+    cached_tokens: Annotated[int | None, doc("Tokens of its prompt that were in the prefix cache.")]
+    output_tokens: Annotated[
+        int | None, doc("Tokens computed since the engine's last restart: more than in the answer if that was cut off.")
+    ]
+    steps: Annotated[int | None, doc("Engine steps that computed something for it.")]
+    prefill_chunks: Annotated[int | None, doc(_CHUNKS)]
+    preemptions: Annotated[int | None, doc(_PREEMPTIONS)]
+    waited_again_ms: Annotated[float | None, doc(_WAITED_AGAIN)]
+    drafts: Annotated[Sequence[DraftCounts], doc("By method; empty without speculation.")]
+    restarts: Annotated[Sequence[float], doc(_RESTARTS)]
 
 
-class RequestObject(ResponseModel):
+class RequestObject(AnswerObject):
     """Response schema for GET /v1/requests/{id}. It has no text of the request."""
 
-    id: str = Field(description="The request's id: its `x-request-id` header.")
-    object: Literal["request"] = Field("request", description="Always this.")
-    answer_id: str = Field(description="The answer's id.")
-    state: Literal["running", "ended"] = Field(description="Whether more may come.")
-    endpoint: str = Field(description="The path.")
-    model: str = Field(description="The model.")
-    started_at: float = Field(description="Unix time in seconds.")
-    status: int | None = Field(
-        description="HTTP status of the response or of the error that ended a stream; 499: the client disconnected. "
-        "Null before the answer."
-    )
-    error: str | None = Field(description="The kind of error, as in the log; null without an error.")
-    input_tokens: int = Field(description="Tokens of all prompts.")
-    cached_tokens: int = Field(description="Prompt tokens that were in the prefix cache.")
-    output_tokens: int = Field(description="Tokens of the answer so far.")
-    time_to_first_token_ms: float | None = Field(description="Null until there is a token.")
-    times_ms: RequestTimes = Field(description="Time in each phase.")
-    steps: int | None = Field(description="Engine steps that computed something, summed over the choices.")
-    prefill_chunks: int | None = Field(description=_CHUNKS)
-    preemptions: int | None = Field(description=_PREEMPTIONS)
-    waited_again_ms: float | None = Field(description=_WAITED_AGAIN)
-    drafts: list[DraftCounts] = Field(description="By method; empty without speculation.")
-    restarts: list[float] = Field(description=_RESTARTS)
-    num_choices: int = Field(description="Choices that the engine has accepted.")
-    choices: list[ChoiceRecord] = Field(description="The first 32 choices.")
+    id: Annotated[str, doc("The request's id: its `x-request-id` header.")]
+    object: Literal["request"] = "request"
+    answer_id: Annotated[str, doc("The answer's id.")]
+    state: Annotated[Literal["running", "ended"], doc("Whether more may come.")]
+    endpoint: Annotated[str, doc("The path.")]
+    model: Annotated[str, doc("The model.")]
+    started_at: Annotated[float, doc("Unix time in seconds.")]
+    status: Annotated[
+        int | None, doc("HTTP status of the response or of its stream's error; 499: the client disconnected.")
+    ]
+    error: Annotated[str | None, doc("The kind of error, as in the log; null without an error.")]
+    input_tokens: Annotated[int, doc("Tokens of all prompts.")]
+    cached_tokens: Annotated[int, doc("Prompt tokens that were in the prefix cache.")]
+    output_tokens: Annotated[int, doc("Tokens of the answer so far.")]
+    time_to_first_token_ms: Annotated[float | None, doc("Null until there is a token.")]
+    times_ms: Annotated[RequestTimes, doc("Time in each phase.")]
+    steps: Annotated[int | None, doc("Engine steps that computed something, summed over the choices.")]
+    prefill_chunks: Annotated[int | None, doc(_CHUNKS)]
+    preemptions: Annotated[int | None, doc(_PREEMPTIONS)]
+    waited_again_ms: Annotated[float | None, doc(_WAITED_AGAIN)]
+    drafts: Annotated[Sequence[DraftCounts], doc("By method; empty without speculation.")]
+    restarts: Annotated[Sequence[float], doc(_RESTARTS)]
+    num_choices: Annotated[int, doc("Choices that the engine has accepted.")]
+    choices: Annotated[Sequence[ChoiceRecord], doc("The first 32 choices.")]
 
 
-class RequestList(ResponseModel):
+class RequestList(AnswerObject):
     """Response schema for GET /v1/requests: a page of requests."""
 
-    object: Literal["list"] = Field("list", description="Always this.")
-    data: list[RequestObject] = Field(
-        description="The newest first, unless the query says otherwise. In running requests, values that only the "
-        "engine knows are null: a list does not ask it."
-    )
-    first_id: str | None = Field(description="Id of the first request on the page.")
-    last_id: str | None = Field(description="Id of the last request on the page, for `after`.")
-    has_more: bool = Field(description="Whether there is another page.")
+    object: Literal["list"] = "list"
+    data: Annotated[
+        Sequence[RequestObject],
+        doc("Newest first by default. Values that only the engine knows are null in running requests."),
+    ]
+    first_id: Annotated[str | None, doc("Id of the first request on the page.")]
+    last_id: Annotated[str | None, doc("Id of the last request on the page, for `after`.")]
+    has_more: Annotated[bool, doc("Whether there is another page.")]
 
 
 router = APIRouter(tags=["Usage"])
 
 
-@router.get("/v1/requests", response_model=RequestList, responses=documented_errors(400, 401, 500))
-async def last(request: Request, services: ServicesDep) -> RequestList:
+@router.get("/v1/requests", responses=answers(RequestList, 400, 401, 500))
+async def last(request: Request, services: ServicesDep) -> Response:
     """The key's running and most recent requests, a page at a time. Lines of batches are not included."""
     asked = query_of(ListQuery, request)
     of_client = services.timelines.of_client(record_of(request).client)
     chosen, has_more = select(of_client, asked, lambda one: (one.request_id, one.answer_id))
-    told = [object_of(timeline_of(one)) for one in chosen]
-    return RequestList(
-        data=told,
-        first_id=told[0].id if told else None,
-        last_id=told[-1].id if told else None,
-        has_more=has_more,
-    )
+    shown = [object_of(timeline_of(one)) for one in chosen]
+    first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return json_response(RequestList(data=shown, first_id=first_id, last_id=last_id, has_more=has_more))
 
 
-@router.get("/v1/requests/{request_id}", response_model=RequestObject, responses=documented_errors(401, 404, 500))
-async def explain(request_id: str, request: Request, services: ServicesDep) -> RequestObject:
+@router.get("/v1/requests/{request_id}", responses=answers(RequestObject, 401, 404, 500))
+async def explain(request_id: str, request: Request, services: ServicesDep) -> Response:
     """A running or recent request of the key, by its `x-request-id` or its answer's id."""
     found = await services.timelines.find(record_of(request).client, request_id)
     if found is None:
         message = f"No such request, or it was too long ago: {shorten(request_id, 128)}"
         raise NotFoundError(message, param="id", code="not_found")
-    return object_of(found)
+    return json_response(object_of(found))
 
 
 def object_of(timeline: RequestTimeline) -> RequestObject:

@@ -1,18 +1,20 @@
 """GET /v1/steps: the engine's last steps and its KV cache."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
-from server.api.openai.objects import ResponseModel
 from server.api.openai.pages import Query, query_of
-from server.api.openapi import documented_errors
+from server.api.openapi import answers
 from server.api.services import ServicesDep
 from server.engine.client import EngineClient, EngineUnavailableError
 from server.engine.step_log import MOST_STEPS, DoneStep
 from server.errors import InvalidRequestError
+from server.http.responses import json_response
 
 
 class StepsQuery(Query):
@@ -22,64 +24,64 @@ class StepsQuery(Query):
     limit: int = Field(MOST_STEPS, ge=1, le=MOST_STEPS, description="The most steps to return; the last ones win.")
 
 
-class StepObject(ResponseModel):
+class StepObject(AnswerObject):
     """One step of the engine, with the requests of all keys."""
 
-    object: Literal["engine.step"] = Field("engine.step", description="Always this.")
-    number: int = Field(description="Counts from 1 since the server's start; engine restarts do not reset it.")
-    ended_at: float = Field(description="When the server received its results: Unix time in seconds.")
-    duration_ms: float = Field(
-        description="From its plan to its results; from the previous step's results if it was launched before them."
-    )
-    prompt_tokens: int = Field(
-        description="Prompt tokens computed, including recomputed preempted tokens, without prefix-cache hits."
-    )
-    decode_tokens: int = Field(
-        description="Tokens computed for answers: one for each choice that has begun, each beam and each guide."
-    )
-    draft_tokens: int = Field(description="Draft tokens verified, in addition to `decode_tokens`.")
-    accepted_draft_tokens: int = Field(
-        description="Draft tokens that the model accepted, each a token more than without speculation. An answer that "
-        "ends within them uses only some."
-    )
-    running: int = Field(description="Choices running after the step, lines of batches included.")
-    waiting: int = Field(description="Choices in the queue after the step.")
+    object: Literal["engine.step"] = "engine.step"
+    number: Annotated[int, doc("Counts from 1 since the server's start; engine restarts do not reset it.")]
+    ended_at: Annotated[float, doc("When the server received its results: Unix time in seconds.")]
+    duration_ms: Annotated[
+        float, doc("From its plan to its results; from the previous step's results if it was launched before them.")
+    ]
+    prompt_tokens: Annotated[
+        int, doc("Prompt tokens computed, including recomputed preempted tokens, without prefix-cache hits.")
+    ]
+    decode_tokens: Annotated[
+        int, doc("Tokens computed for answers: one for each choice that has begun, each beam and each guide.")
+    ]
+    draft_tokens: Annotated[int, doc("Draft tokens verified, in addition to `decode_tokens`.")]
+    accepted_draft_tokens: Annotated[
+        int,
+        doc(
+            "Draft tokens that the model accepted, each a token more than without speculation. An answer that ends "
+            "within them uses only some."
+        ),
+    ]
+    running: Annotated[int, doc("Choices running after the step, lines of batches included.")]
+    waiting: Annotated[int, doc("Choices in the queue after the step.")]
 
 
-class KVCacheBlocks(ResponseModel):
+class KVCacheBlocks(AnswerObject):
     """The current KV cache. Each block is held, cached or free."""
 
-    block_size: int = Field(description="Tokens in a block.")
-    total_blocks: int = Field(description="All blocks.")
-    held_blocks: int = Field(description="Blocks of running choices; a shared block counts once.")
-    cached_blocks: int = Field(description="Blocks in the prefix cache only, evicted when free blocks run out.")
-    free_blocks: int = Field(description="All other blocks.")
+    block_size: Annotated[int, doc("Tokens in a block.")]
+    total_blocks: Annotated[int, doc("All blocks.")]
+    held_blocks: Annotated[int, doc("Blocks of running choices; a shared block counts once.")]
+    cached_blocks: Annotated[int, doc("Blocks in the prefix cache only, evicted when free blocks run out.")]
+    free_blocks: Annotated[int, doc("All other blocks.")]
 
 
-class StepList(ResponseModel):
+class StepList(AnswerObject):
     """Response schema for GET /v1/steps."""
 
-    object: Literal["list"] = Field("list", description="Always this.")
-    data: list[StepObject] = Field(description="The steps, oldest first.")
-    last_step: int = Field(description="Number of the last step, for `after` in the next request; 0 before the first.")
-    kv_cache: KVCacheBlocks | None = Field(description="Null until the engine has been ready.")
+    object: Literal["list"] = "list"
+    data: Annotated[Sequence[StepObject], doc("The steps, oldest first.")]
+    last_step: Annotated[int, doc("Number of the last step, for `after` in the next request; 0 before the first.")]
+    kv_cache: Annotated[KVCacheBlocks | None, doc("Null until the engine has been ready.")]
 
 
 router = APIRouter(tags=["Operations"])
 
 
-@router.get("/v1/steps", response_model=StepList, responses=documented_errors(400, 401, 500))
-async def steps(request: Request, services: ServicesDep) -> StepList:
+@router.get("/v1/steps", responses=answers(StepList, 400, 401, 500))
+async def steps(request: Request, services: ServicesDep) -> Response:
     """Token counts of the engine's last 240 steps, and its current KV cache, over all keys."""
     asked, log = query_of(StepsQuery, request), services.engine.steps
     if asked.after > log.num_steps:
         message = f"Invalid 'after': there has been no step {asked.after}, the last one is {log.num_steps}."
         raise InvalidRequestError(message, param="after", code="invalid_value")
-    return StepList(
-        data=[_object_of(step) for step in log.since(asked.after)[-asked.limit :]],
-        last_step=log.num_steps,
-        kv_cache=_kv_cache_of(services.engine),
-    )
+    data = [_object_of(step) for step in log.since(asked.after)[-asked.limit :]]
+    return json_response(StepList(data=data, last_step=log.num_steps, kv_cache=_kv_cache_of(services.engine)))
 
 
 def _object_of(step: DoneStep) -> StepObject:

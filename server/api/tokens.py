@@ -1,12 +1,14 @@
 """POST /tokenize, POST /detokenize and GET /tokenizer_info: the model's tokenizer for clients that have none."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Self
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import ConfigDict, Field, model_validator
+from msgspec import UNSET
+from pydantic import Field, model_validator
 
+from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.dialect import Dialect
 from server.api.endpoint import from_body
 from server.api.fields.conversation import ConversationFields
@@ -14,10 +16,9 @@ from server.api.fields.decoding import TokenId
 from server.api.fields.rules import RequestModel, problem, related
 from server.api.fields.tools import MAX_TOOLS, AnyTool
 from server.api.intake import LARGE_BYTES, IntakeContext
-from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
-from server.api.openapi import documented_errors, takes
+from server.api.openapi import answers, takes
 from server.api.services import ServicesDep
-from server.generation.notices import Notice, as_headers, as_warnings, to_report
+from server.generation.notices import Notice, as_headers, to_report
 from server.generation.planning.decoding_rules import check_tokens
 from server.generation.prompt import render
 from server.http.responses import json_response
@@ -77,21 +78,21 @@ class TokenizeRequest(ConversationFields):
         return self.prompt is not None if said is None else said
 
 
-class TokenPiece(ResponseModel):
+class TokenPiece(AnswerObject):
     """A token and its text."""
 
-    id: int = Field(description="Its id.")
-    piece: str | list[int] = Field(description="Its text, or its bytes if they are not whole characters.")
+    id: Annotated[int, doc("Its id.")]
+    piece: Annotated[str | Sequence[int], doc("Its text, or its bytes if they are not whole characters.")]
 
 
-class TokenizeResponse(ResponseModel):
+class TokenizeResponse(AnswerObject):
     """Response schema for POST /tokenize."""
 
-    count: int = Field(description="Number of tokens.")
-    max_model_len: int = Field(description="Prompt and output together, in tokens.")
-    tokens: list[int] | list[TokenPiece] = Field(description="Their ids; with `with_pieces`, objects.")
-    token_strs: list[str] | None = Field(description="As the vocabulary spells them, with `return_token_strs`.")
-    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
+    count: Annotated[int, doc("Number of tokens.")]
+    max_model_len: Annotated[int, doc("Prompt and output together, in tokens.")]
+    tokens: Annotated[Sequence[int | TokenPiece], doc("Their ids; with `with_pieces`, objects.")]
+    token_strs: Annotated[Sequence[str | None] | None, doc("As the vocabulary spells them, with `return_token_strs`.")]
+    warnings: Warnings = UNSET
 
 
 class DetokenizeRequest(RequestModel):
@@ -101,28 +102,26 @@ class DetokenizeRequest(RequestModel):
     tokens: Annotated[list[TokenId], Field(fail_fast=True, description="Ids of tokens of the model.")]
 
 
-class DetokenizeResponse(ResponseModel):
+class DetokenizeResponse(AnswerObject):
     """Response schema for POST /detokenize."""
 
-    prompt: str = Field(description="The text, special tokens included.")
-    content: str = Field(description="The same under llama.cpp's name.")
-    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
+    prompt: Annotated[str, doc("The text, special tokens included.")]
+    content: Annotated[str, doc("The same under llama.cpp's name.")]
+    warnings: Warnings = UNSET
 
 
-class TokenizerInfo(ResponseModel):
+class TokenizerInfo(AnswerObject, forbid_unknown_fields=False):
     """Response schema for GET /tokenizer_info, with everything in the model's `tokenizer_config.json`."""
 
-    model_config = ConfigDict(extra="allow")
-
-    tokenizer_class: str = Field(description="Its name in transformers.")
-    vocab_size: int = Field(description="Tokens in the tokenizer; the model may have fewer or more.")
-    model_max_length: int = Field(description="The server's limit: prompt and output together, in tokens.")
-    eos_token_ids: list[int] = Field(description="Tokens that end the model's output.")
-    bos_token: str | None = Field(description="Begins a text; null: there is none.")
-    eos_token: str | None = Field(description="Ends a text; null: there is none.")
-    pad_token: str | None = Field(description="Pads texts; null: there is none.")
-    unk_token: str | None = Field(description="Replaces unknown text; null: there is none.")
-    chat_template: str | None = Field(description="The Jinja source; null: the model has none.")
+    tokenizer_class: Annotated[str, doc("Its name in transformers.")]
+    vocab_size: Annotated[int, doc("Tokens in the tokenizer; the model may have fewer or more.")]
+    model_max_length: Annotated[int, doc("The server's limit: prompt and output together, in tokens.")]
+    eos_token_ids: Annotated[Sequence[int], doc("Tokens that end the model's output.")]
+    bos_token: Annotated[str | None, doc("Begins a text; null: there is none.")]
+    eos_token: Annotated[str | None, doc("Ends a text; null: there is none.")]
+    pad_token: Annotated[str | None, doc("Pads texts; null: there is none.")]
+    unk_token: Annotated[str | None, doc("Replaces unknown text; null: there is none.")]
+    chat_template: Annotated[str | None, doc("The Jinja source; null: the model has none.")]
 
 
 _ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
@@ -130,45 +129,36 @@ _ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
 router = APIRouter(tags=["Tokenizer"])
 
 
-@router.post(
-    "/tokenize",
-    response_model=TokenizeResponse,
-    responses=documented_errors(*_ERRORS),
-    openapi_extra=takes(TokenizeRequest),
-)
+@router.post("/tokenize", responses=answers(TokenizeResponse, *_ERRORS), openapi_extra=takes(TokenizeRequest))
 async def tokenize(request: Request, services: ServicesDep) -> Response:
     """The tokens of a prompt, or of messages after the chat template."""
     return json_response(*await from_body(request, services, tokenize_body))
 
 
-@router.post(
-    "/detokenize",
-    response_model=DetokenizeResponse,
-    responses=documented_errors(*_ERRORS),
-    openapi_extra=takes(DetokenizeRequest),
-)
+@router.post("/detokenize", responses=answers(DetokenizeResponse, *_ERRORS), openapi_extra=takes(DetokenizeRequest))
 async def detokenize(request: Request, services: ServicesDep) -> Response:
     """The text of tokens, special tokens included."""
     return json_response(*await from_body(request, services, detokenize_body))
 
 
-@router.get("/tokenizer_info", responses=documented_errors(401, 503))
-async def tokenizer_info(services: ServicesDep) -> TokenizerInfo:
+@router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 503))
+async def tokenizer_info(services: ServicesDep) -> Response:
     """The tokenizer's configuration, as evaluation harnesses ask a remote tokenizer for it."""
     tokenizer = services.tokenizer
     special = tokenizer.special_tokens
     template = tokenizer.chat_template
-    return TokenizerInfo.model_validate(
-        {
-            **tokenizer.config,
-            "tokenizer_class": tokenizer.tokenizer_class,
-            "vocab_size": tokenizer.vocab_size,
-            "model_max_length": services.info().max_model_len,
-            "eos_token_ids": list(services.model.defaults.eos_token_ids),
-            **{name: special.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
-            "chat_template": None if template is None else template.source,
-        }
+    info = TokenizerInfo(
+        tokenizer_class=tokenizer.tokenizer_class,
+        vocab_size=tokenizer.vocab_size,
+        model_max_length=services.info().max_model_len,
+        eos_token_ids=services.model.defaults.eos_token_ids,
+        bos_token=special.get("bos_token"),
+        eos_token=special.get("eos_token"),
+        pad_token=special.get("pad_token"),
+        unk_token=special.get("unk_token"),
+        chat_template=None if template is None else template.source,
     )
+    return json_response({**tokenizer.config, **msgspec.structs.asdict(info)})
 
 
 def tokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
@@ -183,13 +173,15 @@ def tokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[s
         tokens = tokenizer.encode_as_text(text, add_special_tokens=asked.adds_special)
     else:
         tokens = tokenizer.encode(text, add_special_tokens=asked.adds_special)
-    answer = {
-        "count": len(tokens),
-        "max_model_len": context.info.max_model_len,
-        "tokens": [_piece(tokenizer, token) for token in tokens] if asked.with_pieces else tokens,
-        "token_strs": [tokenizer.token_name(token) for token in tokens] if asked.return_token_strs else None,
-    }
-    return _with_warnings(answer, [*asked.left_out(), *ignored], context)
+    notices = to_report([*asked.left_out(), *ignored], strict=context.settings.strict)
+    answer = TokenizeResponse(
+        count=len(tokens),
+        max_model_len=context.info.max_model_len,
+        tokens=[_piece(tokenizer, token) for token in tokens] if asked.with_pieces else tokens,
+        token_strs=[tokenizer.token_name(token) for token in tokens] if asked.return_token_strs else None,
+        warnings=notices or UNSET,
+    )
+    return msgspec.json.encode(answer), as_headers(notices)
 
 
 def detokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
@@ -199,14 +191,9 @@ def detokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping
         context.model.check_name(asked.model)
     check_tokens(asked.tokens, "tokens", context.info.vocab_size)
     text = context.tokenizer.decode(asked.tokens, skip_special_tokens=False)
-    return _with_warnings({"prompt": text, "content": text}, asked.left_out(), context)
-
-
-def _with_warnings(
-    answer: Mapping[str, Any], notices: Iterable[Notice], context: IntakeContext
-) -> tuple[bytes, Mapping[str, str]]:
-    reported = to_report(notices, strict=context.settings.strict)
-    return msgspec.json.encode({**answer, **as_warnings(reported)}), as_headers(reported)
+    notices = to_report(asked.left_out(), strict=context.settings.strict)
+    answer = DetokenizeResponse(prompt=text, content=text, warnings=notices or UNSET)
+    return msgspec.json.encode(answer), as_headers(notices)
 
 
 def _text(context: IntakeContext, asked: TokenizeRequest) -> tuple[str, list[Notice]]:
@@ -215,9 +202,9 @@ def _text(context: IntakeContext, asked: TokenizeRequest) -> tuple[str, list[Not
     return (asked.text, []) if conversation is None else render(context.tokenizer.chat_template, conversation)
 
 
-def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
     text = tokenizer.whole_text(token)
-    return {"id": token, "piece": list(tokenizer.token_bytes(token)) if text is None else text}
+    return TokenPiece(id=token, piece=list(tokenizer.token_bytes(token)) if text is None else text)
 
 
 DIALECT = Dialect(router, requests={"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest})

@@ -1,18 +1,20 @@
 """GET /v1/usage: what a key has used, by day and model."""
 
+from collections.abc import Sequence
 from datetime import date
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
-from server.api.openai.objects import ResponseModel
 from server.api.openai.pages import Query, query_of
-from server.api.openapi import documented_errors
+from server.api.openapi import answers
 from server.api.services import ServicesDep
 from server.errors import InvalidRequestError
 from server.http.middleware import record_of
+from server.http.responses import json_response
 from server.tenants.accounts import today
 
 
@@ -23,30 +25,30 @@ class UsageQuery(Query):
     end_date: date | None = Field(None, description="The last day; by default today.")
 
 
-class UsageOfDay(ResponseModel):
+class UsageOfDay(AnswerObject):
     """Usage of one model on one day, in UTC."""
 
-    object: Literal["usage"] = Field("usage", description="Always this.")
-    date: str = Field(description="As YYYY-MM-DD.")
-    model: str = Field(description="The model.")
-    num_model_requests: int = Field(description="Requests that have ended and were computed at least in part.")
-    input_tokens: int = Field(description="Tokens of their prompts.")
-    input_cached_tokens: int = Field(description="Prompt tokens that were in the prefix cache.")
-    output_tokens: int = Field(description="Tokens of their answers.")
+    object: Literal["usage"] = "usage"
+    date: Annotated[str, doc("As YYYY-MM-DD.")]
+    model: Annotated[str, doc("The model.")]
+    num_model_requests: Annotated[int, doc("Requests that have ended and were computed at least in part.")]
+    input_tokens: Annotated[int, doc("Tokens of their prompts.")]
+    input_cached_tokens: Annotated[int, doc("Prompt tokens that were in the prefix cache.")]
+    output_tokens: Annotated[int, doc("Tokens of their answers.")]
 
 
-class UsageList(ResponseModel):
+class UsageList(AnswerObject):
     """Response schema for GET /v1/usage."""
 
-    object: Literal["list"] = Field("list", description="Always this.")
-    data: list[UsageOfDay] = Field(description="By day, then by model; days without usage are omitted.")
+    object: Literal["list"] = "list"
+    data: Annotated[Sequence[UsageOfDay], doc("By day, then by model; days without usage are omitted.")]
 
 
 router = APIRouter(tags=["Usage"])
 
 
-@router.get("/v1/usage", response_model=UsageList, responses=documented_errors(400, 401, 500))
-async def usage(request: Request, services: ServicesDep) -> UsageList:
+@router.get("/v1/usage", responses=answers(UsageList, 400, 401, 500))
+async def usage(request: Request, services: ServicesDep) -> Response:
     """What the key has used, by day and model, in requests that have ended, failed ones included."""
     asked = query_of(UsageQuery, request)
     first, last = (today() if day is None else day.isoformat() for day in (asked.start_date, asked.end_date))
@@ -56,19 +58,18 @@ async def usage(request: Request, services: ServicesDep) -> UsageList:
     client = record_of(request).client
     await services.accounts.usage.written()
     found = await services.storage.on_usage(lambda table: table.of_client(client, first, last))
-    return UsageList(
-        data=[
-            UsageOfDay(
-                date=key.day,
-                model=key.model,
-                num_model_requests=used.requests,
-                input_tokens=used.prompt_tokens,
-                input_cached_tokens=used.cached_tokens,
-                output_tokens=used.completion_tokens,
-            )
-            for key, used in found
-        ]
-    )
+    days = [
+        UsageOfDay(
+            date=key.day,
+            model=key.model,
+            num_model_requests=used.requests,
+            input_tokens=used.prompt_tokens,
+            input_cached_tokens=used.cached_tokens,
+            output_tokens=used.completion_tokens,
+        )
+        for key, used in found
+    ]
+    return json_response(UsageList(data=days))
 
 
 DIALECT = Dialect(router)

@@ -3,97 +3,96 @@
 import base64
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field
+from msgspec import UNSET, UnsetType
 
-from server.api.openai.objects import WARNINGS, ReportedNotice, ResponseModel
+from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
-from server.generation.notices import as_warnings
 from server.generation.run import PromptRun, Run
 from server.generation.served_model import ServedModel
 
-
-class PromptUsage(ResponseModel):
-    """Tokens that a request took."""
-
-    prompt_tokens: int = Field(description="Of all texts, with what the model puts around them.")
-    total_tokens: int = Field(description="The same.")
+_SCORE = "Higher is better; from 0 to 1 unless the model's configuration turns the sigmoid off."
 
 
-class Embedding(ResponseModel):
-    """One vector."""
+class PromptUsage(AnswerObject):
+    """Tokens of a request's prompts."""
+
+    prompt_tokens: Annotated[int, doc("Tokens of all texts and of the template around them.")]
+    total_tokens: Annotated[int, doc("The same.")]
+
+
+class Embedding(AnswerObject):
+    """The vector of one input."""
 
     object: Literal["embedding"] = "embedding"
-    index: int = Field(description="Which of the inputs.")
-    embedding: list[float] | str = Field(description="The vector; base64 of it, if asked for.")
+    index: Annotated[int, doc("Index of the input.")]
+    embedding: Annotated[Sequence[float] | str, doc("The vector, in base64 if the request asked for that.")]
 
 
-class EmbeddingList(ResponseModel):
-    """Answer of POST /v1/embeddings."""
+class EmbeddingList(AnswerObject):
+    """Response schema for POST /v1/embeddings."""
 
     object: Literal["list"] = "list"
-    model: str = Field(description="As the request named it.")
-    data: list[Embedding] = Field(description="In the order of the inputs.")
+    model: Annotated[str, doc("As the request named it.")]
+    data: Annotated[Sequence[Embedding], doc("In the order of the inputs.")]
     usage: PromptUsage
-    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
+    warnings: Warnings = UNSET
 
 
-class Score(ResponseModel):
-    """Of one pair."""
+class Score(AnswerObject):
+    """The score of one pair."""
 
     object: Literal["score"] = "score"
-    index: int = Field(description="Which of the documents.")
-    score: float = Field(description="The higher, the better; from 0 to 1 unless the model's configuration says else.")
+    index: Annotated[int, doc("Index of the document.")]
+    score: Annotated[float, doc(_SCORE)]
 
 
-class ScoreList(ResponseModel):
-    """Answer of POST /v1/score."""
+class ScoreList(AnswerObject):
+    """Response schema for POST /v1/score."""
 
-    id: str = Field(description="Of the answer.")
+    id: Annotated[str, doc("The answer's id.")]
     object: Literal["list"] = "list"
-    created: int = Field(description="Unix time in seconds.")
-    model: str = Field(description="As the request named it.")
-    data: list[Score] = Field(description="In the order of the documents.")
+    created: Annotated[int, doc("Unix time in seconds.")]
+    model: Annotated[str, doc("As the request named it.")]
+    data: Annotated[Sequence[Score], doc("In the order of the documents.")]
     usage: PromptUsage
-    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
+    warnings: Warnings = UNSET
 
 
-class RankedDocument(ResponseModel):
-    """A document as it was given."""
+class RankedDocument(AnswerObject):
+    """A document of the request."""
 
-    text: str = Field(description="Its text.")
-
-
-class RerankResult(ResponseModel):
-    """Where a document stands."""
-
-    index: int = Field(description="Which of the request's documents.")
-    relevance_score: float = Field(
-        description="The higher, the better; from 0 to 1 unless the model's configuration says else."
-    )
-    document: RankedDocument | None = Field(None, description="Unless `return_documents` is off.")
+    text: Annotated[str, doc("Its text.")]
 
 
-class Reranked(ResponseModel):
-    """Answer of POST /v1/rerank."""
+class RerankResult(AnswerObject):
+    """A document and its score."""
 
-    id: str = Field(description="Of the answer.")
-    model: str = Field(description="As the request named it.")
-    results: list[RerankResult] = Field(description="The best first; of equally good ones, that with the lower index.")
+    index: Annotated[int, doc("Index of the document in the request.")]
+    relevance_score: Annotated[float, doc(_SCORE)]
+    document: Annotated[RankedDocument | UnsetType, doc("Unless `return_documents` is off.")] = UNSET
+
+
+class Reranked(AnswerObject):
+    """Response schema for POST /v1/rerank."""
+
+    id: Annotated[str, doc("The answer's id.")]
+    model: Annotated[str, doc("As the request named it.")]
+    results: Annotated[Sequence[RerankResult], doc("The best first; among equals, the lower index first.")]
     usage: PromptUsage
-    warnings: list[ReportedNotice] | None = Field(None, description=WARNINGS)
+    warnings: Warnings = UNSET
 
 
-class RankedText(ResponseModel):
-    """Where a text stands, in TEI's form."""
+class RankedText(AnswerObject):
+    """A document and its score, in TEI's form."""
 
-    index: int = Field(description="Which of the request's texts.")
-    score: float = Field(description="The same as `relevance_score`.")
-    text: str | None = Field(None, description="The text, with `return_text`.")
+    index: Annotated[int, doc("Index of the text in the request.")]
+    score: Annotated[float, doc("The same as `relevance_score`.")]
+    text: Annotated[str | UnsetType, doc("The text, with `return_text`.")] = UNSET
 
 
 Finished = Callable[[Run, ServedModel], bytes]
@@ -106,15 +105,9 @@ def embedding_answer(body: EmbeddingRequest) -> Finished:
 
 
 def _embeddings(run: Run, model: ServedModel, *, in_base64: bool) -> bytes:
-    data = [
-        {
-            "object": "embedding",
-            "index": prompt.index,
-            "embedding": base64.b64encode(prompt.pooled).decode() if in_base64 else _floats(prompt),
-        }
-        for prompt in run.prompts
-    ]
-    return _encoded(run, object="list", model=run.plan.model, data=data)
+    vectors = (base64.b64encode(one.pooled).decode() if in_base64 else _floats(one) for one in run.prompts)
+    data = [Embedding(index=one.index, embedding=vector) for one, vector in zip(run.prompts, vectors, strict=True)]
+    return msgspec.json.encode(EmbeddingList(data=data, **_shared(run)))
 
 
 def score_answer(body: ScoreRequest) -> Finished:
@@ -123,38 +116,50 @@ def score_answer(body: ScoreRequest) -> Finished:
 
 
 def _score_list(run: Run, model: ServedModel, *, is_raw: bool) -> bytes:
-    scores = enumerate(_scores(run, model, is_raw=is_raw))
-    data = [{"object": "score", "index": index, "score": score} for index, score in scores]
-    return _encoded(run, id=run.plan.id, object="list", created=int(time.time()), model=run.plan.model, data=data)
+    scores = _scores(run, model, is_raw=is_raw)
+    data = [Score(index=index, score=score) for index, score in enumerate(scores)]
+    return msgspec.json.encode(ScoreList(id=run.plan.id, created=int(time.time()), data=data, **_shared(run)))
 
 
 def rerank_answer(body: RerankRequest) -> Finished:
     """Writes a Reranked, or an array of RankedText in TEI's form."""
     shows = bool(body.return_text) if body.is_tei else body.return_documents is not False
     return partial(
-        _ranking,
+        _texts_in_tei_form if body.is_tei else _reranked,
         top_n=body.top_n,
         documents=body.written if shows else None,
         is_raw=bool(body.raw_scores) or body.use_activation is False,
-        is_tei=body.is_tei,
     )
 
 
-def _ranking(
-    run: Run, model: ServedModel, *, top_n: int | None, documents: Sequence[str] | None, is_raw: bool, is_tei: bool
+def _reranked(
+    run: Run, model: ServedModel, *, top_n: int | None, documents: Sequence[str] | None, is_raw: bool
 ) -> bytes:
-    scores = _scores(run, model, is_raw=is_raw)
-    results = []
-    for index in sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]:
-        text: Mapping[str, Any] = {} if documents is None else {"text": documents[index]}
-        if is_tei:
-            results.append({"index": index, "score": scores[index], **text})
-        else:
-            document = {"document": text} if text else {}
-            results.append({"index": index, "relevance_score": scores[index], **document})
-    if is_tei:
-        return msgspec.json.encode(results)
-    return _encoded(run, id=run.plan.id, model=run.plan.model, results=results)
+    results = [
+        RerankResult(
+            index=index,
+            relevance_score=score,
+            document=UNSET if documents is None else RankedDocument(text=documents[index]),
+        )
+        for index, score in _best(_scores(run, model, is_raw=is_raw), top_n)
+    ]
+    return msgspec.json.encode(Reranked(id=run.plan.id, results=results, **_shared(run)))
+
+
+def _texts_in_tei_form(
+    run: Run, model: ServedModel, *, top_n: int | None, documents: Sequence[str] | None, is_raw: bool
+) -> bytes:
+    best = _best(_scores(run, model, is_raw=is_raw), top_n)
+    texts = [
+        RankedText(index=index, score=score, text=UNSET if documents is None else documents[index])
+        for index, score in best
+    ]
+    return msgspec.json.encode(texts)
+
+
+def _best(scores: Sequence[float], top_n: int | None) -> Sequence[tuple[int, float]]:
+    """The highest scores with their indices."""
+    return sorted(enumerate(scores), key=lambda one: -one[1])[:top_n]
 
 
 def _scores(run: Run, model: ServedModel, *, is_raw: bool) -> Sequence[float]:
@@ -168,8 +173,8 @@ def _floats(prompt: PromptRun) -> Sequence[float]:
     return struct.unpack(f"<{len(prompt.pooled) // 4}f", prompt.pooled)
 
 
-def _encoded(run: Run, **answer: Any) -> bytes:
-    """The answer with its usage and its warnings."""
+def _shared(run: Run) -> dict[str, Any]:
+    """The properties that all of these answers end with."""
     num_tokens = run.usage.prompt_tokens
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return msgspec.json.encode({**answer, "usage": usage, **as_warnings(run.plan.notices)})
+    usage = PromptUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+    return {"model": run.plan.model, "usage": usage, "warnings": run.plan.notices or UNSET}

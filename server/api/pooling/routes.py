@@ -1,7 +1,7 @@
 """POST /v1/embeddings, /v1/score and /v1/rerank, and their shared handler."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from server.api.endpoint import from_body, start_run, unless_gone
 from server.api.fields.rules import RequestModel
 from server.api.generation_api import Taken
 from server.api.intake import IntakeContext
-from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
+from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.pooling.answer import (
     EmbeddingList,
     Finished,
@@ -55,8 +55,7 @@ router = APIRouter()
 
 @router.post(
     "/v1/embeddings",
-    response_model=EmbeddingList,
-    responses=documented_errors(*GENERATION_ERRORS),
+    responses=answers(EmbeddingList, *GENERATION_ERRORS),
     openapi_extra=takes(EmbeddingRequest),
     tags=["OpenAI"],
 )
@@ -67,8 +66,7 @@ async def create_embeddings(request: Request, services: ServicesDep) -> Response
 
 @router.post(
     "/v1/score",
-    response_model=ScoreList,
-    responses=documented_errors(*GENERATION_ERRORS),
+    responses=answers(ScoreList, *GENERATION_ERRORS),
     openapi_extra=takes(ScoreRequest),
     tags=["Scores"],
 )
@@ -85,8 +83,7 @@ async def rerank(request: Request, services: ServicesDep) -> Response:
 for path in _RERANK_PATHS:
     router.post(
         path,
-        response_model=Reranked | list[RankedText],
-        responses=documented_errors(*GENERATION_ERRORS),
+        responses=answers((Reranked, Sequence[RankedText]), *GENERATION_ERRORS),
         openapi_extra=takes(RerankRequest),
         tags=["Scores"],
     )(rerank)
