@@ -240,8 +240,11 @@ def _answers(content: Mapping[str, Any]) -> Iterator[str]:
         return
     for one in answer.get("anyOf", [answer]):
         is_list = one.get("type") == "array"
-        form = "To `texts`, the answer is an array, of which each entry has" if is_list else f"The answer{_form(one)}"
-        yield f"{form}:\n"
+        if is_list:
+            when = "To `texts`, the" if "anyOf" in answer else "The"
+            yield f"{when} answer is an array, of which each entry has:\n"
+        else:
+            yield f"The answer{_form(one)}:\n"
         yield answer_table(one["items"] if is_list else one)
     event = content.get("text/event-stream", {}).get("x-event-schema", answer)
     if event != answer:

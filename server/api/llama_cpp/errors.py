@@ -1,11 +1,12 @@
-"""llama.cpp's error object."""
+"""Errors in llama.cpp's form."""
 
-import json
+from typing import Annotated
 
 from fastapi import Response
-from pydantic import BaseModel, Field
+from msgspec import UNSET, UnsetType
 from starlette.types import Scope
 
+from server.api.answer_object import AnswerObject, doc
 from server.errors import (
     ApiError,
     AuthenticationError,
@@ -15,6 +16,7 @@ from server.errors import (
     RateLimitError,
     UnavailableError,
 )
+from server.http.ascii_json import ascii_json
 
 _TYPES: dict[type[ApiError], str] = {
     ContextLengthError: "exceed_context_size_error",
@@ -27,19 +29,19 @@ _TYPES: dict[type[ApiError], str] = {
 }
 
 
-class LlamaErrorDetail(BaseModel):
-    """What went wrong."""
+class LlamaErrorDetail(AnswerObject):
+    """An error in llama.cpp's form."""
 
-    code: int = Field(description="The HTTP status.")
-    message: str = Field(description="What is wrong, in a sentence for people.")
-    type: str = Field(description="The kind of error, in llama.cpp's words; `rate_limit_error` is an extension.")
-    param: str | None = Field(None, description="Extension: JSON path of the field that is to blame.")
-    error_code: str | None = Field(None, description="Extension: what is wrong, such as `unknown_parameter`.")
-    n_prompt_tokens: int | None = Field(None, description="With `exceed_context_size_error`.")
-    n_ctx: int | None = Field(None, description="With `exceed_context_size_error`.")
+    code: Annotated[int, doc("The HTTP status.")]
+    message: Annotated[str, doc("What is wrong, for people.")]
+    type: Annotated[str, doc("llama.cpp's kind of error; `rate_limit_error` is an extension.")]
+    param: Annotated[str | UnsetType, doc("Extension: JSON path of the field at fault.")] = UNSET
+    error_code: Annotated[str | UnsetType, doc("Extension: what is wrong, such as `unknown_parameter`.")] = UNSET
+    n_prompt_tokens: Annotated[int | UnsetType, doc("With `exceed_context_size_error`.")] = UNSET
+    n_ctx: Annotated[int | UnsetType, doc("With `exceed_context_size_error`.")] = UNSET
 
 
-class LlamaErrorBody(BaseModel):
+class LlamaErrorBody(AnswerObject):
     """The body of every response that is not a success, and of the error event of a stream."""
 
     error: LlamaErrorDetail
@@ -47,25 +49,28 @@ class LlamaErrorBody(BaseModel):
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """The error with its status and headers."""
-    return Response(error_body(error), error.status, dict(error.headers), media_type="application/json")
+    return Response(_error_body(error), error.status, dict(error.headers), media_type="application/json")
 
 
 def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
-    """See StreamErrorWriter."""
+    """Implements StreamErrorWriter."""
     return error_frame(error)
 
 
 def error_frame(error: ApiError) -> bytes:
     """The last frame of a stream that an error ends."""
-    return b"data: " + error_body(error) + b"\n\n"
+    return b"data: " + _error_body(error) + b"\n\n"
 
 
-def error_body(error: ApiError) -> bytes:
-    """The error as JSON, in ASCII."""
-    kind = next(name for kind, name in _TYPES.items() if isinstance(error, kind))
-    detail: dict[str, object] = {"code": error.status, "message": error.message, "type": kind}
-    told: dict[str, object] = {"param": error.param, "error_code": error.code}
-    if isinstance(error, ContextLengthError):
-        told |= {"n_prompt_tokens": error.num_tokens, "n_ctx": error.capacity}
-    detail |= {name: value for name, value in told.items() if value is not None}
-    return json.dumps({"error": detail}).encode()
+def _error_body(error: ApiError) -> bytes:
+    size = (error.num_tokens, error.capacity) if isinstance(error, ContextLengthError) else (UNSET, UNSET)
+    detail = LlamaErrorDetail(
+        code=error.status,
+        message=error.message,
+        type=next(name for kind, name in _TYPES.items() if isinstance(error, kind)),
+        param=UNSET if error.param is None else error.param,
+        error_code=UNSET if error.code is None else error.code,
+        n_prompt_tokens=size[0],
+        n_ctx=size[1],
+    )
+    return ascii_json(LlamaErrorBody(error=detail))

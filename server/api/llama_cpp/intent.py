@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.api.llama_cpp.fields import ABSENT, LlamaFields
-from server.api.llama_cpp.schema import InfillRequest, LlamaCompletionRequest
+from server.api.llama_cpp.schema import ABSENT, InfillRequest, LlamaCompletionRequest, LlamaFields
 from server.generation.constraints.constraint import Constraint
 from server.generation.constraints.json_text import LooseJson
 from server.generation.constraints.lark import Gbnf

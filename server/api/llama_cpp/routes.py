@@ -1,66 +1,80 @@
 """POST /completion, /infill and /apply-template, GET /props and /slots."""
 
-from fastapi import APIRouter, Request, Response
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
+from pydantic import Field
+
+from model_runner.info import RunnerInfo
 from server import __version__
+from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.dialect import Dialect
 from server.api.endpoint import from_body, respond
+from server.api.fields.messages import Message
+from server.api.fields.rules import RequestModel, related
+from server.api.fields.tools import ToolFields
 from server.api.generation_api import GenerationApi
-from server.api.llama_cpp.answer import LlamaAnswer
+from server.api.intake import IntakeContext
+from server.api.llama_cpp.answer import LlamaAnswer, LlamaChunk, LlamaCompletion
 from server.api.llama_cpp.errors import LlamaErrorBody, error_response, stream_error
-from server.api.llama_cpp.fields import LlamaFields
 from server.api.llama_cpp.intent import completion_intent, generation_settings, infill_intent, llama_options
-from server.api.llama_cpp.objects import (
-    AppliedTemplate,
-    DefaultSettings,
-    LlamaChunk,
-    LlamaCompletion,
-    LlamaModalities,
-    LlamaProps,
-    LlamaSlot,
-)
-from server.api.llama_cpp.schema import InfillRequest, LlamaCompletionRequest
-from server.api.llama_cpp.slots import SlotsQuery, slots_of
-from server.api.llama_cpp.template import ApplyTemplateRequest, apply_template
-from server.api.openai.pages import query_of
-from server.api.openapi import GENERATION_ERRORS, documented_errors, streamed, takes
+from server.api.llama_cpp.schema import InfillRequest, LlamaCompletionRequest, LlamaFields
+from server.api.openai.pages import Query, query_of
+from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.services import ServicesDep
 from server.errors import UnavailableError
+from server.generation.notices import as_headers, to_report
+from server.generation.prompt import render
+from server.generation.request import Conversation
 from server.http.middleware import record_of
 from server.http.responses import json_response
+from server.telemetry.recent_requests import Traced, timeline_of
+from server.telemetry.timeline import RequestTimeline
 
 COMPLETION = GenerationApi(LlamaCompletionRequest, completion_intent, LlamaAnswer, llama_options)
 INFILL = GenerationApi(InfillRequest, infill_intent, LlamaAnswer, llama_options)
+_GENERATED = answers(LlamaCompletion, *GENERATION_ERRORS, events=LlamaChunk, end="", error_body=LlamaErrorBody)
 
 router = APIRouter(tags=["llama.cpp"])
 
 
-@router.post(
-    "/completion",
-    response_model=LlamaCompletion,
-    responses={200: streamed(LlamaChunk, end=""), **documented_errors(*GENERATION_ERRORS, body=LlamaErrorBody)},
-    openapi_extra=takes(LlamaCompletionRequest),
-)
+@router.post("/completion", responses=_GENERATED, openapi_extra=takes(LlamaCompletionRequest))
 async def completion(request: Request, services: ServicesDep) -> Response:
     """Continue one or several prompts, as llama.cpp does."""
     return await respond(COMPLETION, request, services)
 
 
-@router.post(
-    "/infill",
-    response_model=LlamaCompletion,
-    responses={200: streamed(LlamaChunk, end=""), **documented_errors(*GENERATION_ERRORS, body=LlamaErrorBody)},
-    openapi_extra=takes(InfillRequest),
-)
+@router.post("/infill", responses=_GENERATED, openapi_extra=takes(InfillRequest))
 async def infill(request: Request, services: ServicesDep) -> Response:
     """Fill the gap between two texts, with a model that was trained for that."""
     return await respond(INFILL, request, services)
 
 
+class ApplyTemplateRequest(ToolFields, RequestModel):
+    """The part of a chat completion that becomes its prompt."""
+
+    model: str | None = Field(None, description="The served model when left out.")
+    messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, oldest first.")
+    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; on by default.")
+    continue_final_message: bool | None = Field(
+        None, description="Leave the last message open.", json_schema_extra=related(excludes=["add_generation_prompt"])
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables that the chat template knows.")
+
+
+class AppliedTemplate(AnswerObject):
+    """Response schema for POST /apply-template."""
+
+    prompt: Annotated[str, doc("The messages as text, special tokens included.")]
+    warnings: Warnings = UNSET
+
+
 @router.post(
     "/apply-template",
-    response_model=AppliedTemplate,
-    responses=documented_errors(400, 401, 404, 413, 415, 429, 500, 503, body=LlamaErrorBody),
+    responses=answers(AppliedTemplate, 400, 401, 404, 413, 415, 429, 500, 503, error_body=LlamaErrorBody),
     openapi_extra=takes(ApplyTemplateRequest),
 )
 async def applied_template(request: Request, services: ServicesDep) -> Response:
@@ -68,39 +82,150 @@ async def applied_template(request: Request, services: ServicesDep) -> Response:
     return json_response(*await from_body(request, services, apply_template))
 
 
-@router.get("/props", response_model=LlamaProps, responses=documented_errors(401, 500, 503, body=LlamaErrorBody))
-async def props(services: ServicesDep) -> LlamaProps:
+def apply_template(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
+    """The content and the headers of an AppliedTemplate. Raises ApiError."""
+    asked = context.validated(ApplyTemplateRequest, body)
+    if asked.model is not None:
+        context.model.check_name(asked.model)
+    tools = asked.tool_use
+    conversation = Conversation(
+        messages=tuple(message.for_template() for message in asked.messages),
+        tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
+        variables=asked.chat_template_kwargs or {},
+        open_turn=asked.add_generation_prompt is not False and not asked.continue_final_message,
+        continue_last=bool(asked.continue_final_message),
+    )
+    text, ignored = render(context.tokenizer.chat_template, conversation)
+    notices = to_report([*asked.left_out(), *ignored], strict=context.settings.strict)
+    return msgspec.json.encode(AppliedTemplate(prompt=text, warnings=notices or UNSET)), as_headers(notices)
+
+
+class LlamaModalities(AnswerObject):
+    """Kinds of input besides text."""
+
+    vision: bool = False
+    audio: bool = False
+
+
+class DefaultSettings(AnswerObject):
+    """Settings of requests that set none."""
+
+    params: Annotated[Mapping[str, Any], doc("As `generation_settings` of a completion.")]
+    n_ctx: Annotated[int, doc("Prompt and output together, in tokens.")]
+
+
+class LlamaProps(AnswerObject):
+    """Response schema for GET /props."""
+
+    default_generation_settings: DefaultSettings
+    total_slots: Annotated[int, doc("Completions that are computed at a time.")]
+    model_alias: Annotated[str, doc("The model's name.")]
+    model_path: Annotated[str, doc("The model's name as well: the server does not reveal paths.")]
+    modalities: LlamaModalities = LlamaModalities()
+    endpoint_slots: Annotated[bool, doc("Whether there is GET /slots.")] = True
+    endpoint_props: Annotated[bool, doc("Whether properties can be changed.")] = False
+    endpoint_metrics: Annotated[bool, doc("Whether there is GET /metrics.")] = True
+    chat_template: Annotated[str, doc("The Jinja source; empty if the model has none.")]
+    bos_token: Annotated[str, doc("Begins a text; empty if there is none.")]
+    eos_token: Annotated[str, doc("Ends a text; empty if there is none.")]
+    build_info: Annotated[str, doc("The server's name and version.")]
+    is_sleeping: Annotated[bool, doc("The model stays loaded.")] = False
+
+
+@router.get("/props", responses=answers(LlamaProps, 401, 500, 503, error_body=LlamaErrorBody))
+async def props(services: ServicesDep) -> Response:
     """What a client of llama.cpp asks about the server and its model."""
     info, tokenizer, name = services.info(), services.tokenizer, services.model.name
     special, template = tokenizer.special_tokens, tokenizer.chat_template
-    return LlamaProps(
+    answer = LlamaProps(
         default_generation_settings=DefaultSettings(
-            params=dict(generation_settings(LlamaFields())), n_ctx=info.max_model_len
+            params=generation_settings(LlamaFields()), n_ctx=info.max_model_len
         ),
         total_slots=info.max_num_seqs,
         model_alias=name,
         model_path=name,
-        modalities=LlamaModalities(),
-        endpoint_slots=True,
-        endpoint_props=False,
-        endpoint_metrics=True,
         chat_template="" if template is None else template.source,
         bos_token=special.get("bos_token", ""),
         eos_token=special.get("eos_token", ""),
         build_info=f"samewise-{__version__}",
-        is_sleeping=False,
     )
+    return json_response(answer)
 
 
-@router.get("/slots", response_model=list[LlamaSlot], responses=documented_errors(400, 401, 503, body=LlamaErrorBody))
-async def slots(request: Request, services: ServicesDep) -> list[LlamaSlot]:
-    """The completions of this key that run, as llama.cpp's slots; those of other keys are not told."""
+class SlotsQuery(Query):
+    """Query of GET /slots."""
+
+    fail_on_no_slot: Literal["0", "1", "true", "false"] = Field("0", description="Answer 503 when no slot is free.")
+
+    @property
+    def fails(self) -> bool:
+        """Whether a server without a free slot answers with an error."""
+        return self.fail_on_no_slot in ("1", "true")
+
+
+class NextToken(AnswerObject):
+    """Progress of a completion's request, over all of its completions."""
+
+    has_next_token: Annotated[bool, doc("Whether more may come.")]
+    n_remain: Annotated[int, doc("Tokens that may still come; -1 if nothing runs.")]
+    n_decoded: Annotated[int, doc("Output tokens so far.")]
+
+
+class LlamaSlot(AnswerObject):
+    """A place for a completion that is being computed."""
+
+    id: Annotated[int, doc("Its index; a completion may move to another slot.")]
+    id_task: Annotated[Literal[-1], doc("-1: see `request_id`.")] = -1
+    request_id: Annotated[str | None, doc("Extension: the request's `x-request-id`, for GET /v1/requests.")]
+    n_ctx: Annotated[int, doc("Prompt and output together, in tokens.")]
+    speculative: Annotated[bool, doc("Whether the server speculates by default.")]
+    is_processing: Annotated[bool, doc("Whether a completion of this key runs in it.")]
+    next_token: NextToken
+
+
+_IDLE = NextToken(has_next_token=False, n_remain=-1, n_decoded=0)
+
+
+@router.get("/slots", responses=answers(Sequence[LlamaSlot], 400, 401, 503, error_body=LlamaErrorBody))
+async def slots(request: Request, services: ServicesDep) -> Response:
+    """Running completions of the key, as llama.cpp's slots; completions of other keys are not shown."""
     asked, info = query_of(SlotsQuery, request), services.info()
     stats = services.engine.stats
     if asked.fails and stats.num_running - stats.num_background_running >= info.max_num_seqs:
         raise UnavailableError(f"No slot is available: {info.max_num_seqs} completions are being computed.")
     running = services.timelines.of_client(record_of(request).client)
-    return slots_of(running, info, is_speculative=services.planner().speculation.of_silence != "off")
+    return json_response(_slots(running, info, is_speculative=services.planner().speculation.of_silence != "off"))
+
+
+def _slots(followed: Sequence[Traced], info: RunnerInfo, *, is_speculative: bool) -> Sequence[LlamaSlot]:
+    """As many slots as completions may run at a time; the first ones have the running completions."""
+    running = list(_running(followed))[: info.max_num_seqs]
+    idle: Sequence[None] = [None] * (info.max_num_seqs - len(running))
+    return [
+        LlamaSlot(
+            id=number,
+            request_id=None if timeline is None else timeline.request_id,
+            n_ctx=info.max_model_len,
+            speculative=is_speculative,
+            is_processing=timeline is not None,
+            next_token=_IDLE if timeline is None else _next_token(timeline),
+        )
+        for number, timeline in enumerate([*running, *idle])
+    ]
+
+
+def _running(followed: Sequence[Traced]) -> Iterator[RequestTimeline]:
+    """The timeline of each choice that has not ended."""
+    for one in followed:
+        timeline = timeline_of(one)
+        if not timeline.has_ended:
+            yield from (timeline for choice in timeline.choices if choice.finish_reason is None)
+
+
+def _next_token(timeline: RequestTimeline) -> NextToken:
+    decoded = timeline.output_tokens
+    of_all = timeline.max_tokens * timeline.num_choices
+    return NextToken(has_next_token=True, n_remain=max(0, of_all - decoded), n_decoded=decoded)
 
 
 DIALECT = Dialect(
@@ -112,5 +237,4 @@ DIALECT = Dialect(
         "/infill": InfillRequest,
         "/apply-template": ApplyTemplateRequest,
     },
-    events={"/completion": LlamaChunk, "/infill": LlamaChunk},
 )

@@ -1,14 +1,256 @@
-"""The requests of POST /completion and POST /infill."""
+"""The requests of POST /completion and POST /infill, with llama.cpp's names and defaults."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from server.api.fields.decoding import TokenId
-from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, refused
-from server.api.llama_cpp.fields import LlamaFields
+from server.api.fields.decoding import MAX_BREAKERS, Breaker, StopString, TokenId
+from server.api.fields.openai import MAX_PROMPT_LOGPROBS
+from server.api.fields.rules import (
+    SUPPORTED_ONLY,
+    SUPPORTED_VALUES_ONLY,
+    RequestModel,
+    at_most,
+    hint,
+    no_effect,
+    problem,
+    refused,
+    related,
+)
+from server.api.fields.structured import MAX_TEXT
 from server.generation.request import ContextFile, MixedPrompt, TextPrompt, TokenPrompt
+from server.generation.settings import DRY_BREAKERS, MAX_LOGIT_BIAS, MAX_STOPS, DecodingSettings, facts_of
+
+MAX_BIASED_TEXT = 256
+DEFAULTS: Mapping[str, Any] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "repeat_penalty": 1.0,
+    "repeat_last_n": 64,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": list(DRY_BREAKERS),
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "n_predict": -1,
+    "n_probs": 0,
+    "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+}
+"""What llama.cpp does where a request says nothing: on its routes these count, and the model's own defaults do not."""
+_NO_SHIFT = "The context does not shift: an answer ends where the context is full."
+_NO_TIME = "An answer does not depend on the time that it takes; `n_predict` limits it."
+
+SamplerName = Literal[
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+    "infill",
+    "adaptive_p",
+]
+PENALTIES = ("penalties", "dry")
+"""Samplers that act before all others, in this order."""
+ABSENT = ("infill", "adaptive_p")
+"""Samplers that this server does not have."""
+
+
+def _check_pair(pair: list[Any]) -> list[Any]:
+    """Accept a token and its bias."""
+    if len(pair) == 2:
+        token, bias = pair
+        is_text = isinstance(token, str) and 0 < len(token) <= MAX_BIASED_TEXT
+        is_token = isinstance(token, int) and not isinstance(token, bool) and token >= 0
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool) and -100 <= bias <= 100
+        if (is_text or is_token) and (is_number or bias is False):
+            return pair
+    expected = f"[token id or text of at most {MAX_BIASED_TEXT} characters, number from -100 to 100 or false]"
+    raise problem("invalid_value", f"Invalid '{{path}}': Expected {expected}.")
+
+
+Bias = Annotated[
+    Annotated[float, Field(ge=-100, le=100), Tag("<number>")] | Annotated[Literal[False], Tag("<boolean>")],
+    Discriminator(lambda value: "<boolean>" if isinstance(value, bool) else "<number>"),
+]
+LogitBias = Annotated[
+    Annotated[list[Annotated[list[Any], AfterValidator(_check_pair)]], Field(max_length=MAX_LOGIT_BIAS), Tag("<array>")]
+    | Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=MAX_BIASED_TEXT)], Bias],
+        at_most(MAX_LOGIT_BIAS),
+        Tag("<object>"),
+    ],
+    Discriminator(lambda value: "<object>" if isinstance(value, dict) else "<array>"),
+]
+
+
+def _as_native(name: str, description: str = "", **limits: float) -> Any:
+    """A field that means what the native one of this name means, with llama.cpp's default."""
+    facts = facts_of(DecodingSettings)[name]
+    all_limits: dict[str, Any] = {**facts.limits, **limits}
+    return _field(description or f"As `{name}` of /v1/completions.", name, off=[*facts.off], **all_limits)
+
+
+def _field(description: str, name: str, off: Sequence[object] = (), **limits: Any) -> Any:
+    """A field with a default of llama.cpp's."""
+    extra = {**related(off=off), "x-default": DEFAULTS[name]}
+    return Field(None, description=description, json_schema_extra=extra, **limits)
+
+
+class LlamaFields(RequestModel):
+    """How tokens are chosen, when to stop and what to tell."""
+
+    model: str | None = Field(None, description="The served model when left out.")
+    stream: bool | None = Field(None, description="Answer with server-sent events.")
+    n_predict: int | None = _field(
+        "The most tokens to generate; -1: as many as the model's own default or the context allows.",
+        "n_predict",
+        ge=-1,
+        le=2**31 - 1,
+    )
+    max_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="Another name of `n_predict`.",
+        json_schema_extra=related(excludes=["n_predict"]),
+    )  # fmt: skip
+    n_cmpl: int | None = Field(
+        None, ge=1, le=128, description="Completions of each prompt; 1 by default.", json_schema_extra=related(off=[1])
+    )
+    stop: list[StopString] | None = Field(
+        None, max_length=MAX_STOPS, fail_fast=True, description="Strings that end the output and are not part of it."
+    )
+    seed: int | None = Field(
+        None, ge=-1, le=2**63 - 1, description="-1, the default, and 4294967295 draw one; it is told in "
+        "`generation_settings`.", json_schema_extra={"x-default": -1},
+    )  # fmt: skip
+    ignore_eos: bool | None = Field(None, description="Go on after the end-of-sequence token.")
+
+    temperature: float | None = _field("0 or less is greedy.", "temperature", off=[0], le=2)
+    top_k: int | None = _as_native("top_k")
+    top_p: float | None = _as_native("top_p")
+    min_p: float | None = _as_native("min_p")
+    typical_p: float | None = _as_native("typical_p")
+    top_n_sigma: float | None = _as_native("top_n_sigma")
+    xtc_probability: float | None = _as_native("xtc_probability")
+    xtc_threshold: float | None = _as_native("xtc_threshold")
+    repeat_penalty: float | None = _field(
+        "As `repetition_penalty` of /v1/completions.", "repeat_penalty", off=[1], ge=0.01, le=100
+    )
+    repeat_last_n: int | None = _field(
+        "0 turns the three penalties off. Otherwise `repeat_penalty` counts the whole prompt and output, as with -1, "
+        "and the other two count the output; where that is not what is asked for, it is reported.",
+        "repeat_last_n", ge=-1, le=2**31 - 1,
+    )  # fmt: skip
+    presence_penalty: float | None = _as_native("presence_penalty")
+    frequency_penalty: float | None = _as_native("frequency_penalty")
+    dry_multiplier: float | None = _as_native("dry_multiplier")
+    dry_base: float | None = _as_native("dry_base")
+    dry_allowed_length: int | None = _as_native("dry_allowed_length")
+    dry_penalty_last_n: int | None = _as_native("dry_penalty_last_n")
+    dry_sequence_breakers: list[Breaker] | None = Field(
+        None, min_length=1, max_length=MAX_BREAKERS, fail_fast=True,
+        description="As `dry_sequence_breakers` of /v1/completions.",
+        json_schema_extra={"x-default": DEFAULTS["dry_sequence_breakers"]},
+    )  # fmt: skip
+    mirostat: Annotated[Literal[0, 2] | None, SUPPORTED_VALUES_ONLY] = _as_native(
+        "mirostat", "2 is Mirostat 2.0, in place of all samplers but temperature; 0 turns it off."
+    )
+    mirostat_tau: float | None = _as_native("mirostat_tau")
+    mirostat_eta: float | None = _as_native("mirostat_eta")
+    samplers: Annotated[list[SamplerName], Field(max_length=16, fail_fast=True)] | None = _field(
+        "The samplers that are used, in this order; a name that is missing turns its sampler off. `penalties` and "
+        "`dry` come first. `infill` and `adaptive_p` are reported, as this server does not have them.",
+        "samplers",
+    )
+    logit_bias: LogitBias | None = Field(
+        None,
+        description="Pairs `[token, bias]`, or an object: a token is an id or a text, each token of which gets the "
+        "bias; a bias of `false` rules a token out.",
+        examples=[[[15043, 1.0], ["Hello", -0.5], [13, False]], {"15043": 1.0}],
+    )
+    grammar: str | None = Field(
+        None, max_length=MAX_TEXT, description="A grammar in GBNF that the output fits.",
+        json_schema_extra=related(excludes=["json_schema", "ignore_eos"]),
+    )  # fmt: skip
+    json_schema: dict[str, Any] | None = Field(
+        None, description="A JSON schema that the output fits; `{}`: any JSON.",
+        json_schema_extra=related(excludes=["ignore_eos"]),
+    )  # fmt: skip
+
+    n_probs: int | None = _field(
+        "Report the log-probabilities of each token and of so many alternatives.", "n_probs",
+        ge=0, le=MAX_PROMPT_LOGPROBS,
+    )  # fmt: skip
+    return_tokens: bool | None = Field(None, description="Report the ids of the output; a stream always does.")
+    timings_per_token: bool | None = Field(None, description="Send the timings so far with every chunk of a stream.")
+    response_fields: list[Annotated[str, Field(max_length=256)]] | None = Field(
+        None, max_length=64, fail_fast=True,
+        description="The properties of the answer that are sent, with `/` before one of an object's.",
+        examples=[["content", "generation_settings/seed"]],
+    )  # fmt: skip
+
+    cache_prompt: bool | None = no_effect("Prefixes are cached, and never change an answer.")
+    n_cache_reuse: int | None = no_effect("Prefixes are cached, and never change an answer.")
+    backend_sampling: bool | None = no_effect("Where tokens are drawn never changes them.")
+    dynatemp_exponent: float | None = no_effect("Only with a `dynatemp_range`.")
+    sse_ping_interval: int | None = hint("Seconds between pings.", "The server's keepalive_s decides.", off=[-1])
+    return_progress: bool | None = hint("Tell how far the prompt is.", "Progress is not told.")
+    id_slot: int | None = hint("Which slot to take.", "There are no fixed slots.", off=[-1])
+    n_keep: int | None = hint("What to keep when the context shifts.", _NO_SHIFT, off=[0, -1])
+    n_discard: int | None = hint("What to discard when the context shifts.", _NO_SHIFT, off=[0])
+    t_max_prompt_ms: int | None = hint("The longest time for the prompt.", _NO_TIME, off=[0])
+    t_max_predict_ms: int | None = hint("The longest time for the output.", _NO_TIME, off=[0])
+
+    dynatemp_range: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("Dynamic temperature.")
+    n_indent: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("The least indentation of a line.")
+    min_keep: Annotated[Literal[0, 1] | None, SUPPORTED_ONLY] = refused("The fewest tokens that samplers leave.")
+    post_sampling_probs: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused("Probabilities after sampling.")
+    lora: Annotated[list[Any] | None, Field(max_length=0), SUPPORTED_ONLY] = refused("LoRA adapters.")
+
+    @model_validator(mode="after")
+    def _check_samplers(self) -> Self:
+        names = ["typ_p" if name == "typical_p" else name for name in self.samplers or ()]
+        twice = next((index for index, name in enumerate(names) if name in names[:index]), None)
+        if twice is not None:
+            raise problem(
+                "invalid_value", f"Invalid '{{path}}': '{names[twice]}' is named twice.", f"samplers[{twice}]"
+            )
+        present = [name for name in names if name not in ABSENT]
+        first = [name for name in PENALTIES if name in present]
+        if present[: len(first)] != first:
+            message = "Unsupported value: '{path}' needs 'penalties' and 'dry', in this order, before other samplers."
+            raise problem("unsupported_value", message, "samplers")
+        return self
+
+    def told(self, name: str) -> Any:
+        """What a field says, or llama.cpp's default."""
+        value = getattr(self, name)
+        return DEFAULTS[name] if value is None else value
+
+    @property
+    def biases(self) -> Iterator[tuple[int | str, float]]:
+        """Tokens and texts with what is added to their logits; a key of an object that is a number is a token."""
+        by_key = isinstance(self.logit_bias, dict)
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias or ()
+        for token, bias in pairs:
+            is_id = isinstance(token, int) or (by_key and token.isascii() and token.isdigit())
+            yield int(token) if is_id else token, float("-inf") if bias is False else float(bias)
+
 
 MAX_PROMPTS = 1024
 MAX_FILES = 256

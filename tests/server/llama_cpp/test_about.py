@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from scheduler.interface import EngineStats
 from server import __version__
-from server.api.llama_cpp.fields import DEFAULTS
-from server.api.llama_cpp.objects import AppliedTemplate, LlamaProps, LlamaSlot
+from server.api.llama_cpp.routes import AppliedTemplate, LlamaProps, LlamaSlot
+from server.api.llama_cpp.schema import DEFAULTS
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of
 from tests.server.tenants.keys import bearer
@@ -31,7 +32,7 @@ TEMPLATES = [
 async def test_the_prompt_is_that_of_a_chat(client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any]):
     messages = {"messages": [{"role": "user", "content": "hé"}], **fields}
     response = await client.post("/apply-template", json=messages)
-    AppliedTemplate.model_validate(response.json())
+    msgspec.convert(response.json(), AppliedTemplate)
     engine.info_ = FakeEngine.roomy().info_
     await client.post(CHAT, json=chat(**messages))
     detokenized = await client.post("/detokenize", json={"tokens": list(engine.requests[-1].prompt)})
@@ -63,7 +64,7 @@ async def test_templates_refuse(client: httpx.AsyncClient, fields: dict[str, Any
 async def test_props(client: httpx.AsyncClient, folder: Any):
     response = await client.get("/props")
     props = response.json()
-    LlamaProps.model_validate(props)
+    msgspec.convert(props, LlamaProps)
     assert str(folder.parent) not in response.text, "no path of this machine"
     params = props["default_generation_settings"]["params"]
     assert {name: params[name] for name in DEFAULTS} == DEFAULTS
@@ -95,7 +96,7 @@ async def test_slots_show_the_completions_of_the_own_key(make_with_keys: Callabl
         go_on.set()
         assert (await running).status_code == 200
         for slots in (mine, other):
-            assert [LlamaSlot.model_validate(slot).id for slot in slots.json()] == list(range(8))
+            assert [msgspec.convert(slot, LlamaSlot).id for slot in slots.json()] == list(range(8))
             assert "secret" not in slots.text
         busy = [slot for slot in mine.json() if slot["is_processing"]]
         assert [(slot["request_id"], slot["next_token"]["n_remain"]) for slot in busy] == [("mine", 14)] * 2

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 
 from model_runner.contract import SamplingParams
 from scheduler.interface import EngineRequest
-from server.api.llama_cpp.fields import DEFAULTS, LlamaFields
-from server.api.llama_cpp.objects import LlamaChunk, LlamaCompletion
+from server.api.llama_cpp.answer import LlamaChunk, LlamaCompletion
+from server.api.llama_cpp.schema import DEFAULTS, LlamaFields
 from server.errors import RequestTimeoutError
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import COMPLETIONS, client_of, requested, says
@@ -144,7 +145,7 @@ async def test_a_seed_is_drawn_and_told(client: httpx.AsyncClient, engine: FakeE
 async def test_a_whole_answer(client: httpx.AsyncClient, engine: FakeEngine):
     engine.script, engine.num_cached = says("one\ntwo"), 1
     answer = await answered(client, n_predict=20, stop=["w"], return_tokens=True, n_probs=2)
-    LlamaCompletion.model_validate(answer)
+    msgspec.convert(answer, LlamaCompletion)
     assert {name: value for name, value in answer.items() if not isinstance(value, dict | list)} == {
         "index": 0, "content": "one\nt", "id_slot": -1, "stop": True, "model": "tiny", "tokens_predicted": 6,
         "tokens_evaluated": 2, "prompt": "hi", "has_new_line": True, "truncated": False, "stop_type": "word",
@@ -192,8 +193,8 @@ async def test_a_stream_is_the_whole_answer(client: httpx.AsyncClient, engine: F
         mine = [event for event in events if event["index"] == one["index"]]
         *chunks, last = mine
         for chunk in chunks:
-            LlamaChunk.model_validate(chunk)
-        LlamaCompletion.model_validate(last)
+            msgspec.convert(chunk, LlamaChunk)
+        msgspec.convert(last, LlamaCompletion)
         assert "".join(chunk["content"] for chunk in chunks) == one["content"]
         assert [token for chunk in chunks for token in chunk["tokens"]] == one["tokens"]
         told_of = [entry for chunk in chunks for entry in chunk.get("completion_probabilities", [])]

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 
-from server.api.llama_cpp.objects import LlamaCompletion
+from server.api.llama_cpp.answer import LlamaCompletion
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, requested
 from tests.server.llama_cpp.test_completion import events_of
@@ -86,7 +87,7 @@ async def test_the_answer_is_that_to_the_same_tokens(codestral: httpx.AsyncClien
         "/completion", json={"prompt": FAMILIES["codestral"][1], "n_predict": 5, "seed": 3, "stream": stream}
     )
     first, second = (events_of(one.text) if stream else [one.json()] for one in (filled, given))
-    LlamaCompletion.model_validate(first[-1])
+    msgspec.convert(first[-1], LlamaCompletion)
     assert [one["content"] for one in first] == [one["content"] for one in second]
     assert first[-1]["prompt"] == "[SUFFIX](x[PREFIX]ab"
 
