@@ -12,10 +12,9 @@ from starlette.exceptions import HTTPException
 
 from model_runner.models.repository import ModelFolder
 from server import __version__
-from server.api.body_workers import BodyWorkers
+from server.api.body_worker import BodyWorker, WorkerPool
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS, error_writers, short_paths, websocket_paths
-from server.api.intake import Intake
 from server.api.jobs import Jobs
 from server.api.openapi import install_openapi
 from server.api.responses.websocket import Websockets
@@ -71,7 +70,7 @@ def create_app(
     aux: ModelFolder | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     *,
-    workers: BodyWorkers,
+    workers: WorkerPool,
 ) -> FastAPI:
     """The application. Whoever made the engine starts and stops it; requests get 503 until it is ready.
 
@@ -116,7 +115,7 @@ def _services(
     settings: Settings,
     folder: ModelFolder,
     aux: ModelFolder | None,
-    workers: BodyWorkers,
+    workers: WorkerPool,
 ) -> Services:
     """The parts of the application. Raises what `create_app` does."""
     names = settings.served_model_name or (folder.name,)
@@ -144,7 +143,7 @@ def _services(
         timelines=RecentRequests(engine, model.name, metrics, observers),
         fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
         bodies=bodies,
-        intake=Intake(tokenizer, folder.path, model, settings, workers),
+        body_worker=BodyWorker(tokenizer, folder.path, model, settings, workers),
         storage=storage,
         jobs=Jobs(),
         accounts=accounts,
@@ -190,7 +189,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.jobs.spawn(lambda: _warm_up(services))
     yield
     await services.jobs.close()
-    services.intake.close()
+    services.body_worker.close()
     await services.accounts.close()
     if services.files is not None:
         await asyncio.to_thread(services.files.close)
@@ -202,7 +201,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _warm_up(services: Services) -> None:
     with suppress(EngineUnavailableError, UnavailableError):
         await services.engine.wait_ready()
-        await services.intake.warm_up(services.info())
+        await services.body_worker.warm_up(services.info())
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -35,13 +35,13 @@ def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints)
 
     Raises StartError.
     """
-    from server.api.body_workers import BodyWorkers  # noqa: PLC0415
+    from server.api.body_worker import WorkerPool  # noqa: PLC0415
     from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415
 
     try:
         tokenizer = Tokenizer.from_folder(checkpoints.model.path)
-        return create_app(engine, tokenizer, settings, checkpoints.model, checkpoints.aux_model, workers=BodyWorkers())
+        return create_app(engine, tokenizer, settings, checkpoints.model, checkpoints.aux_model, workers=WorkerPool())
     except OSError as error:
         raise StartError(describe_error(error)) from None
     except ValueError as error:

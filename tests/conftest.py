@@ -33,7 +33,7 @@ from tests import tiny_vocabulary
 
 VOCAB_SIZE = 320
 if TYPE_CHECKING:
-    from server.api.body_workers import BodyWorkers
+    from server.api.body_worker import WorkerPool
 
 COMPILER_FLAGS: list[str] = []
 """Further ones for native libraries, of the command line."""
@@ -53,13 +53,13 @@ _COMMON = {
 
 
 @pytest.fixture(scope="session")
-def workers() -> "Iterator[BodyWorkers]":
+def workers() -> "Iterator[WorkerPool]":
     """The processes that check costly bodies, shared by all applications."""
-    from server.api.body_workers import BodyWorkers  # noqa: PLC0415  (tests of the runner need no server)
+    from server.api.body_worker import WorkerPool  # noqa: PLC0415  (tests of the runner need no server)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # some of their work is that of tests
-        made = BodyWorkers()
+        made = WorkerPool()
         yield made
         made.close()
 

@@ -1,127 +1,440 @@
-"""A worker process, `python -m server.api.body_worker`: checks one body at a time within limits.
+"""Parses request bodies off the event loop; large ones go to a worker process.
 
-`body_workers.py` starts it, and tells by its end which limit a body exceeded.
+Parsing, validating and encoding hold the interpreter's lock for long stretches, so a thread does not protect the event
+loop from a body of megabytes. A grammar of a few hundred bytes can take any amount of time and memory to compile, in a
+library that nothing can interrupt. Worker processes with limits handle both: exceeding a limit ends one process and
+fails one request. Bodies of kilobytes share one thread: several threads would pass the lock among each other while the
+event loop waits.
 """
 
-import contextlib
+import asyncio
+import logging
 import os
 import pickle
-import resource
+import re
 import signal
-import sys
-import traceback
-from collections.abc import Iterator
-from functools import lru_cache
-from multiprocessing.connection import Connection
+import subprocess
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Pipe
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, TypeVar
 
-import server.api.dialects  # noqa: F401 - most errands are functions of these
-from model_runner.processes import die_with_parent
-from server.api.body_workers import Errand, Limits, Outcome, too_much_memory
-from server.api.intake import IntakeContext
-from server.errors import ApiError
-from server.generation.constraints.check import grammar_error
-from server.generation.constraints.json_text import loose_fragment, strict_fragment
+from pydantic import BaseModel
+
+from model_runner.info import RunnerInfo
+from model_runner.processes import describe_end, isolated_module
+from server.api.fields.rules import LENIENT
+from server.config import Settings
+from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError
+from server.generation.planning.planner import Planner
+from server.generation.pooling import PoolingRules
+from server.generation.served_model import ServedModel
+from server.http.json_body import validated
+from server.telemetry.request_trace import Sender
 from server.text.tokenizer import Tokenizer
 
-_LARGE_BYTES = 1 << 30
-"""A process that has so much memory is replaced by a new one."""
-_MODELS = 4
-"""Models whose tokenizers are kept."""
+_T = TypeVar("_T")
+_Body = TypeVar("_Body", bound=BaseModel)
+SMALL_BYTES = 4 << 10
+"""Bodies up to this size are handled on the event loop, which takes less time than handing them over."""
+LARGE_BYTES = 192 << 10
+"""Bodies from this size on go to worker processes."""
+COSTLY = re.compile(
+    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|tools|"
+    rb"functions|\"(?:regex|grammar|ebnf)\"|\\u00"
+)
+"""Finds fields that may take long, however short the body is: breakers are searched for in the whole vocabulary, and
+grammars are compiled. A field's name may have escapes."""
 
 
-def main() -> None:
-    """Serve until the server closes its end of the pipe, or is gone."""
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-    if os.getppid() != parent:
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
-        is_last, sender = False, None
-        while not is_last:
-            errand: Errand = pickle.loads(connection.recv_bytes())
-            outcome = _outcome(errand, is_of_another=errand.sender != sender)
-            is_last, sender = outcome.is_last, errand.sender
-            connection.send_bytes(_pickled(outcome))
+class HeavyError(Exception):
+    """A body means more work than is allowed in this place; a worker process then does it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(f"As much work as {num_bytes} bytes of text.")
+        self.num_bytes = num_bytes
 
 
-def _outcome(errand: Errand, *, is_of_another: bool) -> Outcome:
-    """What comes of an errand: the value, or the exception that the server raises in place of this process."""
-    try:
-        context = _context(errand.place)
-        if is_of_another and context.settings.isolate_keys:
-            _forget(context)
-        with _limited(errand.limits):
-            value = errand.work(context, errand.body, *errand.args)
-    except MemoryError:
-        return Outcome(error=too_much_memory(errand.limits, os.getpid()), is_last=True)
-    except ApiError as error:
-        return Outcome(error=error, is_last=_is_large())
-    except Exception as error:  # noqa: BLE001 - raised again in the server
-        error.add_note(traceback.format_exc())
-        return Outcome(error=error, is_last=_is_large())
-    return Outcome(value, is_last=_is_large())
+@dataclass(frozen=True, slots=True)
+class BodyContext:
+    """Everything that work on a body needs."""
+
+    tokenizer: Tokenizer
+    model: ServedModel
+    engine: RunnerInfo | None
+    """None if the work does not need it."""
+    settings: Settings
+    most_bytes: int | None = None
+    """The most bytes of text that may be worked on in this place; None: any number."""
+
+    @property
+    def info(self) -> RunnerInfo:
+        """The engine's information about the model."""
+        assert self.engine is not None, "callers pass it with work that needs it"
+        return self.engine
+
+    def weigh(self, num_bytes: int) -> None:
+        """Raise HeavyError if the work equals that of this many bytes of text, and is too much for this place."""
+        if self.most_bytes is not None and num_bytes > self.most_bytes:
+            raise HeavyError(num_bytes)
+
+    def validated(self, schema: type[_Body], body: bytes) -> _Body:
+        """The body by its schema, for an answer that reports ignored fields.
+
+        Raises InvalidRequestError; for unknown fields only if the server is not lenient.
+        """
+        return validated(schema, body, LENIENT if self.settings.lenient else None)
+
+    def planner(self) -> Planner:
+        """Plans generation requests."""
+        return Planner(self.tokenizer, self.model, self.info, self.settings)
+
+    def pooling(self) -> PoolingRules:
+        """Plans requests for embeddings and scores."""
+        return PoolingRules(self.planner(), self.tokenizer, self.model, self.info.hidden_size)
 
 
-def _forget(context: IntakeContext) -> None:
-    """Remember nothing of what was checked: its speed would tell the next sender what another one has sent."""
-    for remembered in (grammar_error, strict_fragment, loose_fragment):
-        remembered.cache_clear()
-    context.tokenizer.forget_breakers()
+class BodyWorker:
+    """Runs work on request bodies on the event loop, in a thread or in a worker process, by its cost."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, folder: Path, model: ServedModel, settings: Settings, workers: "WorkerPool"
+    ) -> None:
+        """`folder` is the tokenizer's."""
+        self._tokenizer = tokenizer
+        self._folder = folder
+        self._model = model
+        self._settings = settings
+        self._workers = workers
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="samewise-bodies")
+        self._place: tuple[RunnerInfo | None, bytes] | None = None
+
+    async def run(
+        self,
+        work: Callable[..., _T],
+        body: bytes,
+        info: RunnerInfo | None,
+        *args: Any,
+        sender: Sender,
+        num_bytes: int | None = None,
+    ) -> _T:
+        """Return or raise what `work(context, body, *args)` does.
+
+        `work` must be a function that can be imported; its arguments and its result must be picklable. Senders share
+        the workers fairly. `num_bytes` is the size of all input, if it is not the body's. Raises what
+        `WorkerPool.submit` does.
+        """
+        size = len(body) if num_bytes is None else num_bytes
+        if size < LARGE_BYTES and COSTLY.search(body):
+            size = LARGE_BYTES
+        try:
+            return await self._run(size, sender, work, body, info, *args)
+        except HeavyError as error:
+            return await self._run(error.num_bytes, sender, work, body, info, *args)
+
+    async def warm_up(self, info: RunnerInfo) -> None:
+        """Start a worker process, so that the first costly body does not wait for it."""
+        await self._by_worker(0, Sender(""), _nothing, b"", info)
+
+    async def _run(
+        self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
+    ) -> _T:
+        if size >= LARGE_BYTES:
+            return await self._by_worker(size, sender, work, body, info, *args)
+        is_small = size <= SMALL_BYTES
+        most = SMALL_BYTES if is_small else LARGE_BYTES - 1
+        context = BodyContext(self._tokenizer, self._model, info, self._settings, most)
+        if is_small:
+            return work(context, body, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, context, body, *args)
+
+    async def _by_worker(
+        self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
+    ) -> _T:
+        errand = Errand(self._pickled_place(info), work, body, args, sender.name, Limits.of_size(size))
+        result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
+        return result
+
+    def close(self) -> None:
+        """Accept no more work; work that has begun ends by itself."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _pickled_place(self, info: RunnerInfo | None) -> bytes:
+        if self._place is None or self._place[0] is not info:
+            self._place = info, pickle.dumps((self._folder, self._model, info, self._settings))
+        return self._place[1]
 
 
-def _pickled(outcome: Outcome) -> bytes:
-    try:
-        return pickle.dumps(outcome)
-    except Exception as error:  # noqa: BLE001 - a class that cannot be pickled is a bug, and is told like any other
-        return pickle.dumps(Outcome(error=RuntimeError(f"what came of a body cannot be pickled: {error}")))
+def read_as(context: BodyContext, body: bytes, schema: type[_Body]) -> _Body:
+    """The body by its schema, as work that needs no engine. Raises InvalidRequestError."""
+    return validated(schema, body)
 
 
-@contextlib.contextmanager
-def _limited(limits: Limits) -> Iterator[None]:
-    """Within it, the kernel ends the process if it exceeds the CPU time, and gives it no more memory than that."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _set_limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + limits.cpu_s)
-    _set_limit(resource.RLIMIT_DATA, _memory("VmData") + limits.num_bytes)
-    try:
-        yield
-    finally:
-        _set_limit(resource.RLIMIT_CPU, resource.RLIM_INFINITY)
-        _set_limit(resource.RLIMIT_DATA, resource.RLIM_INFINITY)
+def _nothing(context: BodyContext, body: bytes) -> None:
+    """Work that only makes the context."""
 
 
-def _set_limit(kind: int, soft: int) -> None:
-    """Set the soft limit, not beyond the hard one."""
-    hard = resource.getrlimit(kind)[1]
-    is_beyond = hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard)
-    resource.setrlimit(kind, (hard if is_beyond else soft, hard))
+MAX_WORKERS = 3
+"""The most worker processes. One sender may use all but one, so that another sender never waits for it."""
+MAX_WAITING_BYTES = 64 << 20
+"""The most bytes of one sender's bodies that wait for a worker."""
+_BASE_CPU_S = 10
+_BASE_BYTES = 512 << 20
+_MEMORY_PER_BYTE = 64
+"""Python objects take up to this many times the memory of their JSON."""
+_EXPECTED_ENDS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
+"""How native code ends a process that ran out of heap or stack memory."""
+_ADVICE = "Simplify its schemas, patterns or grammars."
+_logger = logging.getLogger("samewise.body_worker")
 
 
-def _is_large() -> bool:
-    return _memory("VmRSS") > _LARGE_BYTES
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The CPU time and memory that work on one body may take."""
+
+    cpu_s: int
+    num_bytes: int
+    """Memory in addition to what the worker already has."""
+
+    @classmethod
+    def of_size(cls, size: int) -> "Limits":
+        """The limits for a body of this many bytes."""
+        return cls(_BASE_CPU_S + (size >> 20), _BASE_BYTES + _MEMORY_PER_BYTE * size)
 
 
-def _memory(name: str) -> int:
-    """Bytes of this process's memory of a kind that /proc/self/status names; 0 where there is no such file."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) << 10
-    return 0
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Picklable work on a body: the worker calls `work(context, body, *args)`."""
+
+    place: bytes
+    """The pickled parts of the context."""
+    work: Callable[..., Any]
+    body: bytes
+    args: tuple[Any, ...]
+    sender: str
+    """Name of the body's sender."""
+    limits: Limits
 
 
-@lru_cache(_MODELS)
-def _context(place: bytes) -> IntakeContext:
-    folder, model, info, settings = pickle.loads(place)
-    return IntakeContext(_tokenizer(folder), model, info, settings)
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A worker's answer to an errand."""
+
+    value: Any = None
+    error: Exception | None = None
+    is_last: bool = False
+    """Whether the worker has grown large and ends now."""
 
 
-@lru_cache(_MODELS)
-def _tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_folder(folder)
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    errand: Errand
+    num_bytes: int
+    future: "Future[Any]"
 
 
-if __name__ == "__main__":
-    main()
+class WorkerPool:
+    """A pool of worker processes, started on demand. Safe to use in threads and from several event loops.
+
+    The sender with the fewest workers is next, and its foreground bodies go before background ones. The most recently
+    used worker goes first: it has cached most of the grammars that recur.
+    """
+
+    def __init__(self, most: int = MAX_WORKERS) -> None:
+        self._most = most
+        self._lock = Lock()
+        self._waiting: OrderedDict[Sender, deque[_Waiting]] = OrderedDict()  # by sender
+        self._waiting_bytes: Counter[Sender] = Counter()
+        self._running: Counter[str] = Counter()  # workers by names of senders
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+
+    def submit(self, sender: Sender, errand: Errand, num_bytes: int) -> "Future[Any]":
+        """Return the future result of the work.
+
+        Raises RateLimitError if too many of this sender's bytes are waiting. The future raises what the work raises,
+        InvalidRequestError if a limit was exceeded, and InternalError if the process ended in another way.
+        """
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._waiting_bytes[sender] + num_bytes > max(MAX_WAITING_BYTES, num_bytes):
+                message = f"{self._waiting_bytes[sender]} bytes of your requests are waiting to be checked."
+                raise RateLimitError(f"{message} Please try again later.")
+            self._waiting.setdefault(sender, deque()).append(_Waiting(errand, num_bytes, future))
+            self._waiting_bytes[sender] += num_bytes
+            self._assign()
+        return future
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the running processes."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def close(self) -> None:
+        """End the processes and cancel unfinished work."""
+        with self._lock:
+            for queue in self._waiting.values():
+                for one in queue:
+                    one.future.cancel()
+            self._waiting.clear()
+            workers, self._workers, self._idle = self._workers, [], []
+        for worker in workers:
+            worker.close()
+
+    def _assign(self) -> None:
+        """Give waiting bodies to free workers. The caller holds the lock."""
+        while self._waiting:
+            sender = min(self._waiting, key=lambda one: (self._running[one.name], one.is_background))
+            if self._running[sender.name] >= max(1, self._most - 1) or (worker := self._free_worker()) is None:
+                return
+            queue = self._waiting[sender]
+            one = queue.popleft()
+            self._waiting_bytes[sender] -= one.num_bytes
+            self._waiting.move_to_end(sender)
+            if not queue:
+                del self._waiting[sender], self._waiting_bytes[sender]
+            self._running[sender.name] += 1
+            worker.give(one.errand, one.future, lambda worker=worker, name=sender.name: self._done(worker, name))  # type: ignore[misc]
+
+    def _free_worker(self) -> "_Worker | None":
+        if self._idle:
+            return self._idle.pop()
+        if len(self._workers) == self._most:
+            return None
+        worker = _Worker()
+        self._workers.append(worker)
+        worker.start()
+        return worker
+
+    def _done(self, worker: "_Worker", name: str) -> None:
+        """Reuse a worker that has finished a body of this sender."""
+        with self._lock:
+            self._running[name] -= 1
+            if not self._running[name]:
+                del self._running[name]
+            if worker in self._workers:  # the pool is not closed
+                self._idle.append(worker)
+                self._assign()
+
+
+class _Worker(Thread):
+    """A thread that passes work to its process, and starts another process when that one has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(name="samewise-body-worker", daemon=True)
+        self._errands: SimpleQueue[tuple[Errand, Future[Any], Callable[[], None]] | None] = SimpleQueue()
+        self._process: _Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None if there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def give(self, errand: Errand, future: "Future[Any]", then: Callable[[], None]) -> None:
+        """Do this and call `then`."""
+        self._errands.put((errand, future, then))
+
+    def close(self) -> None:
+        """End the process and the thread."""
+        self._errands.put(None)
+        process = self._process
+        if process is not None:
+            process.kill()
+        self.join()
+
+    def run(self) -> None:
+        while (given := self._errands.get()) is not None:
+            errand, future, then = given
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = self._ask(errand)
+                except Exception as error:  # noqa: BLE001 - raised again by the future
+                    then()
+                    future.set_exception(error)
+                else:
+                    then()
+                    future.set_result(result)
+            else:
+                then()
+        self._end()
+
+    def _ask(self, errand: Errand) -> Any:
+        message = pickle.dumps(errand)
+        if self._process is not None and not self._process.is_running:
+            self._end()
+        self._process = process = self._process or _Process()
+        try:
+            outcome = process.ask(message)
+        except (EOFError, OSError):
+            code = self._end()
+            raise _failure(process.pid, code, errand.limits) from None
+        if outcome.is_last:
+            self._end()
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    def _end(self) -> int:
+        """End and reap the process. Returns its exit code."""
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        return process.end()
+
+
+class _Process:
+    """A worker process and the pipe to it."""
+
+    def __init__(self) -> None:
+        """Start it. Raises OSError."""
+        self._connection, theirs = Pipe()
+        with theirs:
+            command = [*isolated_module("server.api.body_worker_process"), str(theirs.fileno()), str(os.getpid())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self.pid = self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def ask(self, message: bytes) -> Outcome:
+        """The outcome of a pickled errand. Raises EOFError or OSError if the process ended."""
+        self._connection.send_bytes(message)
+        outcome: Outcome = pickle.loads(self._connection.recv_bytes())
+        return outcome
+
+    def kill(self) -> None:
+        """End it at once; `end` reaps it."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """Returns the exit code as subprocess gives it."""
+        self._connection.close()
+        return self._process.wait()
+
+
+def _failure(pid: int, code: int, limits: Limits) -> ApiError:
+    """The error for a request whose worker process ended."""
+    if code == -signal.SIGXCPU:
+        return _too_costly(f"more than {limits.cpu_s} s of CPU time", pid)
+    if -code in _EXPECTED_ENDS:
+        return too_much_memory(limits, pid)
+    _logger.error("%s while it checked a request", describe_end(pid, code))
+    return InternalError("The process that checks large requests ended while it had this one.")
+
+
+def too_much_memory(limits: Limits, pid: int) -> ApiError:
+    """The error for a request that exceeded its memory limit."""
+    return _too_costly(f"more than {limits.num_bytes >> 20} MiB of memory", pid)
+
+
+def _too_costly(what: str, pid: int) -> ApiError:
+    _logger.warning("a request took %s to check and is refused (process %d)", what, pid)
+    return InvalidRequestError(f"Checking this request took {what}. {_ADVICE}", code="request_too_complex")

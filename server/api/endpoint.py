@@ -1,16 +1,17 @@
-"""The way of every request that generates, whatever API it comes through."""
+"""Shared handler for all generation endpoints."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from server.api.admission import admit
+from scheduler.interface import BACKGROUND, EngineRequest
+from server.api.body_worker import read_as
 from server.api.generation_api import Answering, GenerationApi, Taken, take_in
-from server.api.intake import read_as
 from server.api.services import Services
 from server.errors import InvalidRequestError
 from server.generation.notices import as_headers
@@ -24,36 +25,35 @@ from server.http.responses import json_response
 from server.storage.usage import Used
 from server.telemetry.request_trace import RequestTrace
 from server.tenants.accounts import Account
+from server.tenants.keys import Tenant
+from server.tenants.rate_limits import Cost
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
 _Body = TypeVar("_Body", bound=BaseModel)
 _BACKGROUND_TIMEOUT_S = 86400.0
-"""Of what waits for room that others leave; whoever asked for it knows earlier that it is too late."""
+"""For background requests, which wait for capacity that others leave."""
 
 
 async def from_body(request: Request, services: Services, work: Callable[..., _T], *args: Any) -> _T:
-    """Read a request's body and return what the work makes of it, as Intake.run does.
-
-    Raises ApiError and ClientDisconnect.
-    """
+    """Read a request's body and run the work on it, as BodyWorker.run does. Raises ApiError and ClientDisconnect."""
     body = await services.bodies.read_json(request)
-    return await services.intake.run(work, body, services.info(), *args, sender=sender_of(request))
+    return await services.body_worker.run(work, body, services.info(), *args, sender=sender_of(request))
 
 
 async def body_as(schema: type[_Body], request: Request, services: Services) -> _Body:
     """Read a request's body and validate it; needs no engine. Raises ApiError and ClientDisconnect."""
     body = await services.bodies.read_json(request)
-    return await services.intake.run(read_as, body, None, schema, sender=sender_of(request))
+    return await services.body_worker.run(read_as, body, None, schema, sender=sender_of(request))
 
 
 async def respond(api: GenerationApi, request: Request, services: Services) -> Response:
-    """Take the request in, run it, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
+    """Plan and run a request, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
     return await answer(api, await from_body(request, services, take_in, api), request, services)
 
 
 async def answer(api: GenerationApi, taken: Taken, request: Request, services: Services) -> Response:
-    """Run what was taken in, and answer as `respond` does."""
+    """Run a planned request, and answer as `respond` does."""
     plan, record = taken.plan, record_of(request)
     check_whole(record, stream=plan.stream)
     fingerprint = await services.fingerprint.of(services.info())
@@ -76,7 +76,7 @@ async def answer(api: GenerationApi, taken: Taken, request: Request, services: S
 
 
 def check_whole(record: RequestTrace, **asked: bool) -> None:
-    """Raise InvalidRequestError for a line of a batch with one of these fields: its answer comes as a whole."""
+    """Raise InvalidRequestError if a line of a batch asks for one of these fields: its answer is never streamed."""
     for name, is_asked in asked.items():
         if is_asked and record.is_background:
             message = f"Unsupported value: '{name}' does not support true in a batch. Only false is supported."
@@ -84,14 +84,15 @@ def check_whole(record: RequestTrace, **asked: bool) -> None:
 
 
 async def start_run(plan: Plan, record: RequestTrace, services: Services) -> Run:
-    """The plan, submitted, with its trace running. Raises ApiError if the engine does not take it, and LimitError if
-    the limits of its client's key do not allow it.
+    """Submit a plan, with its trace running.
+
+    Raises ApiError if the engine does not accept it, and LimitError if the limits of the client's key forbid it.
     """
     plan, account = await admit(plan, record, services)
     try:
         return await _run(plan, account, record, services)
     except BaseException:
-        account.close(Used())  # unless it has begun, and counts itself
+        account.close(Used())  # a run that has begun counts for itself
         raise
 
 
@@ -111,7 +112,7 @@ async def _run(plan: Plan, account: Account, record: RequestTrace, services: Ser
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """The result of the work, which is cancelled if the client leaves; raises ClientDisconnect then."""
+    """The result of the work. Cancels it and raises ClientDisconnect if the client disconnects."""
     task = asyncio.ensure_future(work)
     await wait_unless_gone(request, task)
     return await task
@@ -119,3 +120,37 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
 
 def _prompt_of(plan: Plan, tokenizer: Tokenizer) -> str:
     return "\n".join(tokenizer.decode(one.prompt, skip_special_tokens=False) for one in plan.requests)
+
+
+async def admit(plan: Plan, record: RequestTrace, services: Services) -> tuple[Plan, Account]:
+    """The plan with its tenant's name, weight and priority, and its account. Raises LimitError at a limit."""
+    account = await services.accounts.open(record.client, cost_of(plan), is_background=record.is_background)
+    tier = BACKGROUND if record.is_background else account.tenant.priority
+    return of_tenant(plan, account.tenant, tier, isolates=services.settings.isolate_keys), account
+
+
+def of_tenant(plan: Plan, tenant: Tenant, tier: int, *, isolates: bool) -> Plan:
+    """The plan with the tenant's name, weight and tier for the engine."""
+    if tenant == Tenant() and not tier:
+        return plan
+    requests = [replace(one, client=tenant.name, weight=tenant.weight, tier=tier) for one in plan.requests]
+    return replace(plan, requests=tuple(_isolated(one) for one in requests) if isolates else tuple(requests))
+
+
+def _isolated(request: EngineRequest) -> EngineRequest:
+    """The request with its own names for cached blocks and compiled grammars, which no other client shares."""
+    sampling = request.sampling
+    if sampling.grammar is not None:
+        sampling = replace(sampling, grammar=f"{sampling.grammar}// {request.client.encode().hex()}\n")
+    return replace(request, sampling=sampling, cache_salt=f"{request.client}/{request.cache_salt}")
+
+
+def cost_of(plan: Plan) -> Cost:
+    """The most that the plan may use."""
+    num_choices = sum(request.num_drawn for request in plan.requests)
+    return Cost(
+        num_prompt=sum(request.num_input for request in plan.requests),
+        num_output=sum(request.num_drawn * request.max_tokens for request in plan.requests),
+        num_choices=num_choices if plan.at_a_time is None else min(num_choices, plan.at_a_time),
+        is_bounded=plan.is_bounded,
+    )

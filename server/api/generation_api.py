@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from server.api.body_worker import BodyContext
 from server.api.fields.rules import RequestModel
-from server.api.intake import IntakeContext
 from server.errors import InvalidRequestError
 from server.generation.constraints.errors import ConstraintError
 from server.generation.events import Event
@@ -66,7 +66,7 @@ class Taken:
     """What its API has to remember of it for the answer."""
 
 
-def take_in(context: IntakeContext, body: bytes, api: GenerationApi) -> Taken:
+def take_in(context: BodyContext, body: bytes, api: GenerationApi) -> Taken:
     """The plan for the body of a request. Raises ApiError."""
     asked = context.validated(api.schema, body)
     with refused_constraints():

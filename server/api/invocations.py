@@ -9,7 +9,7 @@ from msgspec import Raw
 from server.api.dialect import Dialect
 from server.api.endpoint import answer, from_body
 from server.api.generation_api import GenerationApi, Taken, take_in
-from server.api.intake import IntakeContext
+from server.api.body_worker import BodyContext
 from server.api.openai.routes import CHAT, COMPLETIONS
 from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
 from server.api.pooling.routes import EMBEDDINGS, RERANK, SCORES, PoolingApi, answer_with_numbers, take_in_pooling
@@ -57,7 +57,7 @@ async def ping(services: ServicesDep) -> Status:
 router.post("/ping", responses=documented_errors(503))(ping)
 
 
-def take_in_by_form(context: IntakeContext, body: bytes) -> tuple[GenerationApi | PoolingApi, Taken]:
+def take_in_by_form(context: BodyContext, body: bytes) -> tuple[GenerationApi | PoolingApi, Taken]:
     """The API whose form a body has, and the plan. Raises ApiError and HeavyError."""
     api = _api_of(_fields_of(body), generates=context.model.abilities.generates)
     if isinstance(api, PoolingApi):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from model_runner.info import RunnerInfo
-from server.api.intake import Intake
+from server.api.body_worker import BodyWorker
 from server.api.jobs import Jobs
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
@@ -42,7 +42,7 @@ class Services:
     timelines: RecentRequests
     fingerprint: Fingerprint
     bodies: IncomingBodies
-    intake: Intake
+    body_worker: BodyWorker
     storage: Storage
     jobs: Jobs
     accounts: Accounts

@@ -9,13 +9,13 @@ from msgspec import UNSET
 from pydantic import Field, model_validator
 
 from server.api.answer_object import AnswerObject, Warnings, doc
+from server.api.body_worker import LARGE_BYTES, BodyContext
 from server.api.dialect import Dialect
 from server.api.endpoint import from_body
 from server.api.fields.conversation import ConversationFields
 from server.api.fields.decoding import TokenId
 from server.api.fields.rules import RequestModel, problem, related
 from server.api.fields.tools import MAX_TOOLS, AnyTool
-from server.api.intake import LARGE_BYTES, IntakeContext
 from server.api.openapi import answers, takes
 from server.api.services import ServicesDep
 from server.generation.notices import Notice, as_headers, to_report
@@ -161,7 +161,7 @@ async def tokenizer_info(services: ServicesDep) -> Response:
     return json_response({**tokenizer.config, **msgspec.structs.asdict(info)})
 
 
-def tokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
+def tokenize_body(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
     """The content and the headers of a TokenizeResponse. Raises ApiError."""
     asked = context.validated(TokenizeRequest, body)
     if asked.model is not None:
@@ -184,7 +184,7 @@ def tokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[s
     return msgspec.json.encode(answer), as_headers(notices)
 
 
-def detokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
+def detokenize_body(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
     """The content and the headers of a DetokenizeResponse. Raises ApiError."""
     asked = context.validated(DetokenizeRequest, body)
     if asked.model is not None:
@@ -196,7 +196,7 @@ def detokenize_body(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping
     return msgspec.json.encode(answer), as_headers(notices)
 
 
-def _text(context: IntakeContext, asked: TokenizeRequest) -> tuple[str, list[Notice]]:
+def _text(context: BodyContext, asked: TokenizeRequest) -> tuple[str, list[Notice]]:
     tools = tuple(tool.tool(f"tools[{index}]").for_template() for index, tool in enumerate(asked.tools or ()))
     conversation = asked.conversation(opens_turn=True, tools=tools)
     return (asked.text, []) if conversation is None else render(context.tokenizer.chat_template, conversation)

@@ -14,8 +14,7 @@ from rich.console import Console
 from model_runner.kernels.build import build_suffix
 from model_runner.learning.link import COMMAND
 from model_runner.models.repository import ModelNotFoundError, resolve_model
-from server.api.body_workers import BodyWorkers
-from server.api.intake import LARGE_BYTES, Intake
+from server.api.body_worker import LARGE_BYTES, BodyWorker, WorkerPool
 from server.config import Settings
 from server.engine.process import ProcessLink
 from server.telemetry.request_trace import Sender
@@ -98,10 +97,10 @@ def test_the_learner(planted: Planted) -> None:
 async def test_the_intake_of_large_bodies(planted: Planted, tmp_path: Path) -> None:
     tiny_vocabulary.tokenizer(320).save(str(tmp_path / "tokenizer.json"))
     nothing: Any = None
-    with closing(BodyWorkers()) as workers:
-        intake = Intake(Tokenizer.from_folder(tmp_path), tmp_path, nothing, Settings(), workers)
-        assert await intake.run(operator.is_not, bytes(LARGE_BYTES), nothing, sender=Sender(""))  # costs no import
-        intake.close()
+    with closing(WorkerPool()) as workers:
+        worker = BodyWorker(Tokenizer.from_folder(tmp_path), tmp_path, nothing, Settings(), workers)
+        assert await worker.run(operator.is_not, bytes(LARGE_BYTES), nothing, sender=Sender(""))  # costs no import
+        worker.close()
     assert not planted.was_used
 
 

@@ -10,7 +10,7 @@ from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.models.repository import ModelFolder
 from scheduler.interface import EngineRequest
-from server.api.body_workers import BodyWorkers
+from server.api.body_worker import WorkerPool
 from server.app import create_app
 from server.config import Settings
 from server.engine.client import RequestFailedError
@@ -41,7 +41,7 @@ async def test_speculation_goes_on_after_a_restart(running):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_usage_counts_drafts_once(running, tmp_path: Path, workers: BodyWorkers, stream: bool):
+async def test_usage_counts_drafts_once(running, tmp_path: Path, workers: WorkerPool, stream: bool):
     """The same answer and the same usage, whether or not the engine died meanwhile."""
     folder = write_folder(tmp_path / "tiny")
     body = completion(

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from openai import OpenAI
 
 from model_runner.models.repository import ModelFolder
-from server.api.body_workers import BodyWorkers
+from server.api.body_worker import WorkerPool
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS
 from server.app import create_app
@@ -40,7 +40,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def make_app(
-    folder: Path, tokenizer: Tokenizer, engine: FakeEngine, workers: BodyWorkers
+    folder: Path, tokenizer: Tokenizer, engine: FakeEngine, workers: WorkerPool
 ) -> Iterator[Callable[..., FastAPI]]:
     made: list[FastAPI] = []
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from server.api import body_workers
-from server.api.body_workers import BodyWorkers, Errand, Limits
-from server.api.intake import IntakeContext
+from server.api import body_worker
+from server.api.body_worker import BodyContext, Errand, Limits, WorkerPool
 from server.errors import InternalError, InvalidRequestError, RateLimitError
 from server.telemetry.request_trace import Sender
 from tests.server.constraints.schemas import BOMB
@@ -24,33 +23,33 @@ from tests.server.helpers import CHAT, chat, client_of
 LIMITS = Limits(cpu_s=1, num_bytes=64 << 20)
 
 
-def process_of(context: IntakeContext, body: bytes) -> int:
+def process_of(context: BodyContext, body: bytes) -> int:
     return os.getpid()
 
 
-def take_memory(context: IntakeContext, body: bytes) -> int:
+def take_memory(context: BodyContext, body: bytes) -> int:
     return len(bytearray(256 << 20))
 
 
-def take_memory_natively(context: IntakeContext, body: bytes) -> None:
+def take_memory_natively(context: BodyContext, body: bytes) -> None:
     """As a library does that cannot go on without it."""
     os.abort()
 
 
-def take_time(context: IntakeContext, body: bytes) -> None:
+def take_time(context: BodyContext, body: bytes) -> None:
     for _ in itertools.count():
         pass
 
 
-def end(context: IntakeContext, body: bytes) -> None:
+def end(context: BodyContext, body: bytes) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail(context: IntakeContext, body: bytes) -> None:
+def fail(context: BodyContext, body: bytes) -> None:
     raise ZeroDivisionError("in a worker")
 
 
-def until_gone(context: IntakeContext, body: bytes) -> int:
+def until_gone(context: BodyContext, body: bytes) -> int:
     """Work that ends when a file of this name is gone."""
     while Path(body.decode()).exists():
         time.sleep(0.001)
@@ -58,14 +57,14 @@ def until_gone(context: IntakeContext, body: bytes) -> int:
 
 
 @pytest.fixture
-def ask(workers: BodyWorkers, make_app: Callable[..., Any], engine: FakeEngine) -> Callable[..., Future[Any]]:
-    place = make_app().state.services.intake._pickled_place(engine.info)
+def ask(workers: WorkerPool, make_app: Callable[..., Any], engine: FakeEngine) -> Callable[..., Future[Any]]:
+    place = make_app().state.services.body_worker._pickled_place(engine.info)
 
     def submit(
         work: Callable[..., Any],
         sender: str = "a",
         body: bytes = b"",
-        pool: BodyWorkers = workers,
+        pool: WorkerPool = workers,
         *,
         is_background: bool = False,
     ):
@@ -75,8 +74,8 @@ def ask(workers: BodyWorkers, make_app: Callable[..., Any], engine: FakeEngine) 
 
 
 @pytest.fixture
-def pool() -> Iterator[BodyWorkers]:
-    made = BodyWorkers(most=2)
+def pool() -> Iterator[WorkerPool]:
+    made = WorkerPool(most=2)
     yield made
     made.close()
 
@@ -102,7 +101,7 @@ def test_a_process_that_is_killed_is_an_error_of_one_request(ask):
     assert ask(process_of).result() != os.getpid()
 
 
-def test_a_process_that_ended_without_work_is_replaced_before_the_next_body(ask, pool: BodyWorkers):
+def test_a_process_that_ended_without_work_is_replaced_before_the_next_body(ask, pool: WorkerPool):
     before = ask(process_of, pool=pool).result()
     os.kill(before, signal.SIGKILL)
     os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)  # it is gone, and still to be reaped
@@ -115,11 +114,11 @@ def test_a_bug_is_raised_with_its_trace(ask):
     assert "test_body_workers.py" in caught.value.__notes__[0]
 
 
-def test_the_worker_that_was_used_last_goes_first(ask, pool: BodyWorkers):
+def test_the_worker_that_was_used_last_goes_first(ask, pool: WorkerPool):
     assert len({ask(process_of, pool=pool).result() for _ in range(5)}) == 1
 
 
-def test_a_sender_leaves_a_worker_to_others(ask, pool: BodyWorkers, tmp_path: Path):
+def test_a_sender_leaves_a_worker_to_others(ask, pool: WorkerPool, tmp_path: Path):
     lasting = tmp_path / "lasting"
     lasting.touch()
     mine = [ask(until_gone, "a", str(lasting).encode(), pool) for _ in range(5)]
@@ -129,7 +128,7 @@ def test_a_sender_leaves_a_worker_to_others(ask, pool: BodyWorkers, tmp_path: Pa
     assert len({one.result() for one in mine}) == 1
 
 
-def test_what_a_sender_has_in_the_background_counts_as_its_own_and_goes_last(ask, workers: BodyWorkers, tmp_path: Path):
+def test_what_a_sender_has_in_the_background_counts_as_its_own_and_goes_last(ask, workers: WorkerPool, tmp_path: Path):
     lasting, last = tmp_path / "lasting", tmp_path / "last"
     lasting.touch()
     last.touch()
@@ -149,12 +148,12 @@ def test_what_a_sender_has_in_the_background_counts_as_its_own_and_goes_last(ask
 
 
 def test_bodies_that_wait_are_bounded_for_each_sender(
-    ask, pool: BodyWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask, pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     lasting = tmp_path / "lasting"
     lasting.touch()
     body = str(lasting).encode()
-    monkeypatch.setattr(body_workers, "MAX_WAITING_BYTES", 2 * len(body))
+    monkeypatch.setattr(body_worker, "MAX_WAITING_BYTES", 2 * len(body))
     running, *waiting = [ask(until_gone, "a", body, pool) for _ in range(3)]
     with pytest.raises(RateLimitError, match="are waiting to be checked"):
         ask(until_gone, "a", body, pool)
@@ -173,7 +172,7 @@ def held_to(schema: dict[str, Any]) -> dict[str, Any]:
     return chat(response_format={"type": "json_schema", "json_schema": named})
 
 
-async def test_patterns_for_one_string_are_few(client, workers: BodyWorkers):
+async def test_patterns_for_one_string_are_few(client, workers: WorkerPool):
     response = await client.post(CHAT, json=held_to(PATTERNS))
     assert response.status_code == 400
     assert "patterns for the same value" in response.json()["error"]["message"]
@@ -182,7 +181,7 @@ async def test_patterns_for_one_string_are_few(client, workers: BodyWorkers):
 async def test_a_schema_that_takes_all_memory_is_refused_while_others_are_answered(
     make_app, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(body_workers, "_BASE_BYTES", 32 << 20)
+    monkeypatch.setattr(body_worker, "_BASE_BYTES", 32 << 20)
     async with client_of(make_app()) as client:
         slow = asyncio.create_task(client.post(CHAT, json=held_to(BOMB)))
         quick = await client.post(CHAT, json=held_to({"type": "integer"}))

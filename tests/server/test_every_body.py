@@ -1,4 +1,4 @@
-"""Every route hands bodies to the intake: none is parsed where everybody waits for it."""
+"""Every route hands bodies to the body worker: none is parsed where everybody waits for it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,14 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import Route
 
-from server.api import intake
+from server.api import body_worker
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS
 from server.http import json_body
 from server.http.json_body import validated
 from tests.server.helpers import client_of
 
-LARGE = b'{"model": "' + b"x" * intake.LARGE_BYTES + b'"}'
+LARGE = b'{"model": "' + b"x" * body_worker.LARGE_BYTES + b'"}'
 WITHOUT_JSON = {"/v1/files", "/ping"}
 """Routes whose bodies are forms, or are not read."""
 

@@ -10,12 +10,12 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from scheduler.interface import EngineRequest
+from server.api.body_worker import COSTLY
 from server.api.capabilities import bodies_of
 from server.api.dialects import DIALECTS
 from server.api.fields.foreign import ForeignFields
 from server.api.fields.rules import RequestModel, names_of, relations_of
 from server.api.fields.structured import FORMS
-from server.api.intake import COSTLY
 from server.generation.prompt import MAX_OTHER_ROLES
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from server.api import intake
+from server.api import body_worker
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, events_of, refused
 from tests.server.tenants.keys import bearer
@@ -101,8 +101,8 @@ async def test_a_model_that_does_not_write_makes_vectors_of_messages(
 async def test_large_bodies_are_read_elsewhere_and_keys_count_their_tokens(
     make_with_keys: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(intake, "LARGE_BYTES", 100)
-    monkeypatch.setattr(intake, "SMALL_BYTES", 50)
+    monkeypatch.setattr(body_worker, "LARGE_BYTES", 100)
+    monkeypatch.setattr(body_worker, "SMALL_BYTES", 50)
     app = make_with_keys({"a": {"requests_per_minute": 1}})
     async with client_of(app) as client:
         answer = await client.post(PATH, json=chat(), headers=bearer("a"))

@@ -16,8 +16,8 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.models.repository import ModelFolder
-from server.api import intake
-from server.api.body_workers import BodyWorkers
+from server.api import body_worker
+from server.api.body_worker import WorkerPool
 from server.app import create_app
 from server.config import Settings
 from server.http.responses import json_response
@@ -71,7 +71,7 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path, tokenizer: Tokenizer, workers: BodyWorkers) -> Iterator[str]:
+def address(folder: Path, tokenizer: Tokenizer, workers: WorkerPool) -> Iterator[str]:
     """A server for a model with a long context; as in the real one, what is there at the start is no garbage."""
     engine = FakeEngine(script=scripted(b"x"))
     engine.info_ = replace(engine.info_, max_model_len=8192, num_blocks=1024)
@@ -81,7 +81,7 @@ def address(folder: Path, tokenizer: Tokenizer, workers: BodyWorkers) -> Iterato
     with serving(app) as address:
         yield address.removeprefix("http://")
     gc.unfreeze()
-    app.state.services.intake.close()
+    app.state.services.body_worker.close()
 
 
 def longest_answer(address: str, is_over: Callable[[], bool]) -> float:
@@ -126,7 +126,7 @@ def post(address: str, path: str, body: bytes) -> int:
     return response.status
 
 
-@pytest.mark.parametrize("size", [LARGEST, intake.LARGE_BYTES])
+@pytest.mark.parametrize("size", [LARGEST, body_worker.LARGE_BYTES])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_body_keeps_others_waiting(address: str, shape: str, size: int):
     path, build = SHAPES[shape]
@@ -137,8 +137,8 @@ def test_no_body_keeps_others_waiting(address: str, shape: str, size: int):
 
 def test_a_body_taken_in_on_the_event_loop_would(address: str, monkeypatch: pytest.MonkeyPatch):
     """The negative control."""
-    monkeypatch.setattr(intake, "SMALL_BYTES", LARGEST)
-    monkeypatch.setattr(intake, "LARGE_BYTES", LARGEST)
+    monkeypatch.setattr(body_worker, "SMALL_BYTES", LARGEST)
+    monkeypatch.setattr(body_worker, "LARGE_BYTES", LARGEST)
     path, build = SHAPES["completions, ids"]
     assert delay(address, path, build(LARGEST - 1)) > LIMIT_S
 
@@ -158,7 +158,7 @@ Place = tuple[int, int]
 """Ids of a process and a thread."""
 
 
-def place_of(context: intake.IntakeContext, body: bytes) -> Place:
+def place_of(context: body_worker.BodyContext, body: bytes) -> Place:
     """Work that says where it is done."""
     return os.getpid(), threading.get_ident()
 
@@ -166,7 +166,7 @@ def place_of(context: intake.IntakeContext, body: bytes) -> Place:
 @pytest.fixture
 def taken_in(make_app: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[bytes], Awaitable[Place]]:
     services = make_app().state.services
-    return lambda body: services.intake.run(place_of, body, engine.info, sender=Sender("somebody"))
+    return lambda body: services.body_worker.run(place_of, body, engine.info, sender=Sender("somebody"))
 
 
 async def test_small_bodies_stay_unless_something_in_them_is_costly(taken_in):
@@ -176,7 +176,7 @@ async def test_small_bodies_stay_unless_something_in_them_is_costly(taken_in):
         assert process != os.getpid()
 
 
-def heavy(context: intake.IntakeContext, body: bytes, num_bytes: int) -> Place:
+def heavy(context: body_worker.BodyContext, body: bytes, num_bytes: int) -> Place:
     """Work that says where it is done, which is more than the body shows."""
     context.weigh(num_bytes)
     return place_of(context, body)
@@ -185,22 +185,22 @@ def heavy(context: intake.IntakeContext, body: bytes, num_bytes: int) -> Place:
 async def test_what_means_more_than_its_bytes_is_taken_in_where_that_belongs(
     make_app: Callable[..., FastAPI], engine: FakeEngine
 ):
-    taking = make_app().state.services.intake
+    taking = make_app().state.services.body_worker
     here = os.getpid(), threading.get_ident()
 
     async def place(num_bytes: int) -> Place:
         return await taking.run(heavy, b"{}", engine.info, num_bytes, sender=Sender("somebody"))
 
-    assert await place(intake.SMALL_BYTES) == here
-    process, thread = await place(intake.SMALL_BYTES + 1)
+    assert await place(body_worker.SMALL_BYTES) == here
+    process, thread = await place(body_worker.SMALL_BYTES + 1)
     assert process == os.getpid()
     assert thread != threading.get_ident()
-    process, _ = await place(intake.LARGE_BYTES)
+    process, _ = await place(body_worker.LARGE_BYTES)
     assert process != os.getpid()
 
 
 async def test_many_bodies_compete_with_the_event_loop_no_more_than_one(taken_in):
-    bodies = [b" " * size for size in (intake.SMALL_BYTES + 1, intake.LARGE_BYTES - 1)] * 20
+    bodies = [b" " * size for size in (body_worker.SMALL_BYTES + 1, body_worker.LARGE_BYTES - 1)] * 20
     ((process, thread),) = set(await asyncio.gather(*map(taken_in, bodies)))
     assert process == os.getpid()
     assert thread != threading.get_ident()

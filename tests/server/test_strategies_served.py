@@ -10,7 +10,7 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
-from server.api.body_workers import BodyWorkers
+from server.api.body_worker import WorkerPool
 from server.app import create_app
 from server.config import Settings
 from server.engine.messages import EngineConfig
@@ -23,7 +23,7 @@ from tests.server.helpers import COMPLETIONS, client_of, completion, events_of
 
 @pytest.fixture
 async def served(
-    tiny_model: Callable[[str], Path], folder: Path, tokenizer: Tokenizer, workers: BodyWorkers
+    tiny_model: Callable[[str], Path], folder: Path, tokenizer: Tokenizer, workers: WorkerPool
 ) -> AsyncIterator[httpx.AsyncClient]:
     config = EngineConfig(RunnerConfig(tiny_model("llama"), kv_cache_gib=0.02, max_num_seqs=16), log_level="critical")
     engine = InProcessEngine(partial(load_engine, config), EngineLimits(max_waiting=16, engine_timeout_s=60.0))

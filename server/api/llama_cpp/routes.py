@@ -11,13 +11,13 @@ from pydantic import Field
 from model_runner.info import RunnerInfo
 from server import __version__
 from server.api.answer_object import AnswerObject, Warnings, doc
+from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect
 from server.api.endpoint import from_body, respond
 from server.api.fields.messages import Message
 from server.api.fields.rules import RequestModel, related
 from server.api.fields.tools import ToolFields
 from server.api.generation_api import GenerationApi
-from server.api.intake import IntakeContext
 from server.api.llama_cpp.answer import LlamaAnswer, LlamaChunk, LlamaCompletion
 from server.api.llama_cpp.errors import LlamaErrorBody, error_response, stream_error
 from server.api.llama_cpp.intent import completion_intent, generation_settings, infill_intent, llama_options
@@ -82,7 +82,7 @@ async def applied_template(request: Request, services: ServicesDep) -> Response:
     return json_response(*await from_body(request, services, apply_template))
 
 
-def apply_template(context: IntakeContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
+def apply_template(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:
     """The content and the headers of an AppliedTemplate. Raises ApiError."""
     asked = context.validated(ApplyTemplateRequest, body)
     if asked.model is not None:

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
+from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect
 from server.api.endpoint import from_body, respond
 from server.api.generation_api import GenerationApi, refused_constraints
-from server.api.intake import IntakeContext
+from server.api.body_worker import BodyContext
 from server.api.messages.answer import AnsweredMessage, MessageEvent, MessagesAnswer, TokenCount, message_options
 from server.api.messages.errors import OVERLOADED, MessagesErrorBody, error_response, stream_error
 from server.api.messages.schema import CountTokensRequest, MessagesRequest, messages_intent
@@ -46,7 +47,7 @@ async def count_tokens(request: Request, services: ServicesDep) -> Response:
     return json_response(count, headers)
 
 
-def count_body(context: IntakeContext, body: bytes) -> tuple[TokenCount, Mapping[str, str]]:
+def count_body(context: BodyContext, body: bytes) -> tuple[TokenCount, Mapping[str, str]]:
     """The count for the body, and headers. Raises ApiError."""
     asked = context.validated(CountTokensRequest, body)
     with refused_constraints():

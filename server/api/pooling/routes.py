@@ -7,11 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect
 from server.api.endpoint import from_body, start_run, unless_gone
 from server.api.fields.rules import RequestModel
 from server.api.generation_api import Taken
-from server.api.intake import IntakeContext
 from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.pooling.answer import (
     EmbeddingList,
@@ -93,7 +93,7 @@ async def _respond(api: PoolingApi, request: Request, services: Services) -> Res
     return await answer_with_numbers(await from_body(request, services, take_in_pooling, api), request, services)
 
 
-def take_in_pooling(context: IntakeContext, body: bytes, api: PoolingApi) -> Taken:
+def take_in_pooling(context: BodyContext, body: bytes, api: PoolingApi) -> Taken:
     """Validate and plan a request. Raises ApiError and HeavyError."""
     asked = context.validated(api.schema, body)
     request = api.intent(asked)

@@ -11,11 +11,12 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 from pydantic import Field
 
+from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect
 from server.api.endpoint import body_as
 from server.api.fields.openai import Metadata
 from server.api.fields.rules import RequestModel
-from server.api.intake import IntakeContext
+from server.api.body_worker import BodyContext
 from server.api.openai.pages import query_of
 from server.api.openapi import answers, documented_errors, takes
 from server.api.responses import store
@@ -166,7 +167,7 @@ def _listed(items: Sequence[Fields]) -> ItemList:
 
 
 def check_items(
-    context: IntakeContext,
+    context: BodyContext,
     body: bytes,
     occasion: Occasion,
     found: Lookup,

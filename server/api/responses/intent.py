@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from server.api.fields.generation import generation_fields
 from server.api.fields.messages import arguments_of
 from server.api.generation_api import refused_constraints
-from server.api.intake import IntakeContext
+from server.api.body_worker import BodyContext
 from server.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -72,7 +72,7 @@ class PlannedResponse:
     is_background: bool
 
 
-def plan_response(context: IntakeContext, body: bytes, occasion: Occasion, found: Lookup) -> PlannedResponse:
+def plan_response(context: BodyContext, body: bytes, occasion: Occasion, found: Lookup) -> PlannedResponse:
     """Plan the response that a body asks for. Raises ApiError."""
     asked = context.validated(CreateEvent if occasion.is_event else CreateResponse, body)
     stored = parsed(found)
@@ -88,7 +88,7 @@ def plan_response(context: IntakeContext, body: bytes, occasion: Occasion, found
 
 
 def count_tokens(
-    context: IntakeContext, body: bytes, occasion: Occasion, found: Lookup
+    context: BodyContext, body: bytes, occasion: Occasion, found: Lookup
 ) -> tuple[InputTokens, dict[str, str]]:
     """Count the tokens of an input; returns the answer and its headers. Raises ApiError."""
     asked = context.validated(CountInputTokens, body)
@@ -105,7 +105,7 @@ def count_tokens(
     return InputTokens(input_tokens=num_tokens, warnings=notices or UNSET), as_headers(notices)
 
 
-def plan_compaction(context: IntakeContext, body: bytes, occasion: Occasion, found: Lookup) -> Plan:
+def plan_compaction(context: BodyContext, body: bytes, occasion: Occasion, found: Lookup) -> Plan:
     """Plan the summary of a conversation. Raises ApiError."""
     asked = context.validated(CompactResponse, body)
     history = _history_of(asked, parsed(found), Offer())

@@ -139,7 +139,7 @@ class IncomingBody:
     async def check(self, work: Callable[..., _T], services: Services, *args: Any) -> _T:
         """Return what `work` makes of the body, the occasion, what was found, and these arguments. Raises ApiError."""
         num_bytes = len(self.body) + (0 if isinstance(self.found, InvalidRequestError) else self.found.num_bytes)
-        return await services.intake.run(
+        return await services.body_worker.run(
             work,
             self.body,
             services.info(),

@@ -260,7 +260,7 @@ async def test_one_client_s_lines_take_no_places_of_another_s(make_batches: Call
 async def test_a_line_that_ends_the_process_that_checks_it_is_an_error_and_the_others_are_answered(
     make_batches: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.api.body_workers._BASE_BYTES", 32 << 20)
+    monkeypatch.setattr("server.api.body_worker._BASE_BYTES", 32 << 20)
     held = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": BOMB, "strict": True}}}
     async with client_of(make_batches()) as client:
         batches = Batches(client)

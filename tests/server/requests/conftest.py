@@ -12,7 +12,7 @@ import pytest
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
 from model_runner.processes import Backoff
-from server.api.body_workers import BodyWorkers
+from server.api.body_worker import WorkerPool
 from server.app import create_app
 from server.config import Settings
 from server.engine.loop import LoadedEngine
@@ -28,7 +28,7 @@ Served = tuple[httpx.AsyncClient, InProcessEngine]
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
-def _serve(folder: Path, tokenizer: Tokenizer, workers: BodyWorkers, load: Callable[[], LoadedEngine], **settings: Any):
+def _serve(folder: Path, tokenizer: Tokenizer, workers: WorkerPool, load: Callable[[], LoadedEngine], **settings: Any):
     @asynccontextmanager
     async def served() -> AsyncIterator[Served]:
         limits = EngineLimits(max_waiting=16, engine_timeout_s=60.0, backoff=Backoff(first_s=0.01, longest_s=0.02))
@@ -46,7 +46,7 @@ def _serve(folder: Path, tokenizer: Tokenizer, workers: BodyWorkers, load: Calla
 
 
 @pytest.fixture
-def with_model(tiny_model: Callable[[str], Path], folder: Path, tokenizer: Tokenizer, workers: BodyWorkers) -> Serve:
+def with_model(tiny_model: Callable[[str], Path], folder: Path, tokenizer: Tokenizer, workers: WorkerPool) -> Serve:
     """A tiny model in blocks of 16 tokens; `gib` is the memory for them."""
 
     def serve(gib: float = 0.01, chunk: int = 64, **settings: Any) -> AbstractAsyncContextManager[Served]:
@@ -59,7 +59,7 @@ def with_model(tiny_model: Callable[[str], Path], folder: Path, tokenizer: Token
 
 
 @pytest.fixture
-def with_scripted(folder: Path, tokenizer: Tokenizer, workers: BodyWorkers, tmp_path: Path) -> Serve:
+def with_scripted(folder: Path, tokenizer: Tokenizer, workers: WorkerPool, tmp_path: Path) -> Serve:
     """An engine of a few milliseconds a step that breaks where a prompt tells it to."""
     config = EngineConfig(RunnerConfig(tmp_path), log_level="critical")
     return lambda **settings: _serve(folder, tokenizer, workers, partial(fake_engine.load, config), **settings)

@@ -264,15 +264,15 @@ async def test_one_that_is_unwanted_while_it_is_taken_up_again_is_not_made(
     async with running(make_app(data_dir=tmp_path)) as client:
         path = await begun(client)
     app = make_app(data_dir=tmp_path)
-    intake, begins, goes_on = app.state.services.intake, asyncio.Event(), asyncio.Event()
-    take_in = intake.run
+    worker, begins, goes_on = app.state.services.body_worker, asyncio.Event(), asyncio.Event()
+    take_in = worker.run
 
     async def slowly(*args: Any, **fields: Any) -> Any:
         begins.set()
         await goes_on.wait()
         return await take_in(*args, **fields)
 
-    monkeypatch.setattr(intake, "run", slowly)
+    monkeypatch.setattr(worker, "run", slowly)
     work = await resume(app.state.services)
     resuming = asyncio.ensure_future(work())
     async with client_of(app) as client:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from llguidance import LLMatcher
 
-from server.api.intake import IntakeContext
+from server.api.body_worker import BodyContext
 from server.config import Settings
 from server.generation.constraints.json_text import BOUNDED, strict_fragment
 from server.telemetry.request_trace import Sender
@@ -156,12 +156,12 @@ async def test_isolated_keys_share_no_checked_schemas(make_with_keys, engine) ->
     first, again, other = (one.sampling.grammar for one in engine.requests)
     assert first == again != other
     assert LLMatcher.validate_grammar(other, None) == ""
-    intake = app.state.services.intake
-    asked = [await intake.run(num_remembered, b"tools", engine.info, sender=Sender(one)) for one in "aab"]
+    worker = app.state.services.body_worker
+    asked = [await worker.run(num_remembered, b"tools", engine.info, sender=Sender(one)) for one in "aab"]
     assert asked == [0, 1, 0]
 
 
-def num_remembered(context: IntakeContext, body: bytes) -> int:
+def num_remembered(context: BodyContext, body: bytes) -> int:
     """How many schemas a worker remembers, before it is told another one."""
     before = strict_fragment.cache_info().currsize
     strict_fragment('{"type": "null"}', "x", BOUNDED)

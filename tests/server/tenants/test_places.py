@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
-from server.api.body_workers import BodyWorkers
+from server.api.body_worker import WorkerPool
 from server.app import create_app
 from server.config import Settings
 from server.engine.messages import EngineConfig
@@ -27,7 +27,7 @@ NUM_SEQS, WAITING = 64, 16
 
 
 @pytest.fixture
-async def app(folder: Path, tokenizer: Tokenizer, tmp_path: Path, workers: BodyWorkers) -> AsyncIterator[FastAPI]:
+async def app(folder: Path, tokenizer: Tokenizer, tmp_path: Path, workers: WorkerPool) -> AsyncIterator[FastAPI]:
     config = EngineConfig(RunnerConfig(tmp_path, max_num_seqs=NUM_SEQS), log_level="critical")
     limits = EngineLimits(max_waiting=WAITING, engine_timeout_s=60.0)
     engine = InProcessEngine(partial(fake_engine.load, config), limits)
