@@ -1,22 +1,24 @@
-"""GET /v1/capabilities: every field of the API, as this server treats it for the loaded model."""
+"""GET /v1/capabilities: the abilities of the server and its model, and how each field of a request is treated."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+import msgspec
+from fastapi import APIRouter, Request, Response
 
+from server.api.answer_object import AnswerObject, doc
 from server.api.chat.schema import ChatCompletionRequest
 from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.api.dialect import Dialect
 from server.api.fields.rules import RequestModel, relations_of
-from server.api.openapi import documented_errors
+from server.api.openapi import answers
 from server.api.services import ServicesDep
 from server.generation.abilities import Embedding, Scoring
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.planning.limits import unasked_max_tokens
 from server.generation.settings import DecodingSettings, facts_of
+from server.http.responses import json_response
 
 _API_DEFAULTS: Mapping[str, object] = {
     **{name: facts.default for name, facts in facts_of(DecodingSettings).items()},
@@ -28,87 +30,98 @@ _API_DEFAULTS: Mapping[str, object] = {
 router = APIRouter()
 
 
-class FieldCapability(BaseModel):
+class FieldCapability(AnswerObject):
     """One field of a request."""
 
-    support: Literal["honoured", "hint", "no_effect", "refused"] = Field(
-        description="`hint`: left out where it means nothing here, and reported. `no_effect`: validated, cannot change "
-        "the output. `refused`: only values that ask for nothing."
-    )
-    required: bool = Field(description="Whether a request must have it.")
-    default: Any = Field(description="With the loaded model.")
-    values: dict[str, Any] = Field(description="JSON schema of the accepted values, which include null for absent.")
-    description: str | None = Field(description="What it does.")
-    requires: list[str] = Field(description="Fields that must be on as well.")
-    excludes: list[str] = Field(description="Fields that it cannot go together with.")
+    support: Annotated[
+        Literal["honoured", "hint", "no_effect", "refused"],
+        doc(
+            "`hint`: ignored if it does not apply, and reported. `no_effect`: validated, cannot change the output. "
+            "`refused`: only values that ask for nothing are accepted."
+        ),
+    ]
+    required: Annotated[bool, doc("Whether a request must have it.")]
+    default: Annotated[Any, doc("The default with the loaded model.")]
+    values: Annotated[Mapping[str, Any], doc("JSON schema of the accepted values; null is the same as no field.")]
+    description: Annotated[str | None, doc("What it does.")]
+    requires: Annotated[Sequence[str], doc("Fields that must be on as well.")]
+    excludes: Annotated[Sequence[str], doc("Fields that it cannot be combined with.")]
 
 
-class SpeculationCapability(BaseModel):
-    """How tokens can be guessed ahead."""
+class SpeculationCapability(AnswerObject):
+    """How the server speculates."""
 
-    methods: list[str] = Field(description="What `speculation.method` may name.")
-    default: str = Field(description="The method of requests that do not say, or `off`.")
-    max_num_tokens: int = Field(description="Draft tokens of one choice in a step at most, whatever a request names.")
-
-
-class EmbeddingCapability(BaseModel):
-    """What /v1/embeddings answers with."""
-
-    trained: bool = Field(description="Whether the model was trained for that.")
-    pooling: Literal["last", "mean"] = Field(description="Of which tokens' states a vector is made.")
-    normalized: bool = Field(description="Whether its length is 1.")
-    size: int = Field(description="Numbers in a vector.")
-    dimensions: list[int] | None = Field(description="What `dimensions` may be, any if empty; null: only the size.")
-    prompts: list[str] = Field(description="What `prompt_name` may be.")
-    default_prompt: str | None = Field(description="What it is where nothing is said; null: none.")
+    methods: Annotated[Sequence[str], doc("Values of `speculation.method`.")]
+    default: Annotated[str, doc("The method of requests that name none, or `off`.")]
+    max_num_tokens: Annotated[int, doc("The most draft tokens of one choice in a step, whatever a request asks for.")]
 
 
-class ScoringCapability(BaseModel):
-    """What /v1/score and /v1/rerank answer with."""
+class EmbeddingCapability(AnswerObject):
+    """How the model embeds texts."""
 
-    by: Literal["classes", "logits"] = Field(description="A classification head, or the tokens for yes and no.")
-    probability: bool = Field(description="Whether scores are from 0 to 1.")
+    trained: Annotated[bool, doc("Whether the model was trained for embeddings.")]
+    pooling: Annotated[Literal["last", "mean"], doc("Which tokens' hidden states make the vector.")]
+    normalized: Annotated[bool, doc("Whether vectors have length 1.")]
+    size: Annotated[int, doc("Numbers in a vector.")]
+    dimensions: Annotated[
+        Sequence[int] | None, doc("Values of `dimensions`; empty: any up to the size; null: only the size.")
+    ]
+    prompts: Annotated[Sequence[str], doc("Values of `prompt_name`.")]
+    default_prompt: Annotated[str | None, doc("The default of `prompt_name`; null: none.")]
 
 
-class Capabilities(BaseModel):
-    """What this server can do with the loaded model."""
+class ScoringCapability(AnswerObject):
+    """How the model scores texts."""
 
-    model: str = Field(description="Its name in requests.")
-    max_model_len: int = Field(description="Prompt and output together, in tokens.")
-    max_choices: int = Field(description="Choices that one request may ask for, over all of its prompts.")
-    vocab_size: int = Field(description="Token ids that the model has.")
-    device: str = Field(description="Where the model runs.")
-    dtype: str = Field(description="Type of the weights in products.")
-    rows: str = Field(description="Type that the inputs of products are rounded to.")
-    generates: bool = Field(description="Whether the model writes text.")
-    embedding: EmbeddingCapability | None = Field(description="How it makes vectors of texts; null: it does not.")
-    scoring: ScoringCapability | None = Field(description="How it scores pairs of texts; null: it does not.")
-    chat: bool = Field(description="Whether the model has a chat template.")
-    chat_template_variables: list[str] = Field(description="What `chat_template_kwargs` may set.")
-    tool_format: str = Field(description="How the model writes calls of tools.")
-    max_required_calls: int = Field(description="Calls in one answer with `tool_choice` `required`.")
-    tool_formats: list[str] = Field(description="What the setting `tool_parser` may be.")
-    reasoning: str | None = Field(description="The tags of the model's reasoning; null: it has none.")
-    reasoning_tags: list[str] = Field(description="What the setting `reasoning_parser` may be, beside `none`.")
-    logprobs: Literal["raw", "processed"] = Field(description="The setting of this name.")
-    policy: str = Field(description="The setting of this name: `priority` makes the field of that name count.")
+    by: Annotated[Literal["classes", "logits"], doc("A classification head, or the tokens for yes and no.")]
+    probability: Annotated[bool, doc("Whether scores are from 0 to 1.")]
+
+
+class Capabilities(AnswerObject):
+    """Response schema for GET /v1/capabilities."""
+
+    model: Annotated[str, doc("Its name in requests.")]
+    max_model_len: Annotated[int, doc("Prompt and output together, in tokens.")]
+    max_choices: Annotated[int, doc("The most choices of one request, over all of its prompts.")]
+    vocab_size: Annotated[int, doc("Number of the model's token ids.")]
+    device: Annotated[str, doc("Where the model runs.")]
+    dtype: Annotated[str, doc("Type of the weights in matrix products.")]
+    rows: Annotated[str, doc("Type that the inputs of matrix products are rounded to.")]
+    generates: Annotated[bool, doc("Whether the model generates text.")]
+    embedding: Annotated[EmbeddingCapability | None, doc("How the model embeds texts; null: it does not.")]
+    scoring: Annotated[ScoringCapability | None, doc("How the model scores texts; null: it does not.")]
+    chat: Annotated[bool, doc("Whether the model has a chat template.")]
+    chat_template_variables: Annotated[Sequence[str], doc("Keys of `chat_template_kwargs`.")]
+    tool_format: Annotated[str, doc("The model's format of tool calls.")]
+    max_required_calls: Annotated[int, doc("The most calls in one answer with `tool_choice` `required`.")]
+    tool_formats: Annotated[Sequence[str], doc("Values of the setting `tool_parser`.")]
+    reasoning: Annotated[str | None, doc("The tags of the model's reasoning; null: it has none.")]
+    reasoning_tags: Annotated[Sequence[str], doc("Values of the setting `reasoning_parser`, with `none`.")]
+    logprobs: Annotated[Literal["raw", "processed"], doc("The setting of this name.")]
+    policy: Annotated[str, doc("The setting of this name: `priority` makes the field `priority` count.")]
     speculation: SpeculationCapability
-    aux_model: str | None = Field(description="The amateur of `contrastive`; null: this server has none.")
-    dola_layers: int = Field(description="`dola.layers` may name layers below this number; 0: the model has no `dola`.")
-    endpoints: dict[str, dict[str, FieldCapability]] = Field(description="By path and name, every field of a request.")
+    aux_model: Annotated[str | None, doc("The amateur model of `contrastive`; null: this server has none.")]
+    dola_layers: Annotated[int, doc("`dola.layers` may name layers below this; 0: the model does not support `dola`.")]
+    endpoints: Annotated[
+        Mapping[str, Mapping[str, FieldCapability]], doc("Every field of a request, by path and name.")
+    ]
 
 
-@router.get("/v1/capabilities", responses=documented_errors(401, 503))
-async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
-    """Every field with its range, default and exclusions."""
+@router.get("/v1/capabilities", responses=answers(Capabilities, 401, 503))
+async def capabilities(request: Request, services: ServicesDep) -> Response:
+    """What the server can do with the loaded model, and every field with its range, default and exclusions."""
     info = services.info()
     template = services.tokenizer.chat_template
     method = services.planner().speculation.of_silence
-    of_model = services.model.defaults
-    defaults = {**of_model.values, **({} if of_model.max_tokens is None else {"max_tokens": of_model.max_tokens})}
-    defaults["unasked_max_tokens"] = unasked_max_tokens(info.max_model_len)
-    defaults["speculation"] = method if method == "off" else {"method": method}
-    return Capabilities(
+    max_tokens = services.model.defaults.max_tokens
+    most = unasked_max_tokens(info.max_model_len) if max_tokens is None else max_tokens
+    defaults = {
+        **services.model.defaults.values,
+        **({} if max_tokens is None else {"max_tokens": max_tokens}),
+        **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), most),
+        "speculation": method if method == "off" else {"method": method},
+    }
+    answer = Capabilities(
         model=services.model.name,
         max_model_len=info.max_model_len,
         max_choices=info.max_num_seqs + services.settings.max_waiting,
@@ -140,6 +153,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Capabilities:
             for path, body in bodies_of(request.app.state.dialects).items()
         },
     )
+    return json_response(answer)
 
 
 def _embedding(form: Embedding | None, size: int) -> EmbeddingCapability | None:
@@ -161,12 +175,12 @@ def _scoring(form: Scoring | None) -> ScoringCapability | None:
 
 
 def bodies_of(dialects: Sequence[Dialect]) -> Mapping[str, type[RequestModel]]:
-    """What clients send, by path."""
+    """The bodies of requests, by path."""
     return {path: body for dialect in dialects for path, body in dialect.requests.items()}
 
 
 def describe_fields(request: type[RequestModel], defaults: Mapping[str, object]) -> dict[str, FieldCapability]:
-    """Each field of a request model, from its JSON schema. `defaults` are the model's and the server's own."""
+    """Each field of a request model, from its JSON schema; `defaults` are the served model's and the server's."""
     schema = request.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
@@ -183,9 +197,11 @@ def describe_fields(request: type[RequestModel], defaults: Mapping[str, object])
 
 
 def _without(fields: dict[str, FieldCapability], unsupported: Collection[str]) -> dict[str, FieldCapability]:
-    """The fields as a server treats them that has not what these need."""
-    refused: dict[str, Any] = {"support": "refused"}
-    return {name: field.model_copy(update=refused) if name in unsupported else field for name, field in fields.items()}
+    """The fields, with those refused that need what this server does not have."""
+    return {
+        name: msgspec.structs.replace(field, support="refused") if name in unsupported else field
+        for name, field in fields.items()
+    }
 
 
 def _describe(field: dict[str, Any], required: bool, default: object, excludes: list[str]) -> FieldCapability:
@@ -207,12 +223,10 @@ def _default(request: type[RequestModel], name: str, defaults: Mapping[str, obje
         return defaults[name]
     if name == "max_tokens" and request is CompletionRequest:
         return DEFAULT_MAX_TOKENS
-    of_chat = name == "max_tokens" and request is ChatCompletionRequest
-    if of_chat or name in ("max_completion_tokens", "max_output_tokens"):
-        return defaults.get("max_tokens", defaults.get("unasked_max_tokens"))
+    if name == "max_tokens" and request is ChatCompletionRequest:
+        return defaults.get("max_completion_tokens")
     default = _API_DEFAULTS.get(name)
-    # Whole numbers as clients write them.
-    return int(default) if isinstance(default, float) and default.is_integer() else default
+    return int(default) if isinstance(default, float) and default.is_integer() else default  # as clients write them
 
 
 def resolve(node: Any, definitions: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""POST /invocations and /ping: how SageMaker asks for answers, and whether the server is ready."""
+"""POST /invocations and /ping: SageMaker's API."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,7 +11,7 @@ from server.api.endpoint import answer, from_body
 from server.api.generation_api import GenerationApi, Taken, take_in
 from server.api.body_worker import BodyContext
 from server.api.openai.routes import CHAT, COMPLETIONS
-from server.api.openapi import GENERATION_ERRORS, documented_errors, takes
+from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.pooling.routes import EMBEDDINGS, RERANK, SCORES, PoolingApi, answer_with_numbers, take_in_pooling
 from server.api.probes import Status, ready
 from server.api.services import ServicesDep
@@ -27,9 +27,10 @@ _APIS: Sequence[tuple[str, GenerationApi | PoolingApi]] = (
     ("text_1", SCORES),
     ("data_1", SCORES),
 )
-"""By the field that tells them, the first of which counts."""
+"""The API for a body, by the first of these fields that it has."""
 
 _NULLS = (None, Raw(b"null"))
+_READY = answers(Status, 503)
 
 router = APIRouter(tags=["SageMaker"])
 
@@ -41,24 +42,24 @@ router = APIRouter(tags=["SageMaker"])
     openapi_extra=takes(*dict.fromkeys(api.schema for _, api in _APIS)),
 )
 async def invoke(request: Request, services: ServicesDep) -> Response:
-    """Whatever the body has the form of: a chat completion, a completion, embeddings, a ranking or scores."""
+    """A chat completion, a completion, embeddings, a ranking or scores, by the fields of the body."""
     api, taken = await from_body(request, services, take_in_by_form)
     if isinstance(api, PoolingApi):
         return await answer_with_numbers(taken, request, services)
     return await answer(api, taken, request, services)
 
 
-@router.get("/ping", responses=documented_errors(503))
-async def ping(services: ServicesDep) -> Status:
+@router.get("/ping", responses=_READY)
+async def ping(services: ServicesDep) -> Response:
     """The same as GET /ready."""
     return await ready(services)
 
 
-router.post("/ping", responses=documented_errors(503))(ping)
+router.post("/ping", responses=_READY)(ping)
 
 
 def take_in_by_form(context: BodyContext, body: bytes) -> tuple[GenerationApi | PoolingApi, Taken]:
-    """The API whose form a body has, and the plan. Raises ApiError and HeavyError."""
+    """The API that a body is for, and its plan. Raises ApiError and HeavyError."""
     api = _api_of(_fields_of(body), generates=context.model.abilities.generates)
     if isinstance(api, PoolingApi):
         return api, take_in_pooling(context, body, api)
@@ -66,7 +67,7 @@ def take_in_by_form(context: BodyContext, body: bytes) -> tuple[GenerationApi | 
 
 
 def _fields_of(body: bytes) -> Collection[str]:
-    """The names of its fields that are not null. Raises InvalidRequestError if it is no JSON."""
+    """Names of a body's fields that are not null. Raises InvalidRequestError if it is not JSON."""
     fields: object
     try:
         fields = msgspec.json.decode(body, type=dict[str, Raw])
@@ -76,7 +77,7 @@ def _fields_of(body: bytes) -> Collection[str]:
 
 
 def _api_of(fields: Collection[str], *, generates: bool) -> GenerationApi | PoolingApi:
-    """A model that does not write makes a vector of messages. Raises InvalidRequestError."""
+    """The API for these fields; a model that does not generate embeds messages. Raises InvalidRequestError."""
     api = next((api for name, api in _APIS if name in fields), None)
     if api is None:
         names = ", ".join(f"'{name}'" for name, _ in _APIS)

@@ -1,51 +1,50 @@
-"""For those who run the server: is it alive, is it ready, what does it do."""
+"""Probes and metrics for operators: GET /health, /ready, /metrics, /load and /version."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field
 
 from server import __version__
+from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
-from server.api.openapi import documented_errors
+from server.api.openapi import answers, documented_errors
 from server.api.services import ServicesDep
 from server.http.auth import sees_all_usage
+from server.http.responses import json_response
 
 router = APIRouter(tags=["Operations"])
 
 
-class Status(BaseModel):
-    """A probe's answer."""
+class Status(AnswerObject):
+    """Response schema for GET /health and GET /ready."""
 
     status: Literal["ok", "ready"]
 
 
-class Version(BaseModel):
-    """The server's version."""
+class Version(AnswerObject):
+    """Response schema for GET /version."""
 
     version: str
 
 
-class Load(BaseModel):
-    """Answer of GET /load."""
+class Load(AnswerObject):
+    """Response schema for GET /load."""
 
-    server_load: int = Field(
-        description="Requests that the engine has taken and that are not answered; not those in the background."
-    )
+    server_load: Annotated[int, doc("Requests in flight in the engine, without background requests.")]
 
 
-@router.get("/health")
-async def health() -> Status:
+@router.get("/health", responses=answers(Status))
+async def health() -> Response:
     """The process is alive; says nothing about the model."""
-    return Status(status="ok")
+    return json_response(Status(status="ok"))
 
 
-@router.get("/ready", responses=documented_errors(503))
-async def ready(services: ServicesDep) -> Status:
+@router.get("/ready", responses=answers(Status, 503))
+async def ready(services: ServicesDep) -> Response:
     """Requests are answered; 503 while the engine starts, restarts, drains or has failed, or the model is hashed."""
     services.check_ready()
-    return Status(status="ready")
+    return json_response(Status(status="ready"))
 
 
 @router.get(
@@ -54,21 +53,21 @@ async def ready(services: ServicesDep) -> Status:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented_errors(401)},
 )
 async def metrics(request: Request, services: ServicesDep) -> Response:
-    """Prometheus metrics. What each key has used is only in them for keys that may see that of all."""
+    """Prometheus metrics. Usage of each key is included only for keys that may see the usage of all."""
     content = services.metrics.render(of_tenants=sees_all_usage(request.headers, services.accounts.keys))
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/load", responses=documented_errors(401))
-async def load(services: ServicesDep) -> Load:
-    """How many requests there are now, for routers that ask vLLM so."""
-    return Load(server_load=services.timelines.num_awaited)
+@router.get("/load", responses=answers(Load, 401))
+async def load(services: ServicesDep) -> Response:
+    """Number of requests in flight, for routers that ask vLLM for it."""
+    return json_response(Load(server_load=services.timelines.num_awaited))
 
 
-@router.get("/version")
-async def version() -> Version:
+@router.get("/version", responses=answers(Version))
+async def version() -> Response:
     """The server's version."""
-    return Version(version=__version__)
+    return json_response(Version(version=__version__))
 
 
 DIALECT = Dialect(router)

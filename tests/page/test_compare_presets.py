@@ -10,7 +10,7 @@ from server.page.described import Described
 from server.page.parameters.catalog import fields_of, has_fields
 
 DESCRIBED = msgspec.convert(
-    {name: field.model_dump(mode="json") for name, field in describe_fields(ChatCompletionRequest, {}).items()},
+    msgspec.to_builtins(describe_fields(ChatCompletionRequest, {})),
     dict[str, Described],
 )
 ALL = (*PRESETS, *BEAM_PRESETS)

@@ -9,7 +9,7 @@ from server.page.described import Described
 from server.page.parameters.catalog import OF_THE_PAGE, Field, Kind, conflicts, fields_of
 
 _BODY = describe_fields(ChatCompletionRequest, {})
-DESCRIBED = {name: msgspec.convert(one.model_dump(), Described) for name, one in _BODY.items()}
+DESCRIBED = msgspec.convert(msgspec.to_builtins(_BODY), dict[str, Described])
 FIELDS = fields_of(DESCRIBED)
 
 
