@@ -1,5 +1,7 @@
-"""The parts of an API that generates: schema.py (the body, and the GenerationRequest that it asks for), answer.py (its
-answer and its stream, made of events) and routes.py. All else is shared.
+"""The interface of an API that generates.
+
+Such an API is a folder: schema.py (its body, and the GenerationRequest that it asks for), answer.py (events to answer
+and stream) and routes.py. All APIs share the rest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,7 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What an answer is made of, beside its events."""
+    """The parts of an answer other than its events."""
 
     run: Run
     tokenizer: Tokenizer
@@ -33,7 +35,7 @@ class Answering:
 
 
 class Answer(Frames[Event], Protocol):
-    """One answer in the form of its API, whole or as the frames of a stream."""
+    """One answer in its API's format, whole or as the frames of a stream."""
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The body of an answer that is not streamed. Runs in a thread."""
@@ -41,33 +43,33 @@ class Answer(Frames[Event], Protocol):
 
 
 def _nothing(body: object, plan: Plan, tokenizer: Tokenizer) -> None:
-    """The options of an API that has none."""
+    """The options of an API without options."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationApi:
-    """An API that generates. Consists of names that can be imported, so that another process can be told of it."""
+    """An API that generates, made of names that can be imported, so that a worker process can be sent it."""
 
     schema: type[RequestModel]
     intent: Callable[[Any], GenerationRequest]
-    """What a body that has the schema asks for."""
+    """The request that a valid body asks for."""
     answer: Callable[[Answering, Any], Answer]
-    """The answer; gets what `options` said of the body."""
+    """Makes the answer; the second argument is the result of `options`."""
     options: Callable[[Any, Plan, Tokenizer], Any] = _nothing
-    """What the answer has to know of the body and the plan, where that takes time."""
+    """What the answer needs to know of the body and the plan. Computed with the plan, off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A request that was taken in."""
+    """A request after validation and planning."""
 
     plan: Plan
     options: Any
-    """What its API has to remember of it for the answer."""
+    """What its API needs to know of the request for the answer."""
 
 
 def take_in(context: BodyContext, body: bytes, api: GenerationApi) -> Taken:
-    """The plan for the body of a request. Raises ApiError."""
+    """Validate and plan a request. Raises ApiError."""
     asked = context.validated(api.schema, body)
     with refused_constraints():
         plan = context.planner().plan(api.intent(asked))
@@ -76,7 +78,7 @@ def take_in(context: BodyContext, body: bytes, api: GenerationApi) -> Taken:
 
 @contextmanager
 def refused_constraints() -> Iterator[None]:
-    """Within it, a ConstraintError becomes the InvalidRequestError that a client is told."""
+    """While it runs, a ConstraintError is raised as InvalidRequestError."""
     try:
         yield
     except ConstraintError as error:

@@ -1,4 +1,4 @@
-"""What the endpoints share: made once by `create_app`, handed to them by FastAPI's dependencies."""
+"""The services that endpoints share: made once by `create_app`, passed by FastAPI's dependencies."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +32,7 @@ _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of one application."""
+    """The services of one application."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -49,12 +49,12 @@ class Services:
     loopback: Loopback
     websockets: "Websockets"
     files: FileStore | None
-    """None where no folder is set for what is kept."""
+    """None if no data folder is set."""
     traces: "Traces | None"
-    """None where nobody collects them."""
+    """None if traces are not exported."""
 
     def info(self) -> RunnerInfo:
-        """What the engine knows about the model. Raises UnavailableError while it takes no work."""
+        """The engine's information about the model. Raises UnavailableError while the engine accepts no work."""
         if self.engine.state not in _TAKES_WORK:
             raise UnavailableError(f"The engine is {self.engine.state.value}. Please try again later.")
         try:
@@ -68,14 +68,14 @@ class Services:
         return self.engine.state is EngineState.READY and self.fingerprint.is_known
 
     def check_ready(self) -> None:
-        """Raises UnavailableError that says why, unless `is_ready`."""
+        """Raise UnavailableError with the reason, unless `is_ready`."""
         if self.engine.state is not EngineState.READY:
             raise UnavailableError(f"The engine is {self.engine.state.value}. Please try again later.")
         if not self.fingerprint.is_known:
             raise UnavailableError("The server is starting: it hashes the model's files. Please try again later.")
 
     def planner(self) -> Planner:
-        """Raises UnavailableError while the engine takes no work."""
+        """Plans generation requests. Raises UnavailableError while the engine accepts no work."""
         return Planner(self.tokenizer, self.model, self.info(), self.settings)
 
 
@@ -87,7 +87,7 @@ def services_of(request: Request) -> Services:
 
 
 async def _services(request: Request) -> Services:
-    """A coroutine, because FastAPI runs plain functions in a thread."""
+    """Is a coroutine because FastAPI runs plain functions in a thread."""
     return services_of(request)
 
 
@@ -95,7 +95,7 @@ ServicesDep = Annotated[Services, Depends(_services)]
 
 
 async def _files(services: ServicesDep) -> FileStore:
-    """Raises InvalidRequestError where there is no folder for them."""
+    """Raises InvalidRequestError if no data folder is set."""
     if services.files is None:
         message = "This server keeps no files: it was started without a folder for them (its setting --data-dir)."
         raise InvalidRequestError(message, code="unsupported_value")

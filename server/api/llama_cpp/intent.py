@@ -25,13 +25,13 @@ _STEPS: Mapping[str, tuple[str, object]] = {
     "xtc": ("xtc_probability", 0.0),
     "temperature": ("temperature", 1.0),
 }
-"""By llama.cpp's name, the native field of each step between the penalties and the draw, and what turns it off."""
+"""The native field of each sampler after the penalties, by llama.cpp's name, and the value that turns it off."""
 _SAME = (
     *("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
     *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
 )
-"""Fields of the same name as the native ones."""
+"""Fields with the same names as the native ones."""
 _NOT_WITH_MIROSTAT = (*("samplers", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability"),)
 _ON_PATHS = {
     "num_choices": "n_cmpl",
@@ -43,14 +43,14 @@ _ON_PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
-    """What the answer has to know of the body."""
+    """What an answer needs to know of the request's body."""
 
     settings: Mapping[str, Any]
-    """`generation_settings`, but for the seed."""
+    """`generation_settings` without the seed."""
     prompts: Sequence[str] | None
-    """Their texts, if the answer shows them."""
+    """Texts of the prompts, if the answer shows them."""
     is_cut_by_context: Sequence[bool]
-    """Of each prompt, whether the context has room for less output than was asked for."""
+    """For each prompt, whether the context has room for less output than the request asks for."""
     n_probs: int
     return_tokens: bool
     timings_per_token: bool
@@ -58,12 +58,12 @@ class LlamaOptions:
 
 
 def completion_intent(body: LlamaCompletionRequest) -> GenerationRequest:
-    """The body's fields as a request."""
+    """The request that a body of POST /completion asks for."""
     return _request(body, body.prompts, {"max_tokens": _max_tokens_path(body)})
 
 
 def infill_intent(body: InfillRequest) -> GenerationRequest:
-    """The body's fields as a request."""
+    """The request that a body of POST /infill asks for."""
     before = [body.input_prefix, *([body.prompt] if body.prompt else [])]
     prompt = FillIn(before, body.input_suffix, "input_prefix", "input_suffix", body.files)
     return _request(body, [prompt], {"max_tokens": _max_tokens_path(body), "prompt": "input_prefix"})
@@ -97,7 +97,7 @@ def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, s
 
 
 def decoding_of(body: LlamaFields) -> DecodingSettings:
-    """How tokens are chosen: what the body says, and llama.cpp's defaults in place of the model's."""
+    """The body's decoding settings, with llama.cpp's defaults in place of the model's."""
     named = {"temperature": max(0.0, body.told("temperature")), "repetition_penalty": body.told("repeat_penalty")}
     values: dict[str, Any] = {**{name: body.told(name) for name in _SAME}, **named}
     order: str | Sequence[str] | None = "llama.cpp"
@@ -123,7 +123,7 @@ def decoding_of(body: LlamaFields) -> DecodingSettings:
 
 
 def _summed(body: LlamaFields) -> Mapping[str, float] | None:
-    """The biases of tokens that are given by their ids; those of one token add up."""
+    """The biases of token ids; several biases of one token add up."""
     sums: dict[str, float] = {}
     for token, bias in body.biases:
         if isinstance(token, int):
@@ -132,7 +132,7 @@ def _summed(body: LlamaFields) -> Mapping[str, float] | None:
 
 
 def _order(samplers: Sequence[str], values: dict[str, Any]) -> Sequence[str] | None:
-    """The steps in their order; turns off those that are missing."""
+    """The native order of these samplers; turns off the others in `values`."""
     steps = [_STEPS[name] for name in samplers if name in _STEPS]
     named = [name for name, _ in steps]
     values |= {name: off for name, off in _STEPS.values() if name not in named}
@@ -142,7 +142,7 @@ def _order(samplers: Sequence[str], values: dict[str, Any]) -> Sequence[str] | N
 
 
 def _not_followed(body: LlamaFields) -> Sequence[Notice]:
-    """What is not done as llama.cpp does it."""
+    """Notices of fields that are not followed as llama.cpp does."""
     notices = []
     decoding = decoding_of(body)
     last_n = body.told("repeat_last_n")
@@ -179,7 +179,7 @@ def _shows(body: LlamaFields, name: str) -> bool:
 
 
 def llama_options(body: LlamaFields, plan: Plan, tokenizer: Tokenizer) -> LlamaOptions:
-    """What the answer has to know of the body."""
+    """What an answer needs to know of the body."""
     n_predict = _n_predict(body)
     shown = [tokenizer.decode(one.prompt, skip_special_tokens=False) for one in plan.requests]
     return LlamaOptions(
@@ -196,7 +196,7 @@ def llama_options(body: LlamaFields, plan: Plan, tokenizer: Tokenizer) -> LlamaO
 
 
 def generation_settings(body: LlamaFields) -> Mapping[str, Any]:
-    """All settings by llama.cpp's names, as they count; the seed is drawn if it is -1."""
+    """The effective settings by llama.cpp's names; the seed -1 means that one is drawn."""
     decoding = decoding_of(body)
     n_predict = _n_predict(body)
     same = {name: getattr(decoding, name) for name in _SAME}

@@ -48,9 +48,9 @@ DEFAULTS: Mapping[str, Any] = {
     "n_probs": 0,
     "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
 }
-"""What llama.cpp does where a request says nothing: on its routes these count, and the model's own defaults do not."""
+"""llama.cpp's defaults. On its routes they replace the model's own defaults."""
 _NO_SHIFT = "The context does not shift: an answer ends where the context is full."
-_NO_TIME = "An answer does not depend on the time that it takes; `n_predict` limits it."
+_NO_TIME = "Answers do not depend on time; use `n_predict` to limit them."
 
 SamplerName = Literal[
     "penalties",
@@ -67,13 +67,13 @@ SamplerName = Literal[
     "adaptive_p",
 ]
 PENALTIES = ("penalties", "dry")
-"""Samplers that act before all others, in this order."""
+"""Samplers that come first, in this order."""
 ABSENT = ("infill", "adaptive_p")
 """Samplers that this server does not have."""
 
 
 def _check_pair(pair: list[Any]) -> list[Any]:
-    """Accept a token and its bias."""
+    """Check that this is a token and its bias."""
     if len(pair) == 2:
         token, bias = pair
         is_text = isinstance(token, str) and 0 < len(token) <= MAX_BIASED_TEXT
@@ -101,25 +101,25 @@ LogitBias = Annotated[
 
 
 def _as_native(name: str, description: str = "", **limits: float) -> Any:
-    """A field that means what the native one of this name means, with llama.cpp's default."""
+    """A field with the meaning of the native field of this name, and llama.cpp's default."""
     facts = facts_of(DecodingSettings)[name]
     all_limits: dict[str, Any] = {**facts.limits, **limits}
     return _field(description or f"As `{name}` of /v1/completions.", name, off=[*facts.off], **all_limits)
 
 
 def _field(description: str, name: str, off: Sequence[object] = (), **limits: Any) -> Any:
-    """A field with a default of llama.cpp's."""
+    """A field with llama.cpp's default."""
     extra = {**related(off=off), "x-default": DEFAULTS[name]}
     return Field(None, description=description, json_schema_extra=extra, **limits)
 
 
 class LlamaFields(RequestModel):
-    """How tokens are chosen, when to stop and what to tell."""
+    """The fields that POST /completion and POST /infill share."""
 
     model: str | None = Field(None, description="The served model when left out.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     n_predict: int | None = _field(
-        "The most tokens to generate; -1: as many as the model's own default or the context allows.",
+        "The most tokens to generate; -1: up to the model's default or the end of the context.",
         "n_predict",
         ge=-1,
         le=2**31 - 1,
@@ -135,10 +135,10 @@ class LlamaFields(RequestModel):
         None, max_length=MAX_STOPS, fail_fast=True, description="Strings that end the output and are not part of it."
     )
     seed: int | None = Field(
-        None, ge=-1, le=2**63 - 1, description="-1, the default, and 4294967295 draw one; it is told in "
-        "`generation_settings`.", json_schema_extra={"x-default": -1},
+        None, ge=-1, le=2**63 - 1, description="-1, the default, and 4294967295 draw one, which "
+        "`generation_settings` reports.", json_schema_extra={"x-default": -1},
     )  # fmt: skip
-    ignore_eos: bool | None = Field(None, description="Go on after the end-of-sequence token.")
+    ignore_eos: bool | None = Field(None, description="Continue after the end-of-sequence token.")
 
     temperature: float | None = _field("0 or less is greedy.", "temperature", off=[0], le=2)
     top_k: int | None = _as_native("top_k")
@@ -153,7 +153,7 @@ class LlamaFields(RequestModel):
     )
     repeat_last_n: int | None = _field(
         "0 turns the three penalties off. Otherwise `repeat_penalty` counts the whole prompt and output, as with -1, "
-        "and the other two count the output; where that is not what is asked for, it is reported.",
+        "and the other two count the output; other values are reported.",
         "repeat_last_n", ge=-1, le=2**31 - 1,
     )  # fmt: skip
     presence_penalty: float | None = _as_native("presence_penalty")
@@ -168,39 +168,39 @@ class LlamaFields(RequestModel):
         json_schema_extra={"x-default": DEFAULTS["dry_sequence_breakers"]},
     )  # fmt: skip
     mirostat: Annotated[Literal[0, 2] | None, SUPPORTED_VALUES_ONLY] = _as_native(
-        "mirostat", "2 is Mirostat 2.0, in place of all samplers but temperature; 0 turns it off."
+        "mirostat", "2 is Mirostat 2.0, which replaces all samplers except temperature; 0 turns it off."
     )
     mirostat_tau: float | None = _as_native("mirostat_tau")
     mirostat_eta: float | None = _as_native("mirostat_eta")
     samplers: Annotated[list[SamplerName], Field(max_length=16, fail_fast=True)] | None = _field(
-        "The samplers that are used, in this order; a name that is missing turns its sampler off. `penalties` and "
-        "`dry` come first. `infill` and `adaptive_p` are reported, as this server does not have them.",
+        "The samplers to use, in this order; samplers that are not named are off. `penalties` and `dry` come first. "
+        "`infill` and `adaptive_p` are not supported; they are ignored and reported.",
         "samplers",
     )
     logit_bias: LogitBias | None = Field(
         None,
-        description="Pairs `[token, bias]`, or an object: a token is an id or a text, each token of which gets the "
-        "bias; a bias of `false` rules a token out.",
+        description="Pairs `[token, bias]`, or an object. A token is an id, or a text each of whose tokens gets the "
+        "bias; the bias `false` bans a token.",
         examples=[[[15043, 1.0], ["Hello", -0.5], [13, False]], {"15043": 1.0}],
     )
     grammar: str | None = Field(
-        None, max_length=MAX_TEXT, description="A grammar in GBNF that the output fits.",
+        None, max_length=MAX_TEXT, description="A GBNF grammar for the output.",
         json_schema_extra=related(excludes=["json_schema", "ignore_eos"]),
     )  # fmt: skip
     json_schema: dict[str, Any] | None = Field(
-        None, description="A JSON schema that the output fits; `{}`: any JSON.",
+        None, description="A JSON schema for the output; `{}`: any JSON.",
         json_schema_extra=related(excludes=["ignore_eos"]),
     )  # fmt: skip
 
     n_probs: int | None = _field(
-        "Report the log-probabilities of each token and of so many alternatives.", "n_probs",
+        "Report the log-probabilities of each token and of this many alternatives.", "n_probs",
         ge=0, le=MAX_PROMPT_LOGPROBS,
     )  # fmt: skip
     return_tokens: bool | None = Field(None, description="Report the ids of the output; a stream always does.")
     timings_per_token: bool | None = Field(None, description="Send the timings so far with every chunk of a stream.")
     response_fields: list[Annotated[str, Field(max_length=256)]] | None = Field(
         None, max_length=64, fail_fast=True,
-        description="The properties of the answer that are sent, with `/` before one of an object's.",
+        description="The properties of the answer to send, with `/` before a nested one.",
         examples=[["content", "generation_settings/seed"]],
     )  # fmt: skip
 
@@ -209,8 +209,8 @@ class LlamaFields(RequestModel):
     backend_sampling: bool | None = no_effect("Where tokens are drawn never changes them.")
     dynatemp_exponent: float | None = no_effect("Only with a `dynatemp_range`.")
     sse_ping_interval: int | None = hint("Seconds between pings.", "The server's keepalive_s decides.", off=[-1])
-    return_progress: bool | None = hint("Tell how far the prompt is.", "Progress is not told.")
-    id_slot: int | None = hint("Which slot to take.", "There are no fixed slots.", off=[-1])
+    return_progress: bool | None = hint("Report progress on the prompt.", "Progress is not reported.")
+    id_slot: int | None = hint("Which slot to use.", "There are no fixed slots.", off=[-1])
     n_keep: int | None = hint("What to keep when the context shifts.", _NO_SHIFT, off=[0, -1])
     n_discard: int | None = hint("What to discard when the context shifts.", _NO_SHIFT, off=[0])
     t_max_prompt_ms: int | None = hint("The longest time for the prompt.", _NO_TIME, off=[0])
@@ -218,7 +218,7 @@ class LlamaFields(RequestModel):
 
     dynatemp_range: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("Dynamic temperature.")
     n_indent: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("The least indentation of a line.")
-    min_keep: Annotated[Literal[0, 1] | None, SUPPORTED_ONLY] = refused("The fewest tokens that samplers leave.")
+    min_keep: Annotated[Literal[0, 1] | None, SUPPORTED_ONLY] = refused("The fewest tokens that samplers keep.")
     post_sampling_probs: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused("Probabilities after sampling.")
     lora: Annotated[list[Any] | None, Field(max_length=0), SUPPORTED_ONLY] = refused("LoRA adapters.")
 
@@ -238,13 +238,13 @@ class LlamaFields(RequestModel):
         return self
 
     def told(self, name: str) -> Any:
-        """What a field says, or llama.cpp's default."""
+        """The value of a field, or llama.cpp's default."""
         value = getattr(self, name)
         return DEFAULTS[name] if value is None else value
 
     @property
     def biases(self) -> Iterator[tuple[int | str, float]]:
-        """Tokens and texts with what is added to their logits; a key of an object that is a number is a token."""
+        """Tokens and texts with their biases; in an object, a key that is a number is a token."""
         by_key = isinstance(self.logit_bias, dict)
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias or ()
         for token, bias in pairs:
@@ -270,14 +270,14 @@ class PromptObject(RequestModel):
 
 
 def _shape(value: object) -> str | None:
-    """Which of the shapes one prompt has."""
+    """The tag of one prompt's shape."""
     if isinstance(value, str):
         return "<text>"
     return "<object>" if isinstance(value, dict) else "<pieces>" if isinstance(value, list) else None
 
 
 def _shape_of_all(value: object) -> str | None:
-    """Which of the shapes the prompt has: an array with a number is one prompt, any other holds several."""
+    """The tag of the prompt's shape: an array with a number is one prompt, any other array has several."""
     if isinstance(value, list) and value and not any(isinstance(item, int | float) for item in value):
         return "<batch>"
     return _shape(value)
@@ -297,16 +297,16 @@ Prompts = Annotated[
 
 
 class LlamaCompletionRequest(LlamaFields):
-    """llama.cpp's fields."""
+    """Request schema for POST /completion."""
 
     prompt: Prompts = Field(
-        description="A text, or token ids and texts that are joined; or an array of such prompts, which is answered "
-        "by an array."
+        description="A text, or token ids and texts that are joined, or an array of such prompts. The answer to an "
+        "array is an array."
     )
 
     @property
     def prompts(self) -> Sequence[TextPrompt | TokenPrompt | MixedPrompt]:
-        """All prompts, in whichever shape they came."""
+        """All prompts, whichever shape they came in."""
         if isinstance(self.prompt, list) and _shape_of_all(self.prompt) == "<batch>":
             return [_prompt(prompt, f"prompt[{index}]") for index, prompt in enumerate(self.prompt)]
         return [_prompt(self.prompt, "prompt")]
@@ -323,21 +323,21 @@ def _prompt(prompt: Any, path: str) -> TextPrompt | TokenPrompt | MixedPrompt:
 
 
 class ExtraFile(RequestModel):
-    """A file that is shown before the one with the gap."""
+    """A file to show before the file with the gap."""
 
     text: str = Field(description="Its content.")
     filename: str | None = Field(None, description="Its name, for models that know a pattern with names.")
 
 
 class InfillRequest(LlamaFields):
-    """llama.cpp's fields."""
+    """Request schema for POST /infill."""
 
     input_prefix: str = Field(description="The text before the gap.")
     input_suffix: str = Field(description="The text after the gap.")
     input_extra: list[ExtraFile] | None = Field(
-        None, max_length=MAX_FILES, fail_fast=True, description="Other files, shown before that with the gap."
+        None, max_length=MAX_FILES, fail_fast=True, description="Other files, shown before the file with the gap."
     )
-    prompt: str | None = Field(None, description="More text before the gap, behind `input_prefix`.")
+    prompt: str | None = Field(None, description="More text before the gap, after `input_prefix`.")
 
     @property
     def files(self) -> Sequence[ContextFile]:
