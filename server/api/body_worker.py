@@ -18,10 +18,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -253,6 +252,7 @@ class WorkerPool:
         self._running: Counter[str] = Counter()  # workers by names of senders
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="samewise-body-worker")
 
     def submit(self, sender: Sender, errand: Errand, num_bytes: int) -> "Future[Any]":
         """Return the future result of the work.
@@ -273,7 +273,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """Ids of the running processes."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
+        return [worker.pid for worker in self._workers if worker.pid]
 
     def close(self) -> None:
         """End the processes and cancel unfinished work."""
@@ -284,7 +284,10 @@ class WorkerPool:
             self._waiting.clear()
             workers, self._workers, self._idle = self._workers, [], []
         for worker in workers:
-            worker.close()
+            worker.kill()
+        self._threads.shutdown()
+        for worker in workers:
+            worker.end()
 
     def _assign(self) -> None:
         """Give waiting bodies to free workers. The caller holds the lock."""
@@ -299,7 +302,7 @@ class WorkerPool:
             if not queue:
                 del self._waiting[sender], self._waiting_bytes[sender]
             self._running[sender.name] += 1
-            worker.give(one.errand, one.future, lambda worker=worker, name=sender.name: self._done(worker, name))  # type: ignore[misc]
+            self._threads.submit(self._serve, worker, one.errand, one.future, sender.name)
 
     def _free_worker(self) -> "_Worker | None":
         if self._idle:
@@ -308,8 +311,21 @@ class WorkerPool:
             return None
         worker = _Worker()
         self._workers.append(worker)
-        worker.start()
         return worker
+
+    def _serve(self, worker: "_Worker", errand: Errand, future: "Future[Any]", sender: str) -> None:
+        """Have a worker do an errand; runs in a thread."""
+        is_wanted = future.set_running_or_notify_cancel()
+        result, error = None, None
+        try:
+            result = worker.ask(errand) if is_wanted else None
+        except Exception as raised:  # noqa: BLE001 - raised again by the future
+            error = raised
+        self._done(worker, sender)
+        if error is not None:
+            future.set_exception(error)
+        elif is_wanted:
+            future.set_result(result)
 
     def _done(self, worker: "_Worker", name: str) -> None:
         """Reuse a worker that has finished a body of this sender."""
@@ -322,102 +338,58 @@ class WorkerPool:
                 self._assign()
 
 
-class _Worker(Thread):
-    """A thread that passes work to its process, and starts another process when that one has ended."""
+class _Worker:
+    """A worker process, started with its first errand, and again after it has ended. One thread at a time uses it."""
 
     def __init__(self) -> None:
-        super().__init__(name="samewise-body-worker", daemon=True)
-        self._errands: SimpleQueue[tuple[Errand, Future[Any], Callable[[], None]] | None] = SimpleQueue()
-        self._process: _Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
 
     @property
-    def pid(self) -> int | None:
-        """The process's id; None if there is none."""
+    def pid(self) -> int:
+        """The process's id; 0 if there is none."""
         process = self._process
-        return None if process is None else process.pid
+        return 0 if process is None else process.pid
 
-    def give(self, errand: Errand, future: "Future[Any]", then: Callable[[], None]) -> None:
-        """Do this and call `then`."""
-        self._errands.put((errand, future, then))
-
-    def close(self) -> None:
-        """End the process and the thread."""
-        self._errands.put(None)
-        process = self._process
-        if process is not None:
-            process.kill()
-        self.join()
-
-    def run(self) -> None:
-        while (given := self._errands.get()) is not None:
-            errand, future, then = given
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = self._ask(errand)
-                except Exception as error:  # noqa: BLE001 - raised again by the future
-                    then()
-                    future.set_exception(error)
-                else:
-                    then()
-                    future.set_result(result)
-            else:
-                then()
-        self._end()
-
-    def _ask(self, errand: Errand) -> Any:
+    def ask(self, errand: Errand) -> Any:
+        """Return or raise what the errand's work does. Raises ApiError if the process ends."""
         message = pickle.dumps(errand)
-        if self._process is not None and not self._process.is_running:
-            self._end()
-        self._process = process = self._process or _Process()
+        if self._process is not None and self._process.poll() is not None:
+            self.end()
+        connection = self._connection or self._start()
         try:
-            outcome = process.ask(message)
+            connection.send_bytes(message)
+            outcome: Outcome = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
-            code = self._end()
-            raise _failure(process.pid, code, errand.limits) from None
+            pid = self.pid
+            raise _failure(pid, self.end(), errand.limits) from None
         if outcome.is_last:
-            self._end()
+            self.end()
         if outcome.error is not None:
             raise outcome.error
         return outcome.value
 
-    def _end(self) -> int:
+    def kill(self) -> None:
+        """Kill the process, which ends an `ask` in another thread; `end` reaps it."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def end(self) -> int:
         """End and reap the process. Returns its exit code."""
-        if self._process is None:
+        process, connection, self._process, self._connection = self._process, self._connection, None, None
+        if process is None or connection is None:
             return 0
-        process, self._process = self._process, None
-        return process.end()
+        connection.close()
+        return process.wait()
 
-
-class _Process:
-    """A worker process and the pipe to it."""
-
-    def __init__(self) -> None:
-        """Start it. Raises OSError."""
-        self._connection, theirs = Pipe()
+    def _start(self) -> Connection:
+        ours, theirs = Pipe()
         with theirs:
             command = [*isolated_module("server.api.body_worker_process"), str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        self.pid = self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
-    def ask(self, message: bytes) -> Outcome:
-        """The outcome of a pickled errand. Raises EOFError or OSError if the process ended."""
-        self._connection.send_bytes(message)
-        outcome: Outcome = pickle.loads(self._connection.recv_bytes())
-        return outcome
-
-    def kill(self) -> None:
-        """End it at once; `end` reaps it."""
-        self._process.kill()
-
-    def end(self) -> int:
-        """Returns the exit code as subprocess gives it."""
-        self._connection.close()
-        return self._process.wait()
+        self._connection = ours
+        return ours
 
 
 def _failure(pid: int, code: int, limits: Limits) -> ApiError:
