@@ -154,8 +154,8 @@ class PairPrompts:
             plain = template.render(pair, add_generation_prompt=opens_turn, variables={})
             if instruction is None:
                 return plain
-            told = [{"role": "system", "content": instruction}, *pair]
-            text = template.render(told, add_generation_prompt=opens_turn, variables={})
+            messages = [{"role": "system", "content": instruction}, *pair]
+            text = template.render(messages, add_generation_prompt=opens_turn, variables={})
         except ChatTemplateError as error:
             message = f"The model's chat template does not accept this pair: {shorten(str(error), 200)}"
             raise InvalidRequestError(message, param=path, code="invalid_value") from error

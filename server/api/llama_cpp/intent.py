@@ -98,8 +98,11 @@ def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, s
 
 def decoding_of(body: LlamaFields) -> DecodingSettings:
     """The body's decoding settings, with llama.cpp's defaults in place of the model's."""
-    named = {"temperature": max(0.0, body.told("temperature")), "repetition_penalty": body.told("repeat_penalty")}
-    values: dict[str, Any] = {**{name: body.told(name) for name in _SAME}, **named}
+    named = {
+        "temperature": max(0.0, body.value_of("temperature")),
+        "repetition_penalty": body.value_of("repeat_penalty"),
+    }
+    values: dict[str, Any] = {**{name: body.value_of(name) for name in _SAME}, **named}
     order: str | Sequence[str] | None = "llama.cpp"
     if body.mirostat:
         values |= {name: off for name, off in _STEPS.values() if name != "temperature"}
@@ -145,7 +148,7 @@ def _not_followed(body: LlamaFields) -> Sequence[Notice]:
     """Notices of fields that are not followed as llama.cpp does."""
     notices = []
     decoding = decoding_of(body)
-    last_n = body.told("repeat_last_n")
+    last_n = body.value_of("repeat_last_n")
     counts_output = bool(decoding.presence_penalty or decoding.frequency_penalty)
     if counts_output or (decoding.repetition_penalty != 1 and last_n != -1):
         reason = "`repeat_penalty` counts the whole prompt and output, the other two penalties the output."
@@ -206,9 +209,9 @@ def generation_settings(body: LlamaFields) -> Mapping[str, Any]:
         "dynatemp_range": 0.0,
         "dynatemp_exponent": 1.0,
         **same,
-        "repeat_last_n": body.told("repeat_last_n"),
+        "repeat_last_n": body.value_of("repeat_last_n"),
         "repeat_penalty": decoding.repetition_penalty,
-        "dry_sequence_breakers": list(body.told("dry_sequence_breakers")),
+        "dry_sequence_breakers": list(body.value_of("dry_sequence_breakers")),
         "stop": list(decoding.stop or ()),
         "max_tokens": n_predict,
         "n_predict": n_predict,
@@ -219,10 +222,10 @@ def generation_settings(body: LlamaFields) -> Mapping[str, Any]:
         "logit_bias": [
             {"token": token, "bias": False if bias == float("-inf") else bias} for token, bias in body.biases
         ],
-        "n_probs": body.told("n_probs"),
+        "n_probs": body.value_of("n_probs"),
         "min_keep": 0,
         "grammar": body.grammar or "",
-        "samplers": [name for name in body.told("samplers") if name not in ABSENT],
+        "samplers": [name for name in body.value_of("samplers") if name not in ABSENT],
         "timings_per_token": bool(body.timings_per_token),
         "post_sampling_probs": False,
         "lora": [],

@@ -237,7 +237,7 @@ class LlamaFields(RequestModel):
             raise problem("unsupported_value", message, "samplers")
         return self
 
-    def told(self, name: str) -> Any:
+    def value_of(self, name: str) -> Any:
         """The value of a field, or llama.cpp's default."""
         value = getattr(self, name)
         return DEFAULTS[name] if value is None else value
