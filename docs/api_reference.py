@@ -238,14 +238,17 @@ def _answers(content: Mapping[str, Any]) -> Iterator[str]:
     answer = content.get("application/json", {}).get("schema")
     if answer is None:
         return
-    for one in answer.get("anyOf", [answer]):
-        is_list = one.get("type") == "array"
-        if is_list:
-            when = "To `texts`, the" if "anyOf" in answer else "The"
+    forms = answer.get("anyOf", [answer])
+    for one in forms:
+        entry = one.get("items", one)
+        if "$ref" not in entry or (entry is not one and entry in forms):
+            continue  # another form's description says when there is this one
+        if entry is not one:
+            when = "To `texts`, the" if len(forms) > 1 else "The"
             yield f"{when} answer is an array, of which each entry has:\n"
         else:
             yield f"The answer{_form(one)}:\n"
-        yield answer_table(one["items"] if is_list else one)
+        yield answer_table(entry)
     event = content.get("text/event-stream", {}).get("x-event-schema", answer)
     if event != answer:
         yield "Each event of a stream:\n"

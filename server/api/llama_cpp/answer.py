@@ -63,7 +63,9 @@ class LlamaChunk(AnswerObject):
 
 
 class LlamaCompletion(AnswerObject):
-    """A completion. With several prompts or `n_cmpl`, the answer is an array of them."""
+    """A completion. With several prompts or `n_cmpl`, the answer is an array of completions; with `response_fields`,
+    completions have only these properties.
+    """
 
     index: Annotated[int, doc("Its index, over all prompts.")]
     content: Annotated[str, doc("The text; empty at the end of a stream.")] = ""

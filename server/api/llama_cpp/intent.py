@@ -98,11 +98,9 @@ def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, s
 
 def decoding_of(body: LlamaFields) -> DecodingSettings:
     """The body's decoding settings, with llama.cpp's defaults in place of the model's."""
-    named = {
-        "temperature": max(0.0, body.value_of("temperature")),
-        "repetition_penalty": body.value_of("repeat_penalty"),
-    }
-    values: dict[str, Any] = {**{name: body.value_of(name) for name in _SAME}, **named}
+    values: dict[str, Any] = {name: body.value_of(name) for name in _SAME}
+    values |= {"temperature": max(0.0, body.value_of("temperature"))}
+    values |= {"repetition_penalty": body.value_of("repeat_penalty")}
     order: str | Sequence[str] | None = "llama.cpp"
     if body.mirostat:
         values |= {name: off for name, off in _STEPS.values() if name != "temperature"}

@@ -36,7 +36,10 @@ from server.telemetry.timeline import RequestTimeline
 
 COMPLETION = GenerationApi(LlamaCompletionRequest, completion_intent, LlamaAnswer, llama_options)
 INFILL = GenerationApi(InfillRequest, infill_intent, LlamaAnswer, llama_options)
-_GENERATED = answers(LlamaCompletion, *GENERATION_ERRORS, events=LlamaChunk, end="", error_body=LlamaErrorBody)
+_Chosen = Mapping[str, Any]
+"""Some properties of a LlamaCompletion: an answer with `response_fields`."""
+_FORMS = (LlamaCompletion, Sequence[LlamaCompletion], _Chosen, Sequence[_Chosen])
+_GENERATED = answers(_FORMS, *GENERATION_ERRORS, events=LlamaChunk, end="", error_body=LlamaErrorBody)
 
 router = APIRouter(tags=["llama.cpp"])
 
