@@ -6,10 +6,10 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Raw
 
+from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect
 from server.api.endpoint import answer, from_body
 from server.api.generation_api import GenerationApi, Taken, take_in
-from server.api.body_worker import BodyContext
 from server.api.openai.routes import CHAT, COMPLETIONS
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.pooling.routes import EMBEDDINGS, RERANK, SCORES, PoolingApi, answer_with_numbers, take_in_pooling

@@ -12,8 +12,8 @@ from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import LARGE_BYTES, BodyContext
 from server.api.dialect import Dialect
 from server.api.endpoint import from_body
-from server.api.fields.conversation import ConversationFields
 from server.api.fields.decoding import TokenId
+from server.api.fields.messages import ConversationFields
 from server.api.fields.rules import RequestModel, problem, related
 from server.api.fields.tools import MAX_TOOLS, AnyTool
 from server.api.openapi import answers, takes

@@ -15,6 +15,7 @@ from server.api.services import ServicesDep
 from server.errors import InvalidRequestError
 from server.http.middleware import record_of
 from server.http.responses import json_response
+from server.storage.usage import UsageTable
 from server.tenants.accounts import today
 
 
@@ -57,7 +58,7 @@ async def usage(request: Request, services: ServicesDep) -> Response:
         raise InvalidRequestError(message, param="start_date", code="invalid_value")
     client = record_of(request).client
     await services.accounts.usage.written()
-    found = await services.storage.on_usage(lambda table: table.of_client(client, first, last))
+    found = await services.storage.on(UsageTable, lambda table: table.of_client(client, first, last))
     days = [
         UsageOfDay(
             date=key.day,

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.completions.schema import TokenIds
-from server.api.fields.account import EndUser
-from server.api.fields.conversation import ConversationFields
 from server.api.fields.foreign import ForeignHints, own_id
 from server.api.fields.generation import MODEL
+from server.api.fields.messages import ConversationFields
+from server.api.fields.openai import EndUser
 from server.api.fields.rules import Refused, RequestModel, hint, no_effect, problem, refused, related, shape
 
 MAX_TEXTS = 2048

@@ -16,7 +16,6 @@ from server.api.dialect import Dialect
 from server.api.endpoint import body_as
 from server.api.fields.openai import Metadata
 from server.api.fields.rules import RequestModel
-from server.api.body_worker import BodyContext
 from server.api.openai.pages import query_of
 from server.api.openapi import answers, documented_errors, takes
 from server.api.responses import store

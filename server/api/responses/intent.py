@@ -7,10 +7,10 @@ from typing import Any
 from msgspec import UNSET
 from pydantic import TypeAdapter
 
+from server.api.body_worker import BodyContext
 from server.api.fields.generation import generation_fields
 from server.api.fields.messages import arguments_of
 from server.api.generation_api import refused_constraints
-from server.api.body_worker import BodyContext
 from server.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
