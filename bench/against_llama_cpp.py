@@ -36,8 +36,18 @@ from bench.local_server import LocalServer, local_server, paused, started
 from bench.structured import SCHEMAS, endless
 from model_runner.models.repository import resolve_model
 from server.cli.loadtest.benchmark import find_model
-from server.cli.loadtest.load import Arrivals, Endpoint, Lengths, Target, Workload, make_requests, open_client, run_load
-from server.cli.loadtest.report import Report, summarize
+from server.cli.loadtest.load import (
+    Arrivals,
+    Endpoint,
+    Lengths,
+    Report,
+    Target,
+    Workload,
+    make_requests,
+    open_client,
+    run_load,
+    summarize,
+)
 
 EMBEDDED = "embedded"
 MODELS = (EMBEDDED, "llama-1b", "experts")

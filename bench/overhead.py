@@ -39,7 +39,7 @@ from scheduler.prefix_cache import CacheLog
 from scheduler.scheduler import Scheduler
 from server.api.body_worker import WorkerPool
 from server.app import create_app
-from server.cli.kv_events import open_publisher
+from server.cli.lifecycle import open_publisher
 from server.cli.loadtest.benchmark import BenchOptions, run_bench
 from server.cli.loadtest.display import progress_bar
 from server.cli.loadtest.load import WORDS, Endpoint, Lengths, Workload

@@ -12,8 +12,7 @@ from rich.console import Console
 from bench.local_server import local_server
 from server.cli.loadtest.benchmark import BenchOptions, run_bench
 from server.cli.loadtest.display import progress_bar
-from server.cli.loadtest.load import Lengths, Workload
-from server.cli.loadtest.report import Report
+from server.cli.loadtest.load import Lengths, Report, Workload
 
 FIRST_GOAL = 9.0
 LOAD_GOAL = 8.0

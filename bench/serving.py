@@ -15,12 +15,11 @@ from bench import roofline
 from bench.local_server import local_server
 from bench.model_work import ModelWork
 from model_runner.models.repository import resolve_model
-from server.cli.flags import load
 from server.cli.loadtest.benchmark import BenchOptions, BenchResult, run_bench
 from server.cli.loadtest.display import progress_bar
 from server.cli.loadtest.load import Lengths, Workload
 from server.cli.main import app
-from server.config import Settings
+from server.config import Settings, load_settings
 
 REQUESTS_PER_CLIENT = 4
 HEADINGS = ["clients", "output tok/s", "of the limit", "TTFT ms p50", "p99", "next token ms p50", "p99", "failed"]
@@ -95,7 +94,7 @@ def served_settings(server_arguments: list[str]) -> Settings:
     command = typer.main.get_group(app).commands["serve"]
     with command.make_context("serve", list(server_arguments)) as context:
         flags = dict(context.params)
-    return load(flags, flags.pop("config"))
+    return load_settings(flags, flags.pop("config"))
 
 
 def main() -> None:

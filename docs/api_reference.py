@@ -25,7 +25,7 @@ from server.generation.notices import MAX_NOTICES
 from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.generation.settings import DecodingSettings, facts_of
 from server.http.auth import OPEN_PATHS
-from server.http.strict_json import MAX_DEPTH
+from server.http.json_body import MAX_DEPTH
 
 CHUNKS = {path: event for dialect in DIALECTS for path, event in dialect.events.items()}
 """The events of streams that have another form than the answer."""

@@ -35,13 +35,11 @@ from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
 from server.http.auth import AuthMiddleware, open_paths
 from server.http.body import IncomingBodies
-from server.http.cors import Origins, allow_origins
 from server.http.handshake import HandshakeMiddleware
-from server.http.head import HeadMiddleware
 from server.http.loopback import Loopback
-from server.http.middleware import RequestMiddleware, report
+from server.http.middleware import HeadMiddleware, RequestMiddleware, ShortPathMiddleware, report
+from server.http.origins import Origins, allow_origins
 from server.http.responses import error_response
-from server.http.short_paths import ShortPathMiddleware
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.storage.usage import UsageTable

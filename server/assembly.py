@@ -1,13 +1,16 @@
-"""A server's parts, put together from its settings: an engine in a process of its own, and the application before it.
+"""A server's parts, made from its settings: its models, the engine in a process of its own, and the application."""
 
-`samewise serve` listens with them, a replica on Ray is called.
-"""
-
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from model_runner.config import RunnerConfig
-from server.checkpoints import Checkpoints
+from model_runner.models.repository import ModelFolder, ModelNotFoundError, resolve_heads, resolve_model
 from server.config import Settings
 from server.engine.client import EngineClient
 from server.engine.messages import EngineConfig
@@ -18,14 +21,51 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
+_logger = logging.getLogger("samewise.server")
+_BY_HEADS = ("auto", "eagle", "hydra", "medusa")
+"""Methods of speculation that can use learnt heads."""
+
+
 class StartError(Exception):
     """The server cannot start or go on; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The models that the settings name, as they are on this machine."""
+
+    model: ModelFolder
+    draft_model: Path | None
+    heads: tuple[Path, ...]
+    """Draft heads that the settings name, otherwise those that come with the model."""
+    aux_model: ModelFolder | None = None
+
+
+def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
+    """Find all models, and convert or download those used for the first time. Raises ModelNotFoundError."""
+    model = resolve_model(settings.model, console)
+    with _setting("draft_model"):
+        draft = None if settings.draft_model is None else resolve_model(settings.draft_model, console).path
+    with _setting("heads"):
+        named = tuple(resolve_heads(name, console) for name in settings.heads)
+    with _setting("aux_model"):
+        aux = None if settings.aux_model is None else resolve_model(settings.aux_model, console)
+    return Checkpoints(model, draft, named or model.heads, aux)
+
+
+@contextmanager
+def _setting(name: str) -> Iterator[None]:
+    """Errors inside name this setting."""
+    try:
+        yield
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{name}: {error}") from error
 
 
 def make_engine(
     settings: Settings, checkpoints: Checkpoints, publish: Callable[[bytes], None] | None = None
 ) -> EngineProcess:
-    """The engine, not started yet. `publish` gets its KV events."""
+    """The engine, not started. `publish` gets its KV events."""
     limits = EngineLimits(settings.max_waiting, settings.engine_timeout_s)
     return EngineProcess(engine_config(settings, checkpoints), limits, publish)
 
@@ -49,12 +89,12 @@ def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints)
 
 
 def describe_error(error: OSError) -> str:
-    """In one line, with the file that it is about."""
+    """The error in one line, with its file."""
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
 def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
-    """What the engine process has to know of the settings."""
+    """The settings of the engine process."""
     runner = RunnerConfig(
         model=checkpoints.model.path,
         device=settings.device,
@@ -88,3 +128,20 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         settings.log_format,
         kv_events=settings.kv_events is not None,
     )
+
+
+def warn_if_open(settings: Settings, address: str, remedy: str) -> None:
+    """Warn if a server without keys can be reached from other machines; `remedy` says what to do."""
+    if not settings.has_keys:
+        _logger.warning(
+            "The server listens on %s without an API key: whoever can reach it may use it. %s", address, remedy
+        )
+
+
+def warn_if_unused(settings: Settings) -> None:
+    """Warn if heads learn that few requests use; it is allowed, because requests can choose their method."""
+    if settings.learn and settings.speculation not in _BY_HEADS:
+        _logger.warning(
+            "learn is on, but speculation is %s: only requests that name another method use the learnt heads.",
+            settings.speculation,
+        )

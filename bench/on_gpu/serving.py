@@ -9,7 +9,7 @@ from bench.on_gpu.clients import Load, put_load
 from bench.on_gpu.report import Figure
 from model_runner.models.inspection import inspect_model
 from model_runner.models.loading import load_config
-from server.cli.loadtest.report import Report, summarize
+from server.cli.loadtest.load import Report, summarize
 
 REQUESTS_PER_CLIENT = 2
 LEAST_REQUESTS = 4

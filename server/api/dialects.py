@@ -13,8 +13,8 @@ from server.api.openai import routes as openai
 from server.api.pooling import routes as pooling
 from server.api.responses import conversations
 from server.api.responses import routes as responses
+from server.http.middleware import ShortPaths
 from server.http.responses import ErrorWriter
-from server.http.short_paths import ShortPaths
 
 DIALECTS: Sequence[Dialect] = (
     openai.DIALECT,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,10 +18,9 @@ from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
 from server.generation.result import collect
 from server.generation.run import Run
-from server.http.disconnect import wait_unless_gone
-from server.http.event_stream import EventStream, StreamLimits
+from server.http.event_stream import EventStream
 from server.http.middleware import record_of, sender_of
-from server.http.responses import json_response
+from server.http.responses import json_response, unless_gone
 from server.storage.usage import Used
 from server.telemetry.request_trace import RequestTrace
 from server.tenants.accounts import Account
@@ -65,8 +64,7 @@ async def answer(api: GenerationApi, taken: Taken, request: Request, services: S
         run.close()
         raise
     if plan.stream:
-        limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
-        return EventStream(run, frames, limits, headers=as_headers(plan.notices))
+        return EventStream(run, frames, services.settings.keepalive_s, headers=as_headers(plan.notices))
     try:
         choices = await unless_gone(request, collect(run))
     finally:
@@ -109,13 +107,6 @@ async def _run(plan: Plan, account: Account, record: RequestTrace, services: Ser
     run = Run(services.engine, services.tokenizer, plan, trace, account.close, timeout_s=timeout_s)
     await run.submit()
     return run
-
-
-async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """The result of the work. Cancels it and raises ClientDisconnect if the client disconnects."""
-    task = asyncio.ensure_future(work)
-    await wait_unless_gone(request, task)
-    return await task
 
 
 def _prompt_of(plan: Plan, tokenizer: Tokenizer) -> str:

@@ -18,8 +18,8 @@ from server.api.openai.pages import ListQuery, ends_of, no_such_item, query_of
 from server.api.openapi import answers, documented_errors, takes_form
 from server.api.services import FilesDep, Services, ServicesDep
 from server.errors import InvalidRequestError, NotFoundError, shorten
+from server.http.body import read_form
 from server.http.middleware import record_of
-from server.http.multipart import check_size, form_of, pieces_of
 from server.http.responses import json_response
 from server.http.validation import from_validation
 from server.storage.files import Draft, FileRecord, FileStore, NewFile, Selection
@@ -131,23 +131,16 @@ async def _store(request: Request, files: FileStore, max_bytes: int) -> FileReco
 
     Raises InvalidRequestError, BodyTooLargeError, MediaTypeError, NotStoredError, and ClientDisconnect.
     """
-    form = form_of(request, "file")
     async with files.draft() as draft:
-        async for piece in pieces_of(request, max_bytes):
-            if content := form.feed(piece):
-                check_size(draft.num_bytes + len(content), max_bytes)
-                await draft.write(content)
-        form.finish()
-        asked = _validated(form.fields, form.filename)
+        asked = _validated(await read_form(request, "file", max_bytes, draft.write))
         _check_content(draft)
         lives_s = LIVES_S if asked.expires_after is None else asked.expires_after.seconds
         return await draft.keep(NewFile(record_of(request).client, asked.file, asked.purpose, lives_s))
 
 
-def _validated(fields: Mapping[str, str], filename: str | None) -> UploadFile:
-    values = {} if filename is None else {"file": filename}
+def _validated(fields: Mapping[str, str]) -> UploadFile:
     try:
-        return UploadFile.model_validate(values | _nested(fields))
+        return UploadFile.model_validate(_nested(fields))
     except ValidationError as error:
         raise from_validation(error.errors(include_url=False)) from None
 

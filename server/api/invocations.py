@@ -16,7 +16,7 @@ from server.api.pooling.routes import EMBEDDINGS, RERANK, SCORES, PoolingApi, an
 from server.api.probes import Status, ready
 from server.api.services import ServicesDep
 from server.errors import InvalidRequestError
-from server.http.strict_json import parse_json
+from server.http.json_body import parse_json
 
 _APIS: Sequence[tuple[str, GenerationApi | PoolingApi]] = (
     ("messages", CHAT),

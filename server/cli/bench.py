@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, fail
+from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, address_of, fail
 
 if TYPE_CHECKING:
     from server.cli.loadtest.benchmark import BenchOptions
@@ -69,10 +69,9 @@ def bench(  # noqa: PLR0913  (one parameter for each flag)
     """Put load on an OpenAI-compatible server; report latencies and throughput. Exits with 1 if a request failed."""
     from server.cli.loadtest.benchmark import BenchOptions, parse_speculation  # noqa: PLC0415
     from server.cli.loadtest.load import Lengths, Workload  # noqa: PLC0415
-    from server.client.openai_answers import base_url as clean_url  # noqa: PLC0415
 
+    address = address_of(base_url)
     try:
-        address = clean_url(base_url)
         lengths = Lengths.parse(input_len), Lengths.parse(output_len)
         speculation_field = parse_speculation(speculation)
     except ValueError as error:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, fail
+from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, address_of, fail
 
 System = Annotated[str | None, typer.Option(help="System message that starts the conversation.")]
 Temperature = Annotated[
@@ -32,16 +32,15 @@ def chat(  # noqa: PLR0913  (one parameter for each flag)
     seed: Seed = None,
 ) -> None:
     """Talk to a model in the terminal. Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists commands."""
-    from server.cli.terminal_chat.answering_server import ChatServer, ServerError  # noqa: PLC0415
-    from server.cli.terminal_chat.conversation import Conversation  # noqa: PLC0415
-    from server.cli.terminal_chat.terminal import Terminal  # noqa: PLC0415
-    from server.client.openai_answers import base_url as clean_url  # noqa: PLC0415
+    from server.cli.terminal_chat import (  # noqa: PLC0415
+        ChatServer,
+        Conversation,
+        ServerError,
+        Terminal,
+    )
 
     given = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
-    try:
-        address = clean_url(base_url)
-    except ValueError as error:
-        fail(str(error), code=2)
+    address = address_of(base_url)
     try:
         with ChatServer(address, api_key) as server:
             name = model or server.first_model()

@@ -1,4 +1,4 @@
-"""How the commands speak to the person in front of the terminal."""
+"""What the commands share: errors and warnings in the terminal, and the options that name a server."""
 
 import unicodedata
 from typing import Annotated, NoReturn
@@ -10,14 +10,24 @@ KEPT = "\n\t\u200d"
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Say on stderr, in one line, what is wrong, and end the command with this exit code."""
+    """Print an error in one line on stderr, and end the command with this exit code."""
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(code)
 
 
 def warn(message: str) -> None:
-    """One line on stderr."""
+    """Print a warning in one line on stderr."""
     typer.secho(f"warning: {message}", fg=typer.colors.YELLOW, err=True)
+
+
+def address_of(url: str) -> str:
+    """The server's address as users write it, in full; ends the command if it is not one."""
+    from server.client.openai_answers import base_url  # noqa: PLC0415  (takes time)
+
+    try:
+        return base_url(url)
+    except ValueError as error:
+        fail(str(error), code=2)
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Coroutine
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from ipaddress import ip_address
 from socket import socket
@@ -20,14 +20,21 @@ from starlette.types import ASGIApp
 
 from model_runner.models.repository import cache_folder
 from server import __version__
-from server.assembly import StartError, describe_error, make_app, make_engine
-from server.checkpoints import Checkpoints, find_checkpoints
-from server.cli.kv_events import open_publisher
+from server.assembly import (
+    Checkpoints,
+    StartError,
+    describe_error,
+    find_checkpoints,
+    make_app,
+    make_engine,
+    warn_if_open,
+    warn_if_unused,
+)
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.generation.planning.decoding_rules import SpeculationRules
 from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
-from server.http.hosts import guarded
+from server.http.origins import guarded
 from server.logs import configure_logging
 from server.page.gate import WEBSOCKETS, PageGate, is_installed
 
@@ -36,31 +43,7 @@ if TYPE_CHECKING:
     from server.engine.kv_publisher import KVPublisher
 
 
-_BY_HEADS = ("auto", "eagle", "hydra", "medusa")
-"""Methods of speculation that use heads which learn."""
-_logger = logging.getLogger("samewise.server")
-
-
-def warn_if_open(settings: Settings, address: str, remedy: str) -> None:
-    """Of a server that others than this machine's users can reach; `remedy` says what can be done."""
-    if not settings.has_keys:
-        _logger.warning(
-            "The server listens on %s without an API key: whoever can reach it may use it. %s", address, remedy
-        )
-
-
-def warn_if_unused(settings: Settings) -> None:
-    """Learning is not refused where speculation is off by default, since requests can ask for it."""
-    if settings.learn and settings.speculation not in _BY_HEADS:
-        _logger.warning(
-            "Heads learn that few requests will use: speculation is %s, so only requests that name another method do.",
-            settings.speculation,
-        )
-
-
 FAILURE_CHECK_S = 1.0
-
-logger = logging.getLogger("samewise.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +226,17 @@ def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
         return "none"
     default = SpeculationRules(methods, settings.speculation).of_silence
     return f"{default} by default; {', '.join(methods)}; at most {settings.num_draft_tokens} draft tokens in a step"
+
+
+def open_publisher(settings: Settings) -> "AbstractContextManager[KVPublisher | None]":
+    """Closes what it has opened; None where nothing is to be published. Raises BindError."""
+    if settings.kv_events is None:
+        return nullcontext()
+    try:
+        from server.engine.kv_publisher import KVPublisher  # noqa: PLC0415  (pyzmq need not be installed)
+    except ImportError:
+        raise BindError("kv_events needs pyzmq: pip install 'samewise[kv-events]'") from None
+    try:
+        return closing(KVPublisher(settings.kv_events, settings.kv_events_topic, settings.kv_events_replay))
+    except OSError as error:
+        raise BindError(str(error)) from None

@@ -1,48 +1,25 @@
 """`samewise train-heads`: train draft heads for a model, on its own answers."""
 
 import logging
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from server.cli.console import fail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
 
     from model_runner.models.features import Feature
     from model_runner.training.examples import Answerer
     from model_runner.training.pipeline import Accuracy
-
-
-@contextmanager
-def progress_lines(console: Console) -> Iterator[Progress]:
-    """A line for each stage, and above them the log, which is all there is where the output is no terminal."""
-    logger = logging.getLogger("samewise")
-    handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    try:
-        with Progress(*columns, console=console) as progress:
-            yield progress
-    finally:
-        logger.removeHandler(handler)
 
 
 Model = Annotated[
@@ -109,7 +86,6 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     from model_runner.models.repository import ModelNotFoundError, resolve_model  # noqa: PLC0415
     from model_runner.training.loop import LoopOptions  # noqa: PLC0415  (brings torch)
     from model_runner.training.pipeline import TrainingOptions, train_heads  # noqa: PLC0415
-    from server.cli.train_heads import progress_lines  # noqa: PLC0415
 
     console = Console(stderr=True)
     try:
@@ -128,7 +104,7 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
             int8=int8,
             loop=LoopOptions(minutes=minutes, steps=steps, learning_rate=learning_rate),
         )
-        with progress_lines(console) as progress:
+        with _progress_lines(console) as progress:
             accuracy = train_heads(
                 options, lambda: _answerer(folder.path, folder.name), _decoder(folder.path), progress
             )
@@ -137,6 +113,37 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on from here", code=130)
     Console(soft_wrap=True).print(_table(accuracy))
+
+
+@contextmanager
+def _progress_lines(console: "Console") -> "Iterator[Progress]":
+    """A line for each stage, with the log above; only the log if the output is no terminal."""
+    from rich.logging import RichHandler  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    logger = logging.getLogger("samewise")
+    handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    try:
+        with Progress(*columns, console=console) as progress:
+            yield progress
+    finally:
+        logger.removeHandler(handler)
 
 
 def _features(text: str) -> "tuple[Feature, ...]":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.cli.console import ApiKey, ModelName, fail, printable
+from server.cli.console import ApiKey, ModelName, address_of, fail, printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -47,12 +47,8 @@ def verify(  # noqa: PLR0913  (one parameter for each flag)
     and compares every answer with the first one to the same request.
     """
     from server.cli.verification import VerifyOptions  # noqa: PLC0415
-    from server.client.openai_answers import base_url as clean_url  # noqa: PLC0415
 
-    try:
-        address = clean_url(url)
-    except ValueError as error:
-        fail(str(error), code=2)
+    address = address_of(url)
     if output is not None and not output.parent.is_dir():
         fail(f"--output: there is no folder {output.parent}", code=2)
     options = VerifyOptions(address, model or "", endpoint, num_requests, seconds, max_tokens, crowd)

@@ -1,11 +1,10 @@
-"""What the numbers of a server say about its load. No I/O in here."""
+"""The load of a server, computed from its metrics. No I/O in here."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from server.client.snapshot import MEANS, Series, Source
-from server.client.window import Window
+from server.client.metrics import MEANS, Series, Source, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,37 +18,27 @@ class Quantile:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What one method of speculation brings."""
+    """How well one method of speculation does."""
 
     method: str
-    """Empty where the server does not tell methods apart."""
+    """Empty if the server does not report methods separately."""
     acceptance: float | None
     """Share of the draft tokens."""
     tokens_per_step: float
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
-    """What came of training draft heads on what is served."""
-
-    tokens_per_step_first: float | None
-    tokens_per_step_current: float | None
-    publications: float
-    rollbacks: float
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
-    """Of one model on one server, or of several together. What is None is not known, or did not happen."""
+    """The load of one model on one server, or of several together. None: unknown, or it did not happen."""
 
     gauges: Mapping[Series, float] = field(default_factory=dict)
     counters: Mapping[Series, float] = field(default_factory=dict)
     rates: Mapping[Series, float] | None = None
-    """By the second; None until there is something to compare with."""
+    """Growth of the counters a second; None until there are two readings."""
 
     @property
     def state(self) -> str:
-        """Of the engine; `up` where the server does not say more."""
+        """The engine's state; `up` if the server does not report it."""
         states = [value for value, on in _by_label(self.gauges, "engine_state", "state").items() if on]
         if states:
             return states[0] if len(states) == 1 else "mixed"
@@ -58,33 +47,33 @@ class Load:
 
     @property
     def running(self) -> float | None:
-        """With those of batches: it is what the engine does."""
+        """Running choices, also of batches."""
         running = _total(self.gauges, "num_requests_running")
         return None if running is None else running + (_total(self.gauges, "num_background_running") or 0.0)
 
     @property
     def waiting(self) -> float | None:
-        """Without those of batches, which only wait for room to be left."""
+        """Waiting choices, except of batches, which only wait for room to be left."""
         return _total(self.gauges, "num_requests_waiting")
 
     @property
     def kv_usage(self) -> float | None:
-        """0 to 1; of several, their mean."""
+        """Used share of the KV cache; of several servers, the mean."""
         return _total(self.gauges, "kv_cache_usage_perc")
 
     @property
     def kv_blocks(self) -> Mapping[str, float]:
-        """Of the KV cache by what they are for: `held`, `cached`, `free`; empty where the server does not say."""
+        """Blocks of the KV cache by use: `held`, `cached`, `free`; empty if the server does not report them."""
         return _by_label(self.gauges, "kv_cache_blocks", "state")
 
     @property
     def preemptions(self) -> float | None:
-        """Since the engine's start."""
+        """Preemptions since the engine's start."""
         return _total(self.counters, "num_preemptions_total")
 
     @property
     def restarts(self) -> float | None:
-        """Of the engine."""
+        """Restarts of the engine."""
         return _total(self.counters, "engine_restarts_total")
 
     @property
@@ -94,7 +83,7 @@ class Load:
 
     @property
     def speculation(self) -> tuple[Speculation, ...]:
-        """By method, those that were used."""
+        """The methods that were used lately."""
         drafts, emitted, drafted, accepted = (
             _by_label(self.rates or {}, f"spec_decode_num_{name}_total", "method")
             for name in ("drafts", "emitted_tokens", "draft_tokens", "accepted_tokens")
@@ -111,44 +100,26 @@ class Load:
 
     @property
     def drafting_methods(self) -> tuple[str, ...]:
-        """Of speculation: those that were used since the engine's start."""
+        """The methods of speculation that were used since the engine's start."""
         drafts = _by_label(self.counters, "spec_decode_num_drafts_total", "method")
         return tuple(sorted(method for method, steps in drafts.items() if steps))
 
-    @property
-    def tenants(self) -> tuple[tuple[str, float], ...]:
-        """Names, and tokens a second of prompts and answers; most first, those with none left out."""
-        name = "tenant_tokens_total"
-        kinds = [_by_label(self.rates or {}, name, "tenant", kind=kind) for kind in ("prompt", "completion")]
-        tokens = {tenant: sum(kind.get(tenant, 0.0) for kind in kinds) for tenant in {**kinds[0], **kinds[1]}}
-        return tuple(sorted(((t, rate) for t, rate in tokens.items() if rate), key=lambda of: (-of[1], of[0])))
-
-    @property
-    def learning(self) -> Learning | None:
-        """Since the engine's start; None where nothing is learnt."""
-        publications = _total(self.counters, "learning_publications_total")
-        if publications is None:
-            return None
-        per_step = _by_label(self.gauges, "learning_tokens_per_step", "heads")
-        rollbacks = _total(self.counters, "learning_rollbacks_total") or 0.0
-        return Learning(per_step.get("first"), per_step.get("current"), publications, rollbacks)
-
     def tells(self, name: str) -> bool:
-        """Whether the server has such a number at all, be it that nothing was counted lately."""
+        """Whether the server has this metric, even if nothing was counted lately."""
         return any(of == name for samples in (self.gauges, self.counters) for of, _ in samples)
 
     def rate(self, name: str) -> float | None:
-        """Of a counter, whatever its labels are."""
+        """A counter's growth a second, over all its labels."""
         return _total(self.rates or {}, name)
 
     def quantile(self, name: str, share: float) -> Quantile | None:
-        """The value of a histogram that this share of those lately counted does not exceed."""
+        """The value that this share of a histogram's recent observations does not exceed."""
         buckets = _by_label(self.rates or {}, f"{name}_bucket", "le")
         return quantile([(float(bound), count) for bound, count in buckets.items()], share)
 
 
 def loads_of(window: Window) -> dict[Source, Load]:
-    """Of what was there at the last reading, in a lasting order; empty without one."""
+    """The loads of the last reading's sources, sorted; empty without a reading."""
     latest = window.latest
     if latest is None:
         return {}
@@ -159,7 +130,7 @@ def loads_of(window: Window) -> dict[Source, Load]:
 
 
 def together(loads: Sequence[Load]) -> Load:
-    """The sum of all: one that serves nothing adds nothing. Histograms with different buckets are left out."""
+    """The sum of several loads. Histograms with different buckets are left out."""
     known = [load.rates for load in loads if load.rates is not None]
     mixed = _mixed_histograms(known)
     rates = {series: rate for series, rate in _sum(known).items() if series[0] not in mixed}
@@ -171,8 +142,9 @@ def together(loads: Sequence[Load]) -> Load:
 
 
 def quantile(buckets: Iterable[tuple[float, float]], share: float) -> Quantile | None:
-    """As Prometheus estimates it: values lie evenly in their bucket. `buckets` are of bounds and how many do not exceed
-    them; None where there are no values.
+    """A quantile as Prometheus estimates it, with values spread evenly over their bucket; None without values.
+
+    `buckets` are pairs of a bound and the number of values that do not exceed it.
     """
     bounds = sorted(buckets)
     if not bounds or bounds[-1][1] <= 0:
@@ -201,13 +173,12 @@ def _total(samples: Mapping[Series, float], name: str) -> float | None:
     return sum(values) if values else None
 
 
-def _by_label(samples: Mapping[Series, float], name: str, label: str, **others: str) -> dict[str, float]:
-    """The values of those that have the other labels; they are added up where there are still more labels."""
+def _by_label(samples: Mapping[Series, float], name: str, label: str) -> dict[str, float]:
+    """The values by one label; they are added up where there are more labels."""
     found: dict[str, float] = {}
     for labels, value in _matching(samples, name):
-        if others.items() <= labels.items():
-            key = labels.get(label, "")
-            found[key] = found.get(key, 0.0) + value
+        key = labels.get(label, "")
+        found[key] = found.get(key, 0.0) + value
     return found
 
 

@@ -1,4 +1,4 @@
-"""What whoever talks to an OpenAI-compatible server has to know of its answers. No I/O in here."""
+"""Answers of OpenAI-compatible servers: chunks, streams, errors, lists of models, addresses. No I/O in here."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,9 +9,9 @@ import msgspec
 
 _DONE = b"[DONE]"
 UNREADABLE = (msgspec.DecodeError, RecursionError)
-"""What decoding another's JSON raises. The second: it is nested too deeply."""
+"""Errors of decoding a server's JSON. RecursionError: it is nested too deeply."""
 _MAX_LINE_BYTES = 16 << 20
-"""Of a stream; no server has that much to say at once."""
+"""Longest line of a stream; no server has that much to say at once."""
 
 
 class AnswerError(Exception):
@@ -28,26 +28,94 @@ class AnswerError(Exception):
         return cls(f"HTTP {status}", error_message(body))
 
 
-class Message(msgspec.Struct):
-    """Text of a chat choice."""
+class Alternative(msgspec.Struct):
+    """A token that the model chose, or might have chosen."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(Alternative):
+    """A token of an answer with the most probable tokens in its place, best first."""
+
+    top_logprobs: list[Alternative] = []
+
+
+class Logprobs(msgspec.Struct):
+    """Logprobs of a chunk's tokens."""
+
+    content: list[TokenLogprob] | None = None
+
+
+class Function(msgspec.Struct):
+    """A part of a function call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class Custom(msgspec.Struct):
+    """A part of a call of a tool that takes text."""
+
+    name: str | None = None
+    input: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """A part of a tool call; parts of the same call have the same index."""
+
+    index: int = 0
+    id: str | None = None
+    type: str | None = None
+    function: Function | None = None
+    custom: Custom | None = None
+
+
+class Delta(msgspec.Struct):
+    """What a chunk adds to a message, or a whole message."""
 
     content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer's text, or the refusal in its place."""
+        return self.content or self.refusal or ""
+
+    @property
+    def thought(self) -> str:
+        """The reasoning, under either of the names that servers use."""
+        return self.reasoning_content or self.reasoning or ""
 
 
 class Choice(msgspec.Struct):
-    """Text of one choice, or a piece of it: `message` or `delta` on the chat endpoint, else `text`."""
+    """One choice, or what a chunk adds to it: `message` or `delta` of a chat completion, `text` of a completion."""
 
     index: int = 0
-    message: Message | None = None
-    delta: Message | None = None
+    delta: Delta = msgspec.field(default_factory=Delta)
+    message: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+    token_ids: list[int] | None = None
+    token_sources: list[str] | None = None
+    score: float | None = None
+    cumulative_logprob: float | None = None
 
     @property
     def content(self) -> str:
-        """The text, wherever it is."""
-        part = self.delta or self.message
-        return (part.content if part else self.text) or ""
+        """The text, whichever field it is in."""
+        return self.text or (self.message or self.delta).text
+
+
+class PromptDetails(msgspec.Struct):
+    """Details of a prompt's tokens."""
+
+    cached_tokens: int | None = None
 
 
 class Usage(msgspec.Struct):
@@ -55,18 +123,35 @@ class Usage(msgspec.Struct):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
+
+
+class Notice(msgspec.Struct):
+    """A field of the request that the server ignored or changed."""
+
+    path: str = ""
+    reason: str = ""
 
 
 class Chunk(msgspec.Struct):
-    """What is looked at of a stream's chunk, or of a whole answer; other fields are skipped without being parsed."""
+    """A chunk of a streamed completion, or a whole one; fields that are not here are skipped without being parsed."""
 
+    id: str = ""
+    model: str = ""
     choices: list[Choice] = []
     usage: Usage | None = None
+    system_fingerprint: str | None = None
+    seed: int | None = None
+    warnings: list[Notice] = []
     error: object = None
 
     @property
     def text(self) -> str:
-        """Of the first choice, empty if there is none."""
+        """The first choice's text, empty if there is none."""
         return self.choices[0].content if self.choices else ""
 
 
@@ -157,7 +242,7 @@ def base_url(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """An address that may be shown: who is let in there is left out."""
+    """The address without user and password, to be shown."""
     return re.sub("//.*@", "//", url)
 
 

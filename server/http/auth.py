@@ -23,10 +23,10 @@ def open_paths(settings: Settings) -> frozenset[str]:
 
 
 class AuthMiddleware:
-    """Answers 401 unless the request carries one of the keys; notes whose it is, and how its limits stand.
+    """Answers 401 unless a request carries one of the keys; notes the key's owner and the state of its limits.
 
-    A request that brings a body counts against the key's limit, and one too many is answered 429 before it is read:
-    whatever becomes of it, taking it in has a price. Pure ASGI: streams pass through untouched.
+    A request with a body counts against the key's limit, and one too many gets 429 before its body is read, because
+    reading it has a price. Pure ASGI: streams pass through untouched.
     """
 
     def __init__(self, app: ASGIApp, accounts: Accounts, open_paths: Collection[str]) -> None:
@@ -59,14 +59,14 @@ class AuthMiddleware:
             record.headers |= await self._accounts.limits.headers(tenant)
 
     def _check_background(self, client: str) -> None:
-        """Whoever left the work here was asked for the key then. Raises AuthenticationError if it has gone since."""
+        """The key was checked when the work was left here. Raises AuthenticationError if it has been removed since."""
         if not self._accounts.keys.knows(client):
             message = "The API key of whoever asked for this is not accepted any more."
             raise AuthenticationError(message, code="invalid_api_key")
 
 
 def owner_of(key: str, keys: KeyRing) -> Tenant:
-    """Who has the key. Raises AuthenticationError."""
+    """The key's owner. Raises AuthenticationError."""
     if not key:
         raise AuthenticationError(
             "You didn't provide an API key. You need to provide your API key in an Authorization header using "
@@ -79,18 +79,18 @@ def owner_of(key: str, keys: KeyRing) -> Tenant:
 
 
 def has_body(headers: Headers) -> bool:
-    """Whether a request with these headers brings a body."""
+    """Whether these headers announce a body."""
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def sees_all_usage(headers: Headers, keys: KeyRing) -> bool:
-    """Whether a request with these headers may read what each tenant has used."""
+    """Whether a request with these headers may read every tenant's usage."""
     tenant = keys.tenant_of(key_in(headers))
     return not keys or (tenant is not None and tenant.sees_all_usage)
 
 
 def key_in(headers: Headers) -> str:
-    """The key that a request brings, by OpenAI's header or Anthropic's; empty without one."""
+    """The key in OpenAI's header or Anthropic's; empty without one."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     bearer = key.strip() if scheme.lower() == "bearer" else ""
     return bearer or headers.get("x-api-key", "").strip()

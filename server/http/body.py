@@ -1,20 +1,25 @@
-"""Reading the bodies of requests: their media type, their size, and the memory that all of them take together."""
+"""Reads the bodies of requests, and bounds their sizes and the memory of all of them; forms with a file, too."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from io import BytesIO
 
 from fastapi import Request
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
-from server.errors import BodyTooLargeError, MediaTypeError, UnavailableError
+from server.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError, UnavailableError, shorten
 
 MAX_INCOMPLETE_MIB = 256.0
-"""Of bodies that have come in part; at least four of the largest size are always allowed."""
+"""Memory for bodies that have come in part; at least four of the largest size are always allowed."""
 
 
 class IncomingBodies:
-    """Reads request bodies, and bounds the memory of bodies that have not come as a whole.
+    """Reads request bodies, and bounds the memory of bodies that are incomplete.
 
-    A client may send its body slowly. If many do, the one that began first makes room for the others: a client of good
-    will has long sent its body by then.
+    A client may send its body slowly. If many do, the body that began first is given up: an honest client has long sent
+    its own by then.
     """
 
     def __init__(self, max_mib: float, max_incomplete_mib: float = MAX_INCOMPLETE_MIB) -> None:
@@ -24,20 +29,20 @@ class IncomingBodies:
         self._max_incomplete = max(int(max_incomplete_mib * (1 << 20)), 4 * self.max_bytes)
         self._num_bytes = 0
         self._incomplete: dict[asyncio.Timeout, int] = {}
-        """How much has come of each body, the one that began first at the front. Its timeout ends the reading."""
+        """Bytes received of each body, the oldest first. Its timeout ends the reading."""
 
     async def read_json(self, request: Request) -> bytes:
-        """Read the body of a request with JSON. Raises MediaTypeError, and what `read` does."""
+        """Read a JSON body. Raises MediaTypeError, and what `read` raises."""
         types = request.headers.getlist("content-type")
         if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
             raise MediaTypeError("The request needs the header 'Content-Type: application/json', once.")
         return await self.read(request)
 
     async def read(self, request: Request, max_mib: float | None = None) -> bytes:
-        """Read a body of any media type, of at most `max_mib` if that is not the size of the largest.
+        """Read a body of any media type, of at most `max_mib` (by default, the size of the largest body).
 
-        Raises BodyTooLargeError before more than that is read, UnavailableError if the body had to make room for
-        others, and ClientDisconnect.
+        Raises BodyTooLargeError before more is read, UnavailableError if the body had to make room for others, and
+        ClientDisconnect.
         """
         max_bytes = self.max_bytes if max_mib is None else int(max_mib * (1 << 20))
         too_large = BodyTooLargeError(f"The request body is too large. This server reads at most {max_bytes} bytes.")
@@ -63,7 +68,7 @@ class IncomingBodies:
         return b"".join(chunks)
 
     def _add(self, reading: asyncio.Timeout, num_bytes: int) -> None:
-        """Count bytes of a body, and end the bodies that began first if all of them are too large together."""
+        """Count bytes of a body, and give up the oldest bodies if all of them together are too large."""
         self._incomplete[reading] += num_bytes
         self._num_bytes += num_bytes
         excess = self._num_bytes - self._max_incomplete
@@ -73,3 +78,114 @@ class IncomingBodies:
             if oldest.when() is None:
                 oldest.reschedule(0)  # in the past: at once
             excess -= size
+
+
+MAX_FIELDS = 16
+FRAME_BYTES = 64 * 1024
+"""Size of a form without the content of its file."""
+Keep = Callable[[bytes], Awaitable[None]]
+"""Stores the next piece of the file."""
+
+
+async def read_form(request: Request, file_field: str, max_file_bytes: int, keep: Keep) -> dict[str, str]:
+    """Read a form with a file of at most this size; returns its fields, in which the file stands by its name.
+
+    Raises BodyTooLargeError before much more is read, MediaTypeError, InvalidRequestError, ClientDisconnect, and what
+    `keep` raises.
+    """
+    types = request.headers.getlist("content-type")
+    kind, options = parse_options_header(types[0] if len(types) == 1 else "")
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise MediaTypeError("The request needs the header 'Content-Type: multipart/form-data; boundary=...'.")
+    file = _File(max_file_bytes, keep)
+    parser = _FormParser(request.headers, _pieces(request, max_file_bytes, file), file_field, file)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise _malformed(error.message) from None
+    if not parser.has_ended:
+        raise _malformed("It ends before its last boundary.")
+    return _fields(form.multi_items(), file_field)
+
+
+class _File(UploadFile):
+    """An uploaded file that is stored at once, where Starlette's are kept in temporary files."""
+
+    def __init__(self, max_bytes: int, keep: Keep | None) -> None:
+        """Without `keep`, the content is dropped."""
+        super().__init__(BytesIO())
+        self._max_bytes = max_bytes
+        self._keep = keep
+        self._num_bytes = 0
+        self._unsaved: list[bytes] = []
+
+    async def write(self, data: bytes) -> None:
+        """Take a part of the body's last piece, which may be as short as a line."""
+        if self._keep is not None:
+            self._unsaved.append(data)
+
+    async def save(self) -> None:
+        """Store what has come. Raises BodyTooLargeError, and what `keep` raises."""
+        if self._keep is not None and (content := b"".join(self._unsaved)):
+            self._unsaved.clear()
+            self._num_bytes += len(content)
+            _check_size(self._num_bytes, self._max_bytes)
+            await self._keep(content)
+
+
+class _FormParser(MultiPartParser):
+    """Starlette's parser, which by itself makes temporary files and takes a form that is cut off for a whole one."""
+
+    def __init__(self, headers: Headers, body: AsyncGenerator[bytes], file_field: str, file: _File) -> None:
+        super().__init__(headers, body, max_files=MAX_FIELDS, max_fields=MAX_FIELDS, max_part_size=FRAME_BYTES)
+        self.has_ended = False
+        self._file_field = file_field
+        self._file = file
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        part = self._current_part
+        if part.file is not None:
+            part.file.file.close()
+            file = self._file if part.field_name == self._file_field else _File(0, None)
+            part.file, file.filename = file, part.file.filename
+
+    def on_end(self) -> None:
+        self.has_ended = True
+
+
+async def _pieces(request: Request, max_file_bytes: int, file: _File) -> AsyncGenerator[bytes]:
+    """The body, a piece at a time; what each has of the file is stored before the next one is read."""
+    declared = request.headers.get("content-length", "")
+    num_bytes = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
+    _check_size(num_bytes - FRAME_BYTES, max_file_bytes)
+    num_bytes = 0
+    async for piece in request.stream():
+        num_bytes += len(piece)
+        _check_size(num_bytes - FRAME_BYTES, max_file_bytes)
+        yield piece
+        await file.save()
+
+
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        message = f"The file is too large. This server takes files of at most {max_bytes} bytes."
+        raise BodyTooLargeError(message, param="file")
+
+
+def _fields(items: list[tuple[str, UploadFile | str]], file_field: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for name, value in items:
+        shown = shorten(name)
+        if name in fields:
+            raise InvalidRequestError(f"Invalid '{shown}': it is given twice.", param=shown, code="invalid_value")
+        text = value if isinstance(value, str) else value.filename or ""
+        if name == file_field and (isinstance(value, str) or not text):
+            message = f"Invalid type for '{shown}': expected a file with a name."
+            raise InvalidRequestError(message, param=shown, code="invalid_type")
+        fields[name] = text
+    return fields
+
+
+def _malformed(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The request body is not a well-formed form: {why}")

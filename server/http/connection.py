@@ -1,8 +1,8 @@
-"""One client's connection, with an end to every wait for the client.
+"""One client's connection, with a time limit on every wait for the client.
 
-uvicorn limits only the idle time between requests. Here a client that connects and says nothing, stops in the middle
-of a request, sends what is no part of one, or does not read its answer is dropped, so that it cannot hold a socket,
-memory or a request for ever: also one without a key, for none of this is asked for one.
+uvicorn limits only the idle time between requests. Here a client is dropped if it says nothing, stops in the middle of
+a request, sends something else, or does not read its answer, so that it cannot hold a socket, memory or a request for
+ever. Nothing here needs a key. This is the only deadline for slow readers, of streams as well.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import contextlib
 import heapq
 import operator
 import resource
+import secrets
 import sys
 import time
 from abc import abstractmethod
@@ -21,31 +22,28 @@ import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from server.http.request_id import new_request_id
-
 if TYPE_CHECKING:
     from server.http.websocket import IncomingMessages
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's head; also of the sizes of chunks, their extensions and trailers, between two pieces of a body."""
+"""Size of a request's head; also of chunks' sizes, extensions and trailers between two pieces of a body."""
 MAX_PIPELINED = 64
-"""Requests of one connection that wait while another one is answered. No client sends as many; all cost memory."""
+"""Requests of one connection that wait while another one is answered. Real clients send fewer; all cost memory."""
 _PIECE_BYTES = 16 << 10
-"""Of what was read, parsed at a time: the parser stops for nothing within a piece."""
+"""Bytes parsed at a time: the parser does not stop within a piece."""
 
 _OTHER_FILES = 256
-"""Of those that a process may have open: for all but clients."""
+"""Open files that are reserved for everything except clients."""
 
 
 def limited_connection(timeout_s: float, websockets: Mapping[str, int] | None = None) -> type[asyncio.Protocol]:
     """The protocol class of connections that wait at most this long for their client.
 
-    That is: for the whole head of a request, for the next bytes of its body, for all that is left of a body that was
-    answered before it had come, and for the client to read.
+    The limit is for the whole head of a request, for the next bytes of its body, for the rest of a body that was
+    answered early, and for the client to read.
 
-    Requests to the paths of `websockets`, and to all below one that ends with a slash, may become websockets
-    (`LimitedWebSocket`), whose messages have at most so many bytes. Any other offer to upgrade is ignored, as RFC 9110
-    wants it: the request is served as if the header were not there.
+    `websockets` maps paths, or prefixes that end with a slash, to the size of the largest message of a websocket there
+    (`LimitedWebSocket`). Any other offer to upgrade is ignored, as RFC 9110 asks: the request is served without it.
     """
 
     class Connection(LimitedConnection):
@@ -57,12 +55,12 @@ def limited_connection(timeout_s: float, websockets: Mapping[str, int] | None = 
 
 
 class AnsweringConnection:
-    """A connection, as the end of the server looks at it."""
+    """A connection, as seen by a server that drains."""
 
     @property
     @abstractmethod
     def owes_answer(self) -> bool:
-        """Whether a request that has come as a whole has no whole answer yet, or its client has not read all of it."""
+        """Whether a complete request has no complete answer yet, or its client has not read all of it."""
 
 
 class _FloodError(Exception):
@@ -70,7 +68,7 @@ class _FloodError(Exception):
 
 
 class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
-    """uvicorn's connection, with a deadline wherever it waits for the client."""
+    """uvicorn's connection with a deadline for every wait for the client."""
 
     client_timeout_s: ClassVar[float]
     max_connections: ClassVar[int]
@@ -79,11 +77,11 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
     incoming_messages: "ClassVar[IncomingMessages | None]" = None
 
     made_at = 0.0
-    """On a clock that goes on within a turn of the event loop, unlike the loop's own."""
+    """In seconds of time.monotonic, which advances within a turn of the event loop."""
     # The parser calls on_message_begin, on_headers_complete and on_message_complete from within data_received.
     _read_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
-    _bytes_beside_body = 0  # received since the last request or piece of a body, to within one read
+    _bytes_outside_body = 0  # received since the last request or piece of a body, to within one read
     _body_open = False
     _answered: RequestResponseCycle | None = None  # now, or last
     _is_websocket = False  # another protocol's from then on
@@ -119,7 +117,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
 
     def on_body(self, body: bytes) -> None:
         # A byte of the body forgives one of its framing, so chunks of a few bytes are soon too many.
-        self._bytes_beside_body = max(self._bytes_beside_body - 2 * len(body), 0)
+        self._bytes_outside_body = max(self._bytes_outside_body - 2 * len(body), 0)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -127,7 +125,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             return
         self._cancel_read_deadline()
         self._body_open = False
-        self._bytes_beside_body = 0
+        self._bytes_outside_body = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -167,12 +165,12 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
 
     @property
     def owes_answer(self) -> bool:
-        """See AnsweringConnection."""
+        """Whether a complete request has no complete answer yet, or its client has not read all of it."""
         return (self._is_answering and not self._body_open) or self.transport.get_write_buffer_size() > 0
 
     @property
     def waits_since(self) -> float | None:
-        """Since when it waits for its client to send or to read, on the loop's clock; None while it does not."""
+        """When it began to wait for its client to send or to read, on the loop's clock; None while it does not wait."""
         waits = (
             (self._read_deadline, self.client_timeout_s),
             (self._write_deadline, self.client_timeout_s),
@@ -190,16 +188,16 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
 
     @property
     def _between_requests(self) -> bool:
-        """Whether nothing is being answered and no body is awaited: what comes next is a request's head."""
+        """Whether a request's head comes next: nothing is being answered, and no body is awaited."""
         return not self._body_open and not self._is_answering
 
     @property
     def _is_answering(self) -> bool:
-        """Whether some request has no whole answer yet."""
+        """Whether a request has no complete answer yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _make_room(self) -> None:
-        """Drop those that have waited longest for their clients, several, since it takes a look at all to find them."""
+        """Drop the connections that wait longest for their clients; several, because it takes a walk over all."""
         limited = [one for one in self.connections if isinstance(one, LimitedConnection)]
         waiting = [(since, one.made_at, one) for one in limited if (since := one.waits_since) is not None]
         for _, _, one in heapq.nsmallest(max(1, self.max_connections // 16), waiting, key=operator.itemgetter(0, 1)):
@@ -207,15 +205,15 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             one.transport.abort()
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser. It stops after the head of a request that offers to upgrade, and would skip the body.
+        """Feed the parser, which stops after the head of a request that offers to upgrade, and would skip its body.
 
-        If the offer is not taken, a new parser therefore gets the head without it, and then the rest.
+        If the offer is not taken, a new parser gets the head without it, and then the rest.
         """
         whole = memoryview(data)
         unparsed = [whole[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES)][::-1]
         while unparsed:
             piece = unparsed.pop()
-            self._bytes_beside_body += len(piece)
+            self._bytes_outside_body += len(piece)
             try:
                 self.parser.feed_data(piece)
             except httptools.HttpParserError as error:
@@ -235,7 +233,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
                 unparsed += [rest for rest in (piece[upgrade.args[0] :], memoryview(head)) if rest]
-            if self._bytes_beside_body > MAX_HEAD_BYTES:
+            if self._bytes_outside_body > MAX_HEAD_BYTES:
                 self._refuse(431, "The request's header fields are too large.")
                 return
 
@@ -246,7 +244,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
         return b"\r\n".join([*lines, *(b"%b: %b" % header for header in headers), b"", b""])
 
     def _may_become_websocket(self) -> bool:
-        """Not while an answer is under way, which would lose its connection."""
+        """Whether the request may become a websocket; not during an answer, which would lose its connection."""
         return (
             self._max_message_bytes is not None
             and self._get_upgrade() == b"websocket"
@@ -258,7 +256,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
 
     @property
     def _max_message_bytes(self) -> int | None:
-        """Of a websocket at the path of the request that was parsed last; None if there can be none."""
+        """The largest message of a websocket at the last request's path; None if there is none."""
         path = self.url.partition(b"?")[0]
         for at, size in self.websockets_at.items():
             if path == at or (at.endswith(b"/") and path.startswith(at)):
@@ -284,7 +282,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
 
     @classmethod
     def _all_incoming(cls) -> "IncomingMessages":
-        """Those of all websockets of this server."""
+        """The unfinished messages of all websockets of this server."""
         from server.http.body import MAX_INCOMPLETE_MIB  # noqa: PLC0415
         from server.http.websocket import IncomingMessages  # noqa: PLC0415
 
@@ -318,12 +316,12 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             self._write_deadline = None
 
     def _limit_closing(self) -> None:
-        """A transport that closes waits for the client to read what was written, by itself for ever."""
+        """Limit a closing transport's wait for the client to read, which has no limit by itself."""
         if self._write_deadline is None:
             self._write_deadline = self._later(self.transport.abort)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what never became a request, unless another answer has begun, and close."""
+        """Refuse what never became a request, unless another answer has begun, and close."""
         if self._between_requests or not (self.cycle.response_started or self.pipeline):
             self._write_error(status, message)
         self._cancel_read_deadline()
@@ -340,8 +338,13 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
         self.transport.write(STATUS_LINE[status] + head.encode() + body)
 
 
+def new_request_id() -> str:
+    """A unique id by which the log names a request."""
+    return f"req_{secrets.token_hex(16)}"
+
+
 def _max_connections() -> int:
-    """As many as there can be files, once the soft limit is what the hard one allows."""
+    """As many as the hard limit of open files allows, to which the soft limit is raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit that they do not tell

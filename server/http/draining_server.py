@@ -1,4 +1,4 @@
-"""uvicorn, told how this server ends: the first signal drains, the second stops at once."""
+"""uvicorn with our settings and our end: the first signal drains, the second stops at once."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from server.http.connection import AnsweringConnection, limited_connection
 KEEP_ALIVE_S = 75
 """Idle connections live longer here than in the pools of clients and load balancers, which then close them first."""
 CLOSING_S = 3
-"""Given to the errors that end what did not finish in time, to reach their clients."""
+"""Time for the errors of unfinished requests to reach their clients."""
 DELIVERY_CHECK_S = 0.05
 
 logger = logging.getLogger("samewise.server")
@@ -39,7 +39,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where this machine reaches it, without a slash at the end."""
+    """The listener's URL on this machine, without a slash at the end."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{host}:{port}"
@@ -58,7 +58,7 @@ def configure(app: ASGIApp, client_timeout_s: float, websockets: Mapping[str, in
         lifespan="on",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # nobody here asks for the client's address
+        proxy_headers=False,  # the client's address is not used
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSING_S,
@@ -69,7 +69,7 @@ class DrainingServer(uvicorn.Server):
     """Ends on SIGTERM and SIGINT without an error: new work is refused while running requests finish.
 
     The grace is for both: for the engine to finish them, and then for their clients to read the answers. Meanwhile the
-    server goes on listening, so that /ready and new requests are told so.
+    server still listens, so that /ready and new requests get a 503.
     """
 
     def __init__(self, config: uvicorn.Config, engine: EngineClient, grace_s: float) -> None:
@@ -79,7 +79,7 @@ class DrainingServer(uvicorn.Server):
         self._ending: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """What is there when the server begins to answer stays: looking through it for garbage takes 50 ms."""
+        """Freeze the objects that exist at the start: collecting garbage among them takes 50 ms."""
         await super().startup(sockets)
         gc.collect()
         gc.freeze()
@@ -111,7 +111,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def _deliver(self) -> None:
-        """Wait until the clients have read the answers that are there, not those to requests that come meanwhile."""
+        """Wait until clients have read the answers in flight, except answers to later requests."""
         waiting = {one for one in self._connections() if one.owes_answer}
         if waiting:
             logger.info("Draining: %d answers are on their way to their clients.", len(waiting))
@@ -120,7 +120,7 @@ class DrainingServer(uvicorn.Server):
             waiting = {one for one in waiting & self._connections() if one.owes_answer}
 
     def _connections(self) -> set[AnsweringConnection]:
-        """Those that are open."""
+        """The open connections."""
         return {one for one in self.server_state.connections if isinstance(one, AnsweringConnection)}
 
     async def _stop(self) -> None:

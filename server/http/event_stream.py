@@ -1,17 +1,16 @@
 """Server-sent events: a stream begins when there is something to say, stays alive in silence, and says how it ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import codecs
+from collections.abc import Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
-from server.http.disconnect import ClientTooSlowError
 from server.http.middleware import record_in, report
 
 _Event = TypeVar("_Event")
@@ -60,44 +59,34 @@ class Frames(Protocol[_Written_contra]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """How long a stream waits for either side."""
-
-    keepalive_s: float
-    """Silence after which something is sent nevertheless."""
-    send_s: float
-    """A client that takes longer to read is given up."""
-
-
 class EventStream(EventSourceResponse, Generic[_Event]):
-    """A response of the library whose loop is our own: all events of a step are one write, and no task or timer is made
-    for any of them.
+    """Streams what a source has: all events of a step in one write, and a sign of life after `keepalive_s` of silence.
 
-    Nothing is sent before the first event, so that an error before it gets a status of its own; but no longer than a
-    proxy would put up with silence. Leaves the source closed.
+    The library makes the headers; `__call__` is our own because the library's sends the status before there is an
+    event, so that an error before the first one could not have its own status, and runs four tasks for each stream.
     """
 
     def __init__(
-        self, source: Source[_Event], frames: Frames[_Event], limits: StreamLimits, headers: Mapping[str, str]
+        self, source: Source[_Event], frames: Frames[_Event], keepalive_s: float, headers: Mapping[str, str]
     ) -> None:
         super().__init__(iter(()), ping=0, sep="\n", headers=headers)
         self._source = source
         self._frames = frames
-        self._limits = limits
+        self._keepalive_s = keepalive_s
         self._has_begun = False
         self._is_silent = False
         self._is_gone = False
-        self._sending_since: float | None = None
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError before the first event, ClientDisconnect, and ClientTooSlowError."""
+        """Sends the stream and closes the source. Raises ApiError before the first event, and ClientDisconnect."""
         self._loop = asyncio.get_running_loop()
+        self._last_sent = self._loop.time()
+        watch = asyncio.create_task(self._watch(receive))
         try:
-            async with self._watching(receive):
-                await self._send_all(scope, send)
+            await self._send_all(scope, send)
         finally:
+            watch.cancel()
             self._source.close()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
@@ -117,59 +106,51 @@ class EventStream(EventSourceResponse, Generic[_Event]):
         await self._send(send, self._frames.end(), is_last=True)
 
     def _next(self) -> tuple[bytes, Exception | None]:
-        """The frames of what has come, and what went wrong after it."""
+        """The frames of the events that are ready, and the error that came after them."""
         frames: list[bytes] = []
         try:
             for event in self._source.take():
-                frames.append(self._frames.frame(event))  # noqa: PERF401  (what came before an error is kept)
-        except Exception as error:  # noqa: BLE001  (told to the client, or raised again)
+                frames.append(self._frames.frame(event))  # noqa: PERF401  (events before an error are kept)
+        except Exception as error:  # noqa: BLE001  (sent to the client, or raised again)
             return b"".join(frames), error
         return b"".join(frames), None
 
     async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
-        self._sending_since = self._last_sent = self._loop.time()
+        self._last_sent = self._loop.time()
         if not self._has_begun:
             self._has_begun = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        self._sending_since = None
         self._is_silent = False
 
-    @asynccontextmanager
-    async def _watching(self, receive: Receive) -> AsyncIterator[None]:
-        """Meanwhile, notice when the client leaves, does not read, or has heard nothing for long."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._last_sent = self._loop.time()
-        watch = asyncio.create_task(self._watch_client(receive))
-        clock = asyncio.create_task(self._watch_clock(task))
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._is_too_slow() and not task.uncancel():
-                raise ClientTooSlowError from None
-            raise
-        finally:
-            watch.cancel()
-            clock.cancel()
+    async def _watch(self, receive: Receive) -> None:
+        """Wakes the source when the client has left, or the stream has been silent for long."""
+        while not self._is_gone:
+            try:
+                async with asyncio.timeout_at(self._last_sent + self._keepalive_s):
+                    self._is_gone = (await receive())["type"] == "http.disconnect"
+            except TimeoutError:
+                now = self._loop.time()
+                if now < self._last_sent + self._keepalive_s:
+                    continue  # something was sent meanwhile
+                self._is_silent, self._last_sent = True, now
+            self._source.wake()
 
-    async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._is_gone = True
-        self._source.wake()
 
-    async def _watch_clock(self, task: "asyncio.Task[object]") -> None:
-        while True:
-            if self._is_too_slow():
-                task.cancel()
-                return
-            silence = self._limits.keepalive_s - (self._loop.time() - self._last_sent)
-            if silence <= 0 and self._sending_since is None:
-                self._is_silent = True
-                self._last_sent = self._loop.time()
-                self._source.wake()
-            await asyncio.sleep(min(max(silence, self._limits.keepalive_s / 10), self._limits.send_s / 4))
+_ESCAPED = "samewise.json"
 
-    def _is_too_slow(self) -> bool:
-        return self._sending_since is not None and self._loop.time() - self._sending_since > self._limits.send_s
+
+def ascii_json(value: object) -> bytes:
+    """The value in one line. Some readers of events take U+2028 and its like for the end of one."""
+    encoded = msgspec.json.encode(value)
+    return encoded if encoded.isascii() else encoded.decode().encode("ascii", _ESCAPED)
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """The characters as JSON escapes them: they are in strings, where alone JSON has such characters."""
+    assert isinstance(error, UnicodeEncodeError)
+    units = error.object[error.start : error.end].encode("utf-16-be").hex(" ", 2)
+    return "\\u" + units.replace(" ", "\\u"), error.end
+
+
+codecs.register_error(_ESCAPED, _escape)

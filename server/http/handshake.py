@@ -1,6 +1,6 @@
-"""Websockets of the API: their handshakes are GET requests, and pass as such through all that looks at requests.
+"""Handshakes of the API's websockets, which pass through all middleware as GET requests.
 
-So a handshake needs a key, has an id and a line in the log, and is refused with an error in JSON and its status.
+So a handshake needs a key, has an id and a line in the log, and is refused with a status and an error in JSON.
 """
 
 import logging
@@ -12,28 +12,27 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import shorten
-from server.http.cors import Origins
+from server.http.origins import Origins
 
 _KEY = "samewise.handshake"
 _REFUSAL = "websocket.http.response"
-"""What a server calls its ability to answer a handshake with a status of choice."""
+"""ASGI's name for a server's ability to refuse a handshake with any status."""
 _logger = logging.getLogger("samewise.http")
 
 
 def is_handshake(request: Request) -> bool:
-    """Whether the request may be answered with the status 101, and then in ASGI's messages for websockets."""
+    """Whether the request is a websocket's handshake, which is accepted by the status 101."""
     return bool(request.scope["state"].get(_KEY))
 
 
 class HandshakeMiddleware:
-    """Turns websockets into GET requests. Pure ASGI; to be added last, so that it is outermost.
+    """Turns websockets into GET requests. Pure ASGI; add it last, so that it is outermost.
 
-    A browser lets the pages of strangers open websockets anywhere and tells only where they are from: what CORS decides
-    for other requests is decided here.
+    CORS does not apply to websockets: a browser lets any page open them and sends its origin, which is checked here.
     """
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
-        """`origins` are those of web pages that may use the server from a browser, besides its own."""
+        """`origins` are the web pages, besides the server's own, that may use it from a browser."""
         self._app = app
         self._origins = origins
 
@@ -51,7 +50,7 @@ class HandshakeMiddleware:
         await app(as_get, exchange.receive, exchange.send)
 
     def _stranger(self, headers: Headers) -> str | None:
-        """The origin of a web page that may not use the server; None if there is none."""
+        """The request's origin if its web page may not use the server, otherwise None."""
         origin = headers.get("origin")
         if origin is None or origin in self._origins:
             return None
@@ -77,7 +76,7 @@ class _Exchange:
         self._is_read = False
 
     async def receive(self) -> Message:
-        """Return the next message: a body of nothing, and then that the client has left, unless it is open."""
+        """Return an empty body, then that the client has left; once open, the websocket's own messages."""
         if not (self._is_open or self._is_read):
             self._is_read = True
             return {"type": "http.request", "body": b"", "more_body": False}
@@ -85,7 +84,7 @@ class _Exchange:
         return message if self._is_open else {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Pass on a message; those of an open websocket are what they should be already."""
+        """Translate an answer's messages; pass on those of an open websocket unchanged."""
         kind: str = message["type"]
         if not kind.startswith("http."):
             await self._send(message)

@@ -1,10 +1,10 @@
-"""Around every request: its ids, its access line, and an answer also when our own code fails. Pure ASGI."""
+"""Middleware around every request: ids, the access line, errors of our own code, HEAD, short paths. Pure ASGI."""
 
 import http
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,17 +13,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, InternalError
-from server.http.disconnect import ClientTooSlowError
-from server.http.request_id import new_request_id
+from server.http.connection import new_request_id
 from server.http.responses import ErrorWriter, error_response
 from server.telemetry.metrics import Metrics
 from server.telemetry.request_trace import RequestTrace, Sender
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 _MAX_TRACE_CONTEXT = 512
-"""Characters of each header, which is what everyone must pass on."""
+"""Characters of each header; W3C asks everyone to pass on so many."""
 _PROBES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
-"""Asked every few seconds by machines: logged at the debug level, as are requests in the background."""
+"""Paths that machines ask every few seconds: logged at the debug level, as are requests in the background."""
+_VERSION = "/v1"
 _access = logging.getLogger("samewise.access")
 _errors = logging.getLogger("samewise.http")
 
@@ -34,31 +34,31 @@ def record_of(request: Request) -> RequestTrace:
 
 
 def record_in(scope: Scope) -> RequestTrace:
-    """The same, for whoever has only the scope."""
+    """The record that the middleware made for the request of this scope."""
     record = scope["state"]["record"]
     assert isinstance(record, RequestTrace)
     return record
 
 
 def sender_of(request: Request) -> Sender:
-    """Whom a request is from: a key's owner, else an address."""
+    """The sender of a request: a key's owner, otherwise an address."""
     record = record_of(request)
     address = request.client.host if request.client is not None else ""
     return Sender(record.client or address, record.is_background)
 
 
 def report(error: Exception, scope: Scope) -> ApiError:
-    """See `report_of`."""
+    """Log an error that ends a request and return it as the client may see it, as `report_of` does."""
     record = record_in(scope)
     is_quiet = record.is_background or scope["path"] in _PROBES
     return report_of(error, record, logging.DEBUG if is_quiet else logging.WARNING)
 
 
 def report_of(error: Exception, record: RequestTrace, level: int = logging.WARNING) -> ApiError:
-    """What the client is told of the error that ends its request. The server's own faults leave a line in the log.
+    """Return the error that the client gets, and log it if the server is at fault.
 
-    Whatever is no ApiError is a bug: the log gets its trace, the client the id under which it is found there. `level`
-    is that of the line for what passes by itself.
+    An error that is no ApiError is a bug: the log gets its trace, and the client the request's id, by which the log can
+    be searched. `level` is the log level of errors that pass by themselves.
     """
     record.error = type(error).__name__
     if not isinstance(error, ApiError):
@@ -73,10 +73,10 @@ def report_of(error: Exception, record: RequestTrace, level: int = logging.WARNI
 
 
 class RequestMiddleware:
-    """Around all but CORS: gives requests their ids, answers 500 for an exception that nobody handled, logs a line."""
+    """Gives requests their ids, answers 500 for an unhandled exception, and logs a line. Surrounds all but CORS."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, error_writers: Callable[[str], ErrorWriter]) -> None:
-        """`error_writers` knows what writes the errors of a path."""
+        """`error_writers` maps a path to what writes its errors."""
         self._app = app
         self._metrics = metrics
         self._error_writers = error_writers
@@ -103,9 +103,9 @@ class RequestMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except (ClientDisconnect, ClientTooSlowError) as error:
-            record.error = type(error).__name__
-            _errors.info("client gone", extra={**record.ids, "reason": type(error).__name__})
+        except ClientDisconnect:
+            record.error = ClientDisconnect.__name__
+            _errors.info("client gone", extra=record.ids)
         except Exception as error:  # noqa: BLE001 - the last line of defence
             known = report(error, scope)
             if not response_started:
@@ -122,7 +122,7 @@ class RequestMiddleware:
 
 
 def log_access(scope: Scope, route: str, record: RequestTrace) -> None:
-    """The line of a request that is over; `route` is its path with the names of what varies."""
+    """Log the line of a finished request; `route` is its path with names in place of ids."""
     _access.log(
         logging.DEBUG if route in _PROBES or record.is_background else logging.INFO,
         "%s %s %d",
@@ -145,19 +145,81 @@ def log_access(scope: Scope, route: str, record: RequestTrace) -> None:
 
 
 def _trace_context(scope: Scope) -> Mapping[str, str]:
-    """What the client says of the trace that the request belongs to (W3C Trace Context): `tracestate` may come in
-    several headers. What is too long, or not printable ASCII, is left out.
+    """The request's W3C Trace Context, without values that are too long or not printable ASCII.
+
+    `tracestate` may come in several headers.
     """
     headers = Headers(scope=scope)
     sent = {name: ",".join(headers.getlist(name)) for name in ("traceparent", "tracestate")}
-    return {name: value for name, value in sent.items() if value and _can_be_told(value)}
+    return {name: value for name, value in sent.items() if value and _is_harmless(value)}
 
 
-def _can_be_told(value: str) -> bool:
+def _is_harmless(value: str) -> bool:
     return len(value) <= _MAX_TRACE_CONTEXT and value.isascii() and value.isprintable()
 
 
 def request_id_of(scope: Scope) -> str:
-    """The client's own id where it sent one that can stand in a header and a log line, otherwise a new one."""
+    """The client's own id if it is fit for a header and a log line, otherwise a new one."""
     sent = Headers(scope=scope).get("x-request-id", "")
     return sent if _ID_PATTERN.fullmatch(sent) else new_request_id()
+
+
+class HeadMiddleware:
+    """Answers HEAD, which monitors send to probes, as GET without the body: routes support only GET."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        of_get = {**scope, "method": "GET"}
+        try:
+            await self._app(of_get, receive, send_head)
+        finally:
+            scope["route"] = of_get.get("route")  # the access line names it
+
+
+class ShortPaths:
+    """Completes paths of clients whose base URL lacks /v1: `/chat/completions` becomes `/v1/chat/completions`.
+
+    A path is never completed if the API has a path outside /v1 with the same first segment.
+    """
+
+    def __init__(self, routes: Iterable[str]) -> None:
+        """`routes` are the paths of all routes."""
+        paths = tuple(routes)
+        below = {_first(path.removeprefix(_VERSION)) for path in paths if path.startswith(f"{_VERSION}/")}
+        self._short = below.difference(map(_first, paths))
+
+    def full(self, path: str) -> str:
+        """The path of the route that a client means by `path`."""
+        return _VERSION + path if _first(path) in self._short else path
+
+
+class ShortPathMiddleware:
+    """Serves short paths as if the client had sent the full ones.
+
+    It surrounds all middleware that looks at paths: keys, limits, logs, metrics and errors see only full paths.
+    """
+
+    def __init__(self, app: ASGIApp, paths: ShortPaths) -> None:
+        self._app = app
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            path = self._paths.full(scope["path"])
+            if path != scope["path"]:
+                scope = {**scope, "path": path, "raw_path": None}
+        await self._app(scope, receive, send)
+
+
+def _first(path: str) -> str:
+    """The first segment of a path."""
+    return path.partition("/")[2].partition("/")[0]

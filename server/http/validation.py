@@ -1,4 +1,4 @@
-"""Turns what pydantic says about a body into the one error that OpenAI would give for it."""
+"""Turns pydantic's errors about a body into the one error that OpenAI would give for it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,7 +52,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
 
 
 def _unknown_type(path: str, value: object, tags: str) -> InvalidRequestError:
-    """The error for an object whose `type`, by which it is told from others, is none of theirs."""
+    """The error for an object with an unknown `type`."""
     expected = {"expected": tags.replace("<", "").replace(">", "")}
     kind = "missing" if value is None else "literal_error" if isinstance(value, str) else "string_type"
     message, code = _explain(kind, path, expected, value, "")

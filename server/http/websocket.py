@@ -1,4 +1,4 @@
-"""A connection that has become a websocket, with an end to every wait for its client and a bound to what it sends.
+"""A connection that has become a websocket, with limits on every wait for its client and on what it sends.
 
 In between, uvicorn asks the client now and then whether it is still there.
 """
@@ -26,9 +26,9 @@ _GOING_AWAY = "The server is ending. Connect again a little later."
 
 @dataclass(slots=True)
 class IncomingMessages:
-    """Bounds the memory of messages that have not come as a whole, as IncomingBodies does for bodies.
+    """Bounds the memory of incomplete messages, as IncomingBodies does for bodies.
 
-    The message that began first makes room for the others: its connection is dropped.
+    If they are too large together, the connection of the message that began first is dropped.
     """
 
     max_bytes: int
@@ -50,7 +50,7 @@ class IncomingMessages:
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
-    """uvicorn's websocket, which by itself waits for ever for a handshake to be accepted and for a client to read."""
+    """uvicorn's websocket, with limits on its waits for the handshake and for the client to read."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         super().__init__(config, server_state, app_state)
         self.conn.max_message_size = max_bytes
         self.is_answering = False
-        """Whether the application has an answer to give, as it says itself."""
+        """Whether the application has an answer to give; the application sets it."""
         self._timeout_s = timeout_s
         self._incoming = incoming
         self._gathered = 0  # bytes that the frames of the next message take
@@ -74,11 +74,11 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
 
     @property
     def owes_answer(self) -> bool:
-        """See AnsweringConnection."""
+        """Whether there is an answer to give, or the client has not read all of it."""
         return self.is_answering or self.transport.get_write_buffer_size() > 0
 
     def understands(self, head: bytes) -> bool:
-        """Read the whole head of a request, before all else; returns whether there is any answer to it."""
+        """Read the whole head of a request, first of all; returns whether it is a handshake."""
         self.conn.receive_data(head)
         return self.conn.handshake_exc is None
 
@@ -120,7 +120,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         self._cancel_write_deadline()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Raises ClientDisconnected also when it was closed from here, whoever closed it."""
+        """Send a message. Raises ClientDisconnected, also after a close by this side."""
         await self.writable.wait()
         if self.close_sent:
             raise ClientDisconnected
@@ -131,7 +131,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         self._drop_unless_open_later()
 
     def shutdown(self) -> None:
-        """Close with a reason, which uvicorn gives none."""
+        """Close with a reason; uvicorn gives none."""
         if self.handshake_complete and not self.close_sent and not self.transport.is_closing():
             self.conn.send_close(CloseCode.SERVICE_RESTART, _GOING_AWAY)
             self.transport.write(b"".join(self.conn.data_to_send()))

@@ -10,18 +10,17 @@ import msgspec
 from server.client.openai_answers import (
     UNREADABLE,
     AnswerError,
-    EventParser,
+    Chunk,
+    ChunkParser,
     error_message,
     headers,
     without_password,
 )
-from server.page.answers import Chunk
 from server.page.described import Capabilities
 
 _CONNECT_S = 10.0
 _SHORT_S = 10.0
 """For what takes no model."""
-_DONE = b"[DONE]"
 _NO_KEY = 401
 _FORBIDDEN = 403
 _SERVER_ERROR = 500
@@ -126,24 +125,14 @@ class Api:
 
 async def _chunks(response: httpx.Response, server_url: str) -> AsyncIterator[Chunk]:
     """Raises ApiError if the server says so, or ends before the answer does."""
-    events = EventParser()
+    parser = ChunkParser()
     with _problems(server_url):
         async for data in response.aiter_bytes():
-            for payload in events.feed(data):
-                if payload == _DONE:
-                    return
-                yield _chunk(payload)
+            for chunk in parser.feed(data):
+                yield chunk
+            if parser.is_done:
+                return
     raise ApiError("The server closed the connection before the answer was complete.")
-
-
-def _chunk(payload: bytes) -> Chunk:
-    try:
-        chunk = msgspec.json.decode(payload, type=Chunk)
-    except UNREADABLE as error:
-        raise ApiError(f"The server sent what is no part of an answer: {error}") from None
-    if chunk.error is not None:
-        raise ApiError(error_message(payload))
-    return chunk
 
 
 def _refusal(status: int, body: bytes) -> ApiError:

@@ -1,40 +1,43 @@
 """The application for Ray Serve: `serve run server.ray.application:build min_replicas=2`."""
 
+import asyncio
 import logging
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from prometheus_client.core import Metric
 from ray import serve
+from ray.exceptions import RayError, RayTaskError
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
+from starlette.types import Message
 
-from server.cli.flags import misspelt_variables
-from server.cli.lifecycle import warn_if_open, warn_if_unused
-from server.config import Settings
+from server.assembly import warn_if_open, warn_if_unused
+from server.config import Settings, misspelt_variables
+from server.errors import InternalError, UnavailableError
 from server.logs import configure_logging
 from server.ray.autoscaling import LoadPolicy
+from server.ray.exchange import ForwardedRequest, Taken
 from server.ray.front import create_front
-from server.ray.handle import HandleReplicas
 from server.ray.options import Options, read_arguments
 from server.ray.replica import Replica
 from server.ray.router import PromptStartRouter
 
 _ANY_NUMBER = 100_000
-"""Of requests at a time. Servers bound the work that they hold by themselves, and say so to those that are too many;
-Ray would let them wait in silence."""
+"""Requests at a time. Replicas bound their work themselves and refuse the rest; Ray would let it wait in silence."""
 _STATS_PERIOD_S = 2.0
 _HEALTH_PERIOD_S = 5.0
 _END_S = 10.0
-"""After the last request, for the engine to end, and for what is stored and traced to be written."""
+"""Time after the last request for the engine to end, and for storage and traces to be written."""
 _logger = logging.getLogger("samewise.ray")
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """The application. Arguments are options of `Options`, and settings of `samewise serve`; those that are not given
-    are read from the environment where this is called.
-
-    Raises OptionsError.
+    """The application. Arguments are fields of `Options` and settings of `samewise serve`; others come from the
+    environment. Raises OptionsError.
     """
     for warning in misspelt_variables():
         _logger.warning(warning)
@@ -64,7 +67,7 @@ def build(arguments: dict[str, Any]) -> Application:
 
 @serve.ingress()
 class Ingress:
-    """What Ray's proxies send requests to."""
+    """Gets the requests of Ray's proxies."""
 
     def __init__(self, replicas: DeploymentHandle, settings: Settings, options: Options) -> None:
         configure_logging(settings.log_format, settings.log_level)
@@ -87,3 +90,53 @@ def _autoscaling(options: Options) -> AutoscalingConfig:
         downscale_delay_s=options.downscale_delay_s,
         policy=AutoscalingPolicy(policy_function=LoadPolicy, policy_kwargs={"target_load": options.target_load}),
     )
+
+
+NO_REPLICA_S = 30.0
+"""A request that no replica takes for this long is refused: replicas take all requests, so there is none."""
+METRICS_S = 5.0
+"""Time for each replica to send its metrics."""
+_NO_METRICS = "No replica answers. Please try again later."
+
+
+class HandleReplicas:
+    """The replicas behind Ray's handle, with Ray's errors as clients see them. Implements Replicas."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
+        """Pass on a replica's messages, as `Replicas.answer` says."""
+        response = self._handle.options(stream=True, session_id=session).answer.remote(request)
+        try:
+            try:
+                async with asyncio.timeout(NO_REPLICA_S):
+                    taken = await anext(response)
+            except TimeoutError:
+                raise UnavailableError("No replica is ready. Please try again later.") from None
+            yield taken
+            async for message in response:
+                yield message
+        except RayTaskError as error:
+            _logger.exception("A replica failed on request %s.", request.scope["path"])
+            raise InternalError("The replica had an error while processing your request.") from error
+        except (RayError, RayServeException) as error:
+            message = f"The replica that had this request has ended, and its answer with it ({type(error).__name__})."
+            raise UnavailableError(f"{message} Please send the request again.") from error
+        finally:
+            response.cancel()
+
+    async def metrics(self) -> Sequence[tuple[str, Sequence[Metric]]]:
+        """See Replicas."""
+        asked = self._handle.broadcast("metrics")
+        try:
+            # In a thread, since `results_async` has one time limit for all of them, after which it tells none.
+            told = await asyncio.to_thread(asked.results, timeout_s=METRICS_S, return_exceptions=True)
+        except (RayError, RayServeException, TimeoutError):
+            raise UnavailableError(_NO_METRICS) from None
+        pages = [one for one in told if not isinstance(one, BaseException)]
+        if errors := [type(one).__name__ for one in told if isinstance(one, BaseException)]:
+            _logger.warning("%d of %d replicas told no metrics: %s", len(errors), len(told), ", ".join(errors))
+        if not pages:
+            raise UnavailableError(_NO_METRICS)
+        return pages

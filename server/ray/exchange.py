@@ -1,27 +1,28 @@
-"""A request on its way between the ingress and a replica, as ASGI has it: what goes there, and what comes back."""
+"""Requests and answers between the ingress and the replicas, as messages of ASGI."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Message, Scope
 
 _KEPT = ("type", "asgi", "http_version", "method", "scheme", "path", "root_path", "query_string", "client", "server")
-"""What goes along of a scope. Others are the ingress's own affair, or cannot be pickled."""
+"""Keys of a scope that are sent; others concern only the ingress, or cannot be pickled."""
 _REPLACED = frozenset({b"content-length", b"transfer-encoding", b"x-request-id"})
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
-    """A whole request that can be pickled."""
+    """A whole request, which can be pickled."""
 
     scope: dict[str, Any]
     body: bytes
 
     @classmethod
     def of(cls, scope: Scope, body: bytes, request_id: str) -> "ForwardedRequest":
-        """The request, with these for its body and its id, under which logs have it on both sides."""
+        """The request with this body, and this id, which logs on both sides show."""
         kept = {name: scope[name] for name in _KEPT if name in scope}
         headers = [(name, value) for name, value in scope["headers"] if name not in _REPLACED]
         headers += [(b"content-length", str(len(body)).encode()), (b"x-request-id", request_id.encode())]
@@ -30,13 +31,13 @@ class ForwardedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a replica says first: it has the request."""
+    """A replica's first message: it has the request."""
 
     replica: str
 
 
 class Answers:
-    """The application's messages to requests, each as soon as it is there."""
+    """Answers requests by the application, and yields its messages as they come."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -45,7 +46,7 @@ class Answers:
     async def to(self, request: ForwardedRequest) -> AsyncGenerator[Message]:
         """All messages of the answer. Raises what the application raises.
 
-        Whoever stops reading before the end has left: the application is told so, and ends the request in its way.
+        If the reader stops before the end, the application sees a client that has left.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         is_gone = asyncio.Event()
@@ -70,3 +71,18 @@ class Answers:
             await task
         finally:
             is_gone.set()
+
+
+class Replicas(Protocol):
+    """The replicas, as the front sees them."""
+
+    def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
+        """The answer of the replica that the session belongs to. Raises UnavailableError, also in the middle.
+
+        If the reader stops before the end, the replica stops, too.
+        """
+        ...
+
+    async def metrics(self) -> Sequence[tuple[str, Sequence[Metric]]]:
+        """Names and metrics of the replicas that answer. Raises UnavailableError if none does."""
+        ...

@@ -1,16 +1,18 @@
-"""The application before the replicas: refuses what they cannot serve together, and passes all else on, as it comes."""
+"""The application before the replicas: refuses what they cannot serve together, and passes on everything else."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from copy import copy
 from http import HTTPStatus
 
 from fastapi import Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from prometheus_client.core import Metric
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from server.api.dialect import Dialect
@@ -19,33 +21,54 @@ from server.config import Settings
 from server.errors import ApiError
 from server.http.auth import key_in, open_paths, owner_of, sees_all_usage
 from server.http.body import IncomingBodies
-from server.http.cors import Origins, allow_origins
-from server.http.disconnect import wait_unless_gone
 from server.http.handshake import HandshakeMiddleware
-from server.http.hosts import guarded
-from server.http.middleware import record_in, report, request_id_of
-from server.http.responses import error_response
-from server.ray import stored
-from server.ray.exchange import ForwardedRequest, Taken
-from server.ray.own_answers import OwnAnswers
-from server.ray.prompt_start import session_of
-from server.ray.replica_metrics import merged
-from server.ray.replicas import Replicas
-from server.ray.routing_fields import SHORT_BYTES, read_fields
-from server.telemetry.metrics import exposition
+from server.http.middleware import log_access, record_in, report, request_id_of
+from server.http.origins import Origins, allow_origins, guarded
+from server.http.responses import error_response, unless_gone
+from server.ray.exchange import ForwardedRequest, Replicas, Taken
+from server.ray.routing_fields import SHORT_BYTES, check_body, check_path, read_fields, session_of, unstored
+from server.telemetry.metrics import Families, HttpRequests, exposition
 from server.telemetry.request_trace import CLIENT_CLOSED, RequestTrace
 from server.tenants.keys import KeyRing
 
 _REPLICA_HEADER = "x-samewise-replica"
 _FORM_MIB = 1.0
-"""Of a form, beside the file in it."""
+"""Size of a form without its file."""
+
+
+class OwnAnswers:
+    """Counts and logs what the ingress answers itself, mostly errors: no replica knows of these."""
+
+    def __init__(self, name: str, prefix: str) -> None:
+        """`name` is the label `replica` of its metrics; `prefix` that of all metrics' names."""
+        self._name = name
+        self._registry = CollectorRegistry()
+        self._requests = HttpRequests(Families(prefix, ""), self._registry)
+
+    def note(self, scope: Scope, dialect: Dialect, status: int) -> None:
+        """Count a finished request; a stream that broke off has the status of its error."""
+        route = _route(scope, dialect)
+        record = record_in(scope)
+        record.status = status
+        self._requests.observe(scope["method"], route, status)
+        log_access(scope, route, record)
+
+    def metrics(self) -> tuple[str, list[Metric]]:
+        """The name, and the counters."""
+        return self._name, list(self._registry.collect())
+
+
+def _route(scope: Scope, dialect: Dialect) -> str:
+    """The path with names in place of ids, also of a route with other methods."""
+    matches = [(route.matches(scope)[0].value, getattr(route, "path", "")) for route in dialect.router.routes]
+    return max((match for match in matches if match[0] != Match.NONE.value), default=(0, "unmatched"))[1]
 
 
 def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name: str = "ingress") -> Starlette:
-    """The application. `has_many`: there may be more than one replica, so nothing can be stored.
+    """The application. `has_many`: there may be several replicas, so nothing can be stored.
 
-    `name` stands in metrics where replicas have theirs. Raises KeysError and OSError if the configured API keys cannot
-    be used.
+    `name` is the label `replica` of its own metrics. Raises KeysError and OSError if the configured API keys cannot be
+    used.
     """
     front = Front(replicas, settings, OwnAnswers(name, settings.metrics_prefix), has_many=has_many)
     checked = guarded(front, settings.allowed_hosts, has_keys=settings.has_keys)
@@ -107,7 +130,7 @@ class Front:
     async def _pass_on(self, scope: Scope, receive: Receive, passing: "_Passing") -> None:
         request, path = Request(scope, receive), scope["path"]
         if self._has_many:
-            stored.check_path(path)
+            check_path(path)
         content = await self._bodies.read(request, self._max_mib(path))
         session = ""
         if not _is_of_files(path):
@@ -118,22 +141,20 @@ class Front:
                 content, session = self._route(path, content, session_key)
         forwarded = ForwardedRequest.of(scope, content, record_in(scope).request_id)
         answer = self._replicas.answer(forwarded, session)
-        task = asyncio.create_task(passing.all_of(answer))
-        await wait_unless_gone(request, task)
-        await task
+        await unless_gone(request, passing.all_of(answer))
 
     def _route(self, path: str, content: bytes, key: str) -> tuple[bytes, str]:
-        """The body as the replica gets it, and its session. Raises InvalidRequestError."""
+        """The body for the replica, and its session. Raises InvalidRequestError."""
         fields = read_fields(content)
         if fields is None:
             return content, ""
         if self._has_many:
-            stored.check_body(path, fields)
-            content = stored.unstored(path, content, fields)
+            check_body(path, fields)
+            content = unstored(path, content, fields)
         return content, session_of(fields, key)
 
     def _max_mib(self, path: str) -> float:
-        """Of a body; the replica knows better what may be in it."""
+        """Size of the largest body; the replica checks what is in it."""
         if _is_of_files(path):
             return self._settings.max_file_mib + _FORM_MIB
         return self._settings.max_body_mib
@@ -158,7 +179,7 @@ class _Passing:
         return bool(self._replica)
 
     async def all_of(self, answer: AsyncGenerator[Taken | Message]) -> None:
-        """Raises what the answer does, unless all of it has come."""
+        """Pass on the whole answer. Raises what the answer raises before its end."""
         try:
             async with aclosing(answer):
                 async for message in answer:
@@ -168,7 +189,7 @@ class _Passing:
                 raise
 
     async def break_off(self, error: ApiError) -> None:
-        """End an answer that has begun: a stream says why; of any other, raises the error, and the connection ends."""
+        """End an answer that has begun: a stream gets the error, any other raises it, which ends the connection."""
         if not self._is_stream:
             raise error
         record_in(self._scope).stream_error = error.status
@@ -194,7 +215,7 @@ class _Passing:
 
 
 def _with_ids(scope: Scope, send: Send) -> Send:
-    """Answers bring the request's id, under OpenAI's name and Anthropic's."""
+    """Add the request's id to answers, under OpenAI's name and Anthropic's."""
     request_id = record_in(scope).request_id
     is_known = Headers(scope=scope).get("x-request-id") == request_id
 
@@ -210,10 +231,28 @@ def _with_ids(scope: Scope, send: Send) -> Send:
 
 
 def _harmless(prefix: str, path: str) -> str:
-    """The prefix for links that pages have, unless it would be taken off the path as if that still had it."""
+    """The prefix for links of pages; none if the router would strip it from the path once more."""
     return "" if f"{path}/".startswith(f"{prefix}/") else prefix
 
 
 def _is_of_files(path: str) -> bool:
-    """Whether what is uploaded may come: much that is no JSON."""
+    """Whether the path takes uploads, which are large and not JSON."""
     return path.startswith("/v1/files")
+
+
+def merged(of_replicas: Iterable[tuple[str, Sequence[Metric]]]) -> list[Metric]:
+    """All replicas' metrics on one page, given pairs of a replica's name and its metrics; the name becomes a label."""
+    families: dict[str, Metric] = {}
+    for replica, metrics in of_replicas:
+        for metric in metrics:
+            family = families.setdefault(metric.name, _empty(metric))
+            family.samples += [
+                sample._replace(labels={**sample.labels, "replica": replica}) for sample in metric.samples
+            ]
+    return list(families.values())
+
+
+def _empty(metric: Metric) -> Metric:
+    family = copy(metric)
+    family.samples = []
+    return family

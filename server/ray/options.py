@@ -1,4 +1,4 @@
-"""What a Serve application is told: how many replicas there are and what each gets, and the settings of all of them."""
+"""Arguments of the Serve application: how many replicas, what each gets, and the settings of all of them."""
 
 import difflib
 from collections.abc import Mapping
@@ -7,11 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.cli.flags import SettingsError, load
-from server.config import Settings
+from server.config import Settings, SettingsError, load_settings
 
 _OF_RAY = frozenset({"host", "port", "client_timeout_s"})
-"""Settings of a server that listens: here Ray does."""
+"""Settings of a server that listens, which is Ray here."""
 
 
 class Options(BaseModel):
@@ -35,13 +34,13 @@ class Options(BaseModel):
 
     @property
     def most(self) -> int:
-        """Replicas at most."""
+        """The largest number of replicas."""
         return self.min_replicas if self.max_replicas is None else self.max_replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """All of it, checked."""
+    """The checked arguments."""
 
     options: Options
     settings: Settings
@@ -52,17 +51,16 @@ class OptionsError(ValueError):
 
 
 def read_arguments(arguments: Mapping[str, Any]) -> Deployment:
-    """What the arguments of an application say, and for settings that they do not name the environment.
-
-    Raises OptionsError.
-    """
+    """Options and settings from the application's arguments, otherwise from the environment. Raises OptionsError."""
     known = Options.model_fields.keys() | Settings.model_fields.keys()
     for name in arguments:
         if name not in known:
             raise OptionsError(_unknown(str(name), sorted(known)))
     options = _options({name: value for name, value in arguments.items() if name in Options.model_fields})
     try:
-        settings = load({name: value for name, value in arguments.items() if name in Settings.model_fields}, spelt=str)
+        settings = load_settings(
+            {name: value for name, value in arguments.items() if name in Settings.model_fields}, spelt=str
+        )
     except SettingsError as error:
         raise OptionsError(str(error)) from None
     return Deployment(options, _adapted(settings, options))
@@ -81,7 +79,7 @@ def _options(given: Mapping[str, Any]) -> Options:
 
 
 def _adapted(settings: Settings, options: Options) -> Settings:
-    """The settings of a replica that has these resources. Raises OptionsError if it cannot have them."""
+    """The settings of a replica with these resources. Raises OptionsError if they exclude each other."""
     if of_ray := sorted(_OF_RAY & settings.model_fields_set):
         raise OptionsError(f"{of_ray[0]}: replicas do not listen; that is said to Ray, in its http_options")
     if settings.kv_events is not None:

@@ -1,4 +1,4 @@
-"""Which replica gets a request: that which its prompt's beginning belongs to, unless it has too much to do.
+"""Which replica gets a request: the one that its session belongs to, unless that is overloaded.
 
 Consistent hashing with bounded loads (arXiv:1608.01350), on rendezvous hashes: a replica that comes or goes moves only
 the sessions that it gets or had.
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LOAD_FACTOR = 1.25
-"""A replica that has more than this multiple of the mean load gets only what belongs to it least."""
+"""A replica with more than this multiple of the mean load is chosen only if all others are, too."""
 LEAST_BOUND = 8
-"""Requests that every replica takes before that: a batch of so few is computed in little more time than one alone."""
+"""Requests that every replica takes in any case: a batch of so few takes little more time than one request."""
 
 
 _SENT_WITHIN_S = 5.0
-"""A request for which a replica was chosen, and that was not sent by then, has been given up."""
+"""A request that was not sent within this time after the choice has been given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Place:
 
     name: str
     num_ongoing: int
-    """Requests that it has."""
+    """Requests on this replica."""
     is_ready: bool
     """False while its engine is replaced: it takes requests, but they wait."""
 
 
 def by_preference(session: str, places: Sequence[Place]) -> list[Place]:
-    """The replicas, the best first. Without a session that is the one with the fewest requests."""
+    """The replicas, best first; without a session, by their numbers of requests."""
     total = sum(place.num_ongoing for place in places)
     bound = max(LEAST_BOUND, math.ceil(LOAD_FACTOR * (total + 1) / max(1, len(places))))
     if not session:
@@ -48,9 +48,9 @@ def _distance(session: str, name: str) -> bytes:
 
 
 class OngoingRequests:
-    """Those that were sent to replicas from here and have not ended, with those that are about to be sent.
+    """Requests that this process has sent to replicas or is about to send, and that have not ended.
 
-    What replicas tell of their queues comes late: of requests that come at once, none would know of the others.
+    What replicas report of their queues comes late: simultaneous requests would not know of each other.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,8 +10,7 @@ from ray import serve
 from rich.console import Console
 from starlette.types import Message
 
-from server.assembly import make_app, make_engine
-from server.checkpoints import find_checkpoints
+from server.assembly import find_checkpoints, make_app, make_engine
 from server.config import Settings
 from server.engine.client import EngineState
 from server.engine.process import EngineProcess
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """A server without a port. What has no docstring of its own, Ray calls."""
+    """A server without a port. Ray calls its methods."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # awaited by Ray
         """Returns when the model answers: Ray sends no requests before.
@@ -45,7 +44,7 @@ class Replica:
         await asyncio.gather(self._engine.wait_ready(), self._services.fingerprint.wait_known())
 
     async def answer(self, request: ForwardedRequest) -> AsyncGenerator[Taken | Message]:
-        """That the request was taken, and the application's messages."""
+        """Yields that the request was taken, and then the application's messages."""
         yield Taken(self._name)
         async with aclosing(self._answers.to(request)) as messages:
             async for message in messages:
@@ -64,11 +63,11 @@ class Replica:
             raise RuntimeError("the engine failed and could not be restarted; the log says why")
 
     def record_routing_stats(self) -> dict[str, bool]:
-        """For PromptStartRouter: whether requests are answered right now, as GET /ready says."""
+        """Whether requests are answered right now, as GET /ready says, for PromptStartRouter."""
         return {"is_ready": self._services.is_ready}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For LoadPolicy."""
+        """The replica's load, for LoadPolicy."""
         engine = self._services.engine
         num_choices = engine.stats.num_running + engine.stats.num_waiting + engine.num_held
         return {"load": num_choices / engine.info.max_num_seqs}

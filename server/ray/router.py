@@ -38,7 +38,7 @@ class PromptStartRouter(RequestRouter):
         self._ongoing.end(internal_request_id)
 
     def _places(self, replicas: Sequence[RunningReplica]) -> list[Place]:
-        """What is known here, and what the replicas have told, also of requests from elsewhere."""
+        """The replicas with their numbers of requests, as known here and as they report them."""
         counts = self._ongoing.counts()
         return [
             Place(

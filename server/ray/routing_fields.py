@@ -1,18 +1,21 @@
-"""What routing and refusing need of a request's body. All else is skipped, so that a body costs little.
+"""What the ingress reads of a body: which session it belongs to, and whether it is about what replicas store."""
 
-A body of megabytes that is decoded as a whole makes millions of objects, and all streams wait meanwhile.
-"""
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import Raw
 
+from server.errors import InvalidRequestError
+
 SHORT_BYTES = 64 << 10
-"""Values up to this size are decoded; longer ones are only looked at from outside."""
+"""Longer values are not decoded: a body of megabytes makes millions of objects, and all streams wait meanwhile."""
 _ABSENT = Raw()
 
 
 class RoutingFields(msgspec.Struct, gc=False, frozen=True):
-    """Fields of a body, as they are written; those that it does not have are empty."""
+    """The fields of a body that routing needs, not decoded; a missing one is empty."""
 
     system: Raw = _ABSENT
     instructions: Raw = _ABSENT
@@ -28,12 +31,12 @@ class RoutingFields(msgspec.Struct, gc=False, frozen=True):
     store: Raw = _ABSENT
 
     def value_of(self, name: str) -> object:
-        """The value of a field, as `decoded` has it."""
+        """A field's value, as `decoded` returns it."""
         return decoded(getattr(self, name))
 
 
 def read_fields(content: bytes) -> RoutingFields | None:
-    """None if the body is no JSON object, as far as that shows, which the replica says better."""
+    """The routing fields of a body; None if it is not a JSON object, about which the replica has the better error."""
     try:
         return msgspec.json.decode(content, type=RoutingFields)
     except (ValueError, RecursionError):
@@ -41,10 +44,128 @@ def read_fields(content: bytes) -> RoutingFields | None:
 
 
 def decoded(written: Raw) -> object:
-    """The value, or itself if it is long. None of nothing, and of what is no JSON after all: the replica says that."""
+    """The value; the bytes themselves if they are many; None if there is none, or it is not JSON."""
     if len(written) > SHORT_BYTES:
         return written
     try:
         return msgspec.json.decode(written) if written else None
     except (ValueError, RecursionError):
         return None
+
+
+START_BYTES = 1024
+"""A session is made of so much of a prompt. Longer common prefixes stay on one replica; shorter ones, of some hundred
+tokens, are soon in the cache of every replica."""
+_BEFORE = ("system", "instructions", "tools")
+"""Fields that chat templates put before the conversation."""
+_CONVERSATION = ("messages", "input", "input_prefix", "prompt")
+_NUM_FIRST = 16
+"""Messages of a long conversation that are read."""
+_First = msgspec.defstruct(
+    "_First", [(f"item_{number}", Raw, Raw()) for number in range(_NUM_FIRST)], array_like=True, gc=False
+)
+"""The first items of an array, however many there are."""
+
+
+def session_of(fields: RoutingFields, key: str = "") -> str:
+    """A hash that bodies share if their prompts begin alike and they have the same `cache_salt` and key.
+
+    Empty without a prompt. Of a conversation, only the messages up to the user's first count, so that it stays on its
+    replica. Long values count as they are written, others as what they mean.
+    """
+    try:
+        start = b"\n".join(_canonical(part) for part in _parts(fields))
+    except RecursionError:  # far too deep for the replica, too
+        return ""
+    if not start:
+        return ""
+    hashed = hashlib.blake2b(start[:START_BYTES], digest_size=16)
+    hashed.update(msgspec.json.encode([fields.value_of("cache_salt"), key]))
+    return hashed.hexdigest()
+
+
+def _canonical(part: object) -> bytes:
+    """The value's JSON in a canonical form, or the beginning of a long value as it is written."""
+    return bytes(memoryview(part)[:START_BYTES]) if isinstance(part, Raw) else msgspec.json.encode(part, order="sorted")
+
+
+def _parts(fields: RoutingFields) -> Iterator[object]:
+    yield from filter(None, map(fields.value_of, _BEFORE))
+    conversation = next(filter(None, (_first_of(fields.value_of(name)) for name in _CONVERSATION)), None)
+    if not isinstance(conversation, list):
+        if conversation is not None:
+            yield conversation
+    elif isinstance(conversation[0], dict):
+        yield from _up_to_user(conversation)
+    else:
+        yield _text_or_tokens(conversation)
+
+
+def _first_of(conversation: object) -> object:
+    """The first items of a long array, unless they are tokens; any other value unchanged."""
+    if not isinstance(conversation, Raw) or bytes(memoryview(conversation)[:1]) != b"[":
+        return conversation
+    items = msgspec.structs.astuple(msgspec.json.decode(conversation, type=_First))
+    first = [decoded(item) for item in items if item]
+    return conversation if first and isinstance(first[0], int) else first
+
+
+def _text_or_tokens(prompts: Sequence[object]) -> object:
+    """The first of several prompts; an array of numbers is one prompt."""
+    return prompts if isinstance(prompts[0], int) else prompts[0]
+
+
+def _up_to_user(messages: Sequence[object]) -> Iterator[object]:
+    for message in messages:
+        yield message
+        if isinstance(message, dict) and message.get("role") == "user":
+            return
+
+
+_PATHS = re.compile(
+    r"/v1/(files|batches|conversations|requests|steps|usage)(/|$)|/(load|slots)$|"
+    r"/v1/responses/(?!input_tokens$|compact$)"
+)
+_RESPONSES = re.compile(r"/v1/responses(/|$)")
+_FIELDS = ("previous_response_id", "conversation", "background", "store")
+_REFERENCE = frozenset({"type", "id"})
+_WHY = "This server runs as several replicas, and each would store it for itself"
+_HELP = "Run it as one replica (max_replicas=1) for that"
+
+
+def check_path(path: str) -> None:
+    """Raise InvalidRequestError for the paths of stored objects, which only one replica has."""
+    if _PATHS.match(path):
+        message = f"{path} is not served here. {_WHY}. {_HELP}."
+        raise InvalidRequestError(message, code="unsupported_value")
+
+
+def check_body(path: str, fields: RoutingFields) -> None:
+    """Raise InvalidRequestError if a body names stored objects, or asks to store its answer.
+
+    References in a long `input` are not looked for: the replica has stored nothing and refuses them.
+    """
+    if not _RESPONSES.match(path):
+        return
+    for name in _FIELDS:
+        if fields.value_of(name):
+            raise _refused(name, "send the conversation's items in 'input', and 'store' as false or not at all")
+    items = fields.value_of("input")
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and "id" in item and item.keys() <= _REFERENCE:
+            raise _refused(f"input[{index}]", "send the item itself")
+
+
+def unstored(path: str, content: bytes, fields: RoutingFields) -> bytes:
+    """The body with `store` set to false if it is absent, so that the answer says so, too."""
+    if path != "/v1/responses" or fields.value_of("store") is not None:
+        return content
+    if fields.store:
+        return msgspec.json.encode({**msgspec.json.decode(content, type=dict[str, Raw]), "store": False})
+    rest = content.lstrip()[1:]
+    return content if rest.lstrip().startswith(b"}") else b'{"store":false,' + rest
+
+
+def _refused(param: str, instead: str) -> InvalidRequestError:
+    message = f"Unsupported parameter: '{param}'. {_WHY}. Instead, {instead}. {_HELP}."
+    return InvalidRequestError(message, param=param, code="unsupported_parameter")

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from bench.against_llama_cpp import Comparison, Load, arguments_of, llama_command, make_loads, table
 from bench.local_server import LocalServer, paused, started
-from server.cli.loadtest.load import Failure, LoadResult, Outcome
-from server.cli.loadtest.report import summarize
+from server.cli.loadtest.load import Failure, LoadResult, Outcome, summarize
 from tests.waiting import until
 
 PROGRAMS = ["--llama-server", "llama-server", "--convert", "convert.py"]

@@ -16,7 +16,7 @@ from bench.on_gpu.process import Part, run_apart
 from bench.on_gpu.report import Report
 from bench.on_gpu.serving import figure
 from bench.on_gpu.tests import command, run_limited
-from server.cli.loadtest.report import summarize
+from server.cli.loadtest.load import summarize
 from tests.bench.acting_parts import Acting
 from tests.cli.fake_openai import FakeOpenAI, running
 

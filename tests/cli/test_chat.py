@@ -9,9 +9,7 @@ from typer.testing import CliRunner, Result
 
 from server.cli.console import printable
 from server.cli.main import app
-from server.cli.terminal_chat.answering_server import ChatServer
-from server.cli.terminal_chat.conversation import Conversation
-from server.cli.terminal_chat.terminal import Terminal
+from server.cli.terminal_chat import ChatServer, Conversation, Terminal
 from tests.cli.fake_openai import FakeOpenAI
 
 

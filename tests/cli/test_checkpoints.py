@@ -8,9 +8,8 @@ from rich.console import Console
 
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder, ModelNotFoundError
-from server.assembly import engine_config
-from server.checkpoints import Checkpoints, find_checkpoints
-from server.cli.lifecycle import describe_speculation, warn_if_unused
+from server.assembly import Checkpoints, engine_config, find_checkpoints, warn_if_unused
+from server.cli.lifecycle import describe_speculation
 from server.config import Settings
 
 CONSOLE = Console(file=io.StringIO())

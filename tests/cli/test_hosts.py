@@ -8,7 +8,7 @@ import pytest
 
 from server.config import Settings
 from server.http.draining_server import configure
-from server.http.hosts import guarded
+from server.http.origins import guarded
 from tests.cli.fake_openai import running
 from tests.cli.test_upgrades import HANDSHAKE, Application
 

@@ -24,11 +24,13 @@ from server.cli.loadtest.load import (
     Target,
     Workload,
     arrival_times,
+    distribution,
     make_requests,
     open_client,
+    percentile,
     run_load,
+    summarize,
 )
-from server.cli.loadtest.report import distribution, percentile, summarize
 from server.cli.main import app
 from server.client.openai_answers import EventParser, error_message
 from server.client.openai_answers import base_url as clean_url

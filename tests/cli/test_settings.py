@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from server.cli import serve
-from server.cli.flags import SettingsError, load, misspelt_variables
 from server.cli.main import app
-from server.config import Settings
+from server.config import Settings, SettingsError, load_settings, misspelt_variables
 
 
 class StartedError(Exception):
@@ -290,7 +289,7 @@ def test_a_secret_is_in_no_help_and_in_no_error(monkeypatch: pytest.MonkeyPatch)
     assert settings_of().api_key is not None
     assert "hush" not in invoke("--help").output
     with pytest.raises(SettingsError) as caught:
-        load({"api_key": 12345})
+        load_settings({"api_key": 12345})
     assert "--api-key" in str(caught.value)
     assert "12345" not in str(caught.value)
 

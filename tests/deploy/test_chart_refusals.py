@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from helm_python import HelmError
 
-from server.cli.flags import OTHER_VARIABLES, PREFIX
-from server.config import Settings
+from server.config import OTHER_VARIABLES, PREFIX, Settings
 from tests.deploy.chart import CHART, read_values, render, render_pod, variables_of
 from tests.deploy.test_chart_settings import EVENTS, GIVEN, KEYS
 

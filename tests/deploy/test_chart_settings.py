@@ -11,8 +11,7 @@ import pytest
 import yaml
 from helm_python import HelmError
 
-from server.cli.flags import OTHER_VARIABLES, PREFIX, load
-from server.config import Settings
+from server.config import OTHER_VARIABLES, PREFIX, Settings, load_settings
 from server.tenants.keys import KeyRing
 from tests.cli.test_settings import EXAMPLES as EXAMPLES_OF_FLAGS
 from tests.deploy.chart import (
@@ -51,7 +50,7 @@ def settings_file(values: dict[str, Any]) -> dict[str, Any]:
 def read_by_the_server(values: dict[str, Any], folder: Path) -> Settings:
     file = folder / "settings.yaml"
     file.write_text(render_one("ConfigMap", values)["data"]["settings.yaml"])
-    return load({}, file)
+    return load_settings({}, file)
 
 
 def put(folder: Path, secret: dict[str, Any], version: str) -> Path:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from server.cli.flags import OTHER_VARIABLES, PREFIX
-from server.config import Settings
+from server.config import OTHER_VARIABLES, PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
-from server.client.snapshot import Snapshot, parse
+from server.client.metrics import Snapshot, parse
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 

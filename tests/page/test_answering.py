@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.page.answers import Chunk
+from server.client.openai_answers import Chunk
 from server.page.api import Api, ApiError
 from server.page.chat.answering import Answering, with_seed
 from server.page.conversation import Turn

@@ -1,6 +1,6 @@
 import pytest
 
-from server.page.answers import Choice, Delta, Logprobs, TokenLogprob
+from server.client.openai_answers import Choice, Delta, Logprobs, TokenLogprob
 from server.page.compare.answer import Answer, compared, num_same
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from server.page.answers import TokenLogprob
+from server.client.openai_answers import TokenLogprob
 from server.page.compare.answer import Answer
 from server.page.compare.beams import Branch, Piece, described, pieces_of, tree_of
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from server.page.answers import TokenLogprob
+from server.client.openai_answers import TokenLogprob
 from server.page.inside.figures import Figures, percent, surprise
 from server.page.inside.tokens import Token
 

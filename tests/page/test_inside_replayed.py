@@ -1,6 +1,6 @@
 import pytest
 
-from server.page.answers import Choice, Chunk, Delta, Function, Logprobs, TokenLogprob, ToolCall, Usage
+from server.client.openai_answers import Choice, Chunk, Delta, Function, Logprobs, TokenLogprob, ToolCall, Usage
 from server.page.conversation import Turn
 from server.page.inside.replayed import Proof, Replayed, proof_of
 

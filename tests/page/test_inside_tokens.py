@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from server.page.answers import Alternative, TokenLogprob
+from server.client.openai_answers import Alternative, TokenLogprob
 from server.page.inside.tokens import Tokens, is_part, probability, raw, spelled
 
 

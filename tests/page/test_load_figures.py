@@ -3,8 +3,7 @@
 import pytest
 
 from server.client.load import Load, loads_of, together
-from server.client.snapshot import lines_about, parse
-from server.client.window import Window
+from server.client.metrics import Window, lines_about, parse
 from server.page.load.figures import (
     NAMES,
     cache_bar,

@@ -23,7 +23,7 @@ def ray_is_imported() -> None:
     [
         ({}, "without an API key"),
         ({"api_key": "k"}, ""),
-        ({"api_key": "k", "learn": True, "speculation": "off"}, "Heads learn that few requests will use"),
+        ({"api_key": "k", "learn": True, "speculation": "off"}, "learn is on, but speculation is off"),
     ],
 )
 def test_what_may_not_be_meant_is_said(

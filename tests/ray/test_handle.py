@@ -22,7 +22,7 @@ def ray_is_imported() -> None:
     """What Ray warns of while it is imported is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("server.ray.handle")
+        importlib.import_module("server.ray.application")
 
 
 class Response:
@@ -70,7 +70,7 @@ class Handle:
 
 
 async def said(*said: Any) -> tuple[list[Any], ApiError | None, Handle]:
-    from server.ray.handle import HandleReplicas  # noqa: PLC0415  (needs Ray)
+    from server.ray.application import HandleReplicas  # noqa: PLC0415  (needs Ray)
 
     handle, got = Handle(Response(*said)), []
     try:
@@ -128,7 +128,7 @@ async def test_a_bug_in_a_replica_is_told_as_one() -> None:
 
 
 async def test_nobody_waits_for_ever_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.ray.handle.NO_REPLICA_S", 0.01)
+    monkeypatch.setattr("server.ray.application.NO_REPLICA_S", 0.01)
     _, error, handle = await said(asyncio.Event())
     assert isinstance(error, UnavailableError)
     assert "No replica is ready" in error.message
@@ -153,7 +153,7 @@ async def metrics_of(*said: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Through Ray's own class."""
     from ray.serve.handle import DeploymentBroadcastResponse  # noqa: PLC0415
 
-    from server.ray.handle import HandleReplicas  # noqa: PLC0415
+    from server.ray.application import HandleReplicas  # noqa: PLC0415
 
     async def results() -> list[Result]:
         if isinstance(said[0], Exception):
@@ -165,7 +165,7 @@ async def metrics_of(*said: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             assert method == "metrics"
             return DeploymentBroadcastResponse(results(), None)
 
-    monkeypatch.setattr("server.ray.handle.METRICS_S", 0.05)
+    monkeypatch.setattr("server.ray.application.METRICS_S", 0.05)
     return await HandleReplicas(Broadcasting()).metrics()  # type: ignore[arg-type]
 
 

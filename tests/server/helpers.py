@@ -26,9 +26,9 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 
 
 @contextmanager
-def serving(app: FastAPI, websockets: Mapping[str, int] | None = None) -> Iterator[str]:
+def serving(app: FastAPI, websockets: Mapping[str, int] | None = None, client_timeout_s: float = 30.0) -> Iterator[str]:
     """Serve the application on a free port of this machine, also over these websockets; yields its address."""
-    http: Any = "auto" if websockets is None else limited_connection(30.0, websockets)
+    http = limited_connection(client_timeout_s, websockets)
     config = uvicorn.Config(app, port=0, host="127.0.0.1", log_config=None, http=http, ws="none", lifespan="off")
     server = uvicorn.Server(config)
     ready = threading.Event()

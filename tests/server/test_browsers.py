@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from server.http.cors import EXPOSED_HEADERS
+from server.http.origins import EXPOSED_HEADERS
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of, error_of
 

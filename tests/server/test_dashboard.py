@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from model_runner.info import LearningStats, SpeculationStats
 from scheduler.interface import EngineStats
 from server.engine.client import RequestFailedError
-from server.ray.replica_metrics import merged
+from server.ray.front import merged
 from server.telemetry.metrics import exposition
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat

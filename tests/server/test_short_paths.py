@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS, short_paths
-from server.http.short_paths import ShortPaths
+from server.http.middleware import ShortPaths
 from tests.server.helpers import chat, client_of, completion, error_of
 
 ASKED: dict[str, dict[str, Any]] = {

@@ -40,7 +40,7 @@ from server.generation.events import (
 )
 from server.generation.planning.plan import Plan
 from server.generation.result import WholeCall, WholeChoice
-from server.http.ascii_json import ascii_json
+from server.http.event_stream import ascii_json
 from server.text.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]

@@ -40,7 +40,7 @@ from server.generation.events import ChoiceEnd, Event, FinishedBy, OutputToken, 
 from server.generation.planning.plan import Plan
 from server.generation.result import WholeChoice
 from server.generation.run import PromptRun
-from server.http.ascii_json import ascii_json
+from server.http.event_stream import ascii_json
 from server.text.detokenizer import make_detokenizer
 from server.text.tokenizer import Tokenizer
 

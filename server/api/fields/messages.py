@@ -10,7 +10,7 @@ from server.errors import InvalidRequestError
 from server.generation.notices import Notice
 from server.generation.request import Conversation
 from server.generation.tools import CUSTOM_INPUT
-from server.http.strict_json import parse_json
+from server.http.json_body import parse_json
 
 
 class TextPart(EchoedModel):

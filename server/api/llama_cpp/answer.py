@@ -15,7 +15,7 @@ from server.errors import ApiError
 from server.generation.events import ChoiceEnd, Event, FinishedBy, OutputToken, TextDelta
 from server.generation.notices import Notice
 from server.generation.result import WholeChoice
-from server.http.ascii_json import ascii_json
+from server.http.event_stream import ascii_json
 
 
 class LlamaTopToken(AnswerObject):

@@ -16,7 +16,7 @@ from server.errors import (
     RateLimitError,
     UnavailableError,
 )
-from server.http.ascii_json import ascii_json
+from server.http.event_stream import ascii_json
 
 _TYPES: dict[type[ApiError], str] = {
     ContextLengthError: "exceed_context_size_error",

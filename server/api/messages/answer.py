@@ -29,7 +29,7 @@ from server.generation.events import (
 )
 from server.generation.planning.plan import Plan
 from server.generation.result import WholeCall, WholeChoice, WholePart, WholeReasoning, WholeText
-from server.http.ascii_json import ascii_json
+from server.http.event_stream import ascii_json
 from server.text.tokenizer import Tokenizer
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]

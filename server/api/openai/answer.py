@@ -17,7 +17,7 @@ from server.errors import ApiError
 from server.generation.events import OutputToken
 from server.generation.events import Usage as Counts
 from server.generation.notices import Notice
-from server.http.ascii_json import ascii_json
+from server.http.event_stream import ascii_json
 
 FINISH_REASON = (
     "`stop`: a stop string, a stop token or the model's own end; `length`: the most tokens, or the context's end."

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect
-from server.api.endpoint import from_body, start_run, unless_gone
+from server.api.endpoint import from_body, start_run
 from server.api.fields.rules import RequestModel
 from server.api.generation_api import Taken
 from server.api.openapi import GENERATION_ERRORS, answers, takes
@@ -30,7 +30,7 @@ from server.generation.notices import as_headers
 from server.generation.pooling import PoolingRequest
 from server.generation.result import collect
 from server.http.middleware import record_of
-from server.http.responses import json_response
+from server.http.responses import json_response, unless_gone
 
 
 @dataclass(frozen=True, slots=True)

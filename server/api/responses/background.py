@@ -20,8 +20,8 @@ from server.api.services import Services
 from server.engine.client import EngineUnavailableError
 from server.errors import RETRY_AFTER_S, ApiError, RateLimitError, UnavailableError
 from server.generation.run import Run
+from server.http.connection import new_request_id
 from server.http.middleware import report_of
-from server.http.request_id import new_request_id
 from server.storage.rows import Row
 from server.storage.storage import NotStoredError, Storage
 from server.telemetry.request_trace import RequestTrace, Sender

@@ -13,7 +13,7 @@ from server.api.fields.tools import MAX_TOOLS
 from server.api.responses.tools import AnyTool
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
-from server.http.strict_json import parse_json
+from server.http.json_body import parse_json
 
 _SEAL_VERSION = 1
 _TEXTS = {"refusal": "refusal"}

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
-from server.api.endpoint import check_whole, start_run, unless_gone
+from server.api.endpoint import check_whole, start_run
 from server.api.openai.pages import query_of
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.responses import store
@@ -25,10 +25,10 @@ from server.errors import ApiError, UpgradeError
 from server.generation.notices import Notice, as_headers
 from server.generation.result import collect
 from server.generation.run import Run
-from server.http.event_stream import EventStream, StreamLimits
+from server.http.event_stream import EventStream
 from server.http.handshake import is_handshake
 from server.http.middleware import record_of, report
-from server.http.responses import json_response
+from server.http.responses import json_response, unless_gone
 from server.storage.storage import NotStoredError
 
 _ALL = "/v1/responses"
@@ -215,8 +215,7 @@ class _Answer:
 
 
 def _event_stream(stream: ResponseStream | EventReplay, services: Services, headers: Mapping[str, str]) -> Response:
-    limits = StreamLimits(services.settings.keepalive_s, services.settings.request_timeout_s)
-    return EventStream(stream, stream, limits, headers=headers)
+    return EventStream(stream, stream, services.settings.keepalive_s, headers=headers)
 
 
 DIALECT = Dialect(

@@ -14,8 +14,7 @@ from server.api.responses.objects import ResponseEvent, ResponseStreamError
 from server.api.responses.response_builder import ResponseBuilder, response_failure
 from server.errors import ApiError
 from server.generation.events import Event, Usage
-from server.http.ascii_json import ascii_json
-from server.http.event_stream import Source
+from server.http.event_stream import Source, ascii_json
 
 KEEP_ALIVE = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
 """An event of an unknown type: some clients do not take a comment for a sign of life."""

@@ -14,14 +14,15 @@ from server.cli.loadtest.load import (
     Endpoint,
     LoadRequest,
     Outcome,
+    Report,
     Target,
     Workload,
     make_requests,
     open_client,
     run_load,
     send,
+    summarize,
 )
-from server.cli.loadtest.report import Report, summarize
 from server.client.openai_answers import AnswerError, error_message, first_model, headers
 
 
@@ -42,7 +43,7 @@ async def find_model(client: httpx.AsyncClient, base_url: str) -> str:
 
 
 async def find_vocab_size(client: httpx.AsyncClient, base_url: str) -> int | None:
-    """Vocabulary size from /tokenizer_info, which stands beside /v1; None where the server does not tell.
+    """Vocabulary size from /tokenizer_info, next to /v1; None if the server does not report it.
 
     Raises DiscoveryError if it does not answer.
     """

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from server.cli.console import printable
 from server.cli.loadtest.benchmark import BenchResult
-from server.cli.loadtest.load import Outcome
-from server.cli.loadtest.report import Distribution, Report
+from server.cli.loadtest.load import Distribution, Outcome, Report
 
 
 @contextmanager

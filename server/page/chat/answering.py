@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from server.page.answers import Choice, Chunk, ToolCall
+from server.client.openai_answers import Choice, Chunk, ToolCall
 from server.page.api import Api, ApiError
 from server.page.conversation import Turn
 

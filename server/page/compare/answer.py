@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from server.page.answers import Choice, TokenLogprob
+from server.client.openai_answers import Choice, TokenLogprob
 from server.page.wording import ENDINGS, count, number, timing
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.page.answers import Chunk
+from server.client.openai_answers import Chunk
 from server.page.api import ApiError
 from server.page.chat.answering import PATH
 from server.page.compare.answer import Answer

@@ -5,7 +5,7 @@ from functools import partial
 
 from nicegui import ui
 
-from server.page.answers import Alternative
+from server.client.openai_answers import Alternative
 from server.page.inside.figures import percent, source_name
 from server.page.inside.tokens import Token, probability, raw, spelled
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.page.answers import Chunk
+from server.client.openai_answers import Chunk
 from server.page.chat.answering import add_call
 from server.page.compare.answer import Answer, num_same
 from server.page.conversation import Turn

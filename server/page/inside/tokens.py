@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.page.answers import Alternative, TokenLogprob
+from server.client.openai_answers import Alternative, TokenLogprob
 
 _SPELLED_BYTES = re.compile(r"bytes:(?:\\x[0-9a-f]{2})+")
 _MARK = re.compile(r"<\|[^<>]*\|>|<｜[^<>]*｜>|</?s>|<(?:eos|bos|pad|unk|start_of_turn|end_of_turn)>")

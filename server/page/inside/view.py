@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import background_tasks, context, ui
 
-from server.page.answers import Alternative
+from server.client.openai_answers import Alternative
 from server.page.api import ApiError
 from server.page.conversation import Turn
 from server.page.inside.detail import TokenDetail

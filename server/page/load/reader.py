@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from server.client.load import Load, loads_of, together
-from server.client.snapshot import NoMetricsError, lines_about, parse
-from server.client.window import Window
+from server.client.metrics import NoMetricsError, Window, lines_about, parse
 from server.page.api import Api, ApiError
 from server.page.load.figures import NAMES
 from server.page.load.reading import About, Reading, reading_of

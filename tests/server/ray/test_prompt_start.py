@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from server.ray.prompt_start import START_BYTES
-from server.ray.prompt_start import session_of as session_of_fields
-from server.ray.routing_fields import SHORT_BYTES, read_fields
+from server.ray.routing_fields import SHORT_BYTES, START_BYTES, read_fields
+from server.ray.routing_fields import session_of as session_of_fields
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 LONG = "You are a helpful assistant. " * (START_BYTES // 20)

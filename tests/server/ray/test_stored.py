@@ -7,8 +7,7 @@ import pytest
 
 from server.api.dialects import DIALECTS
 from server.errors import InvalidRequestError
-from server.ray.routing_fields import SHORT_BYTES, RoutingFields, read_fields
-from server.ray.stored import check_body, check_path, unstored
+from server.ray.routing_fields import SHORT_BYTES, RoutingFields, check_body, check_path, read_fields, unstored
 
 PATHS = {route.path for dialect in DIALECTS for route in dialect.router.routes}  # type: ignore[attr-defined]
 OF_WHAT_IS_STORED = {

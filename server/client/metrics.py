@@ -1,19 +1,22 @@
-"""What a server's metrics say at one moment. No I/O in here."""
+"""Metrics of a server: what they say at one moment, and how fast they have grown lately. No I/O in here."""
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
-"""A name without the server's prefix, and labels in order of their names; of all engines of a source together."""
+"""A metric's name without the server's prefix, and its labels sorted; engines of a source are added up."""
 
-MEANS = frozenset({"kv_cache_usage_perc", "learning_tokens_per_step"})
-"""Gauges of which several are not added up."""
+MEANS = frozenset({"kv_cache_usage_perc"})
+"""Gauges that are averaged instead of added up."""
 
 _SEARCHED = ":num_requests_running"
 _COUNTED = ("counter", "histogram")
@@ -21,16 +24,16 @@ _OF_SOURCES = ("model_name", "replica", "engine")
 
 
 class NoMetricsError(Exception):
-    """The text has no metrics, or not those of a server of language models."""
+    """The text has no metrics of a server of language models."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Source:
-    """Whose numbers they are: of a model, and of one of the replicas that answer at an address together."""
+    """A model, and one of the replicas that serve it at one address."""
 
     model: str
     replica: str = ""
-    """Empty where the server is the only one there."""
+    """Empty if there are no replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,18 @@ class Samples:
     """The numbers of one source."""
 
     started: float | None
-    """When its process began, on its own clock."""
+    """Start of its process, on its own clock."""
     gauges: dict[Series, float] = field(default_factory=dict)
     counters: dict[Series, float] = field(default_factory=dict)
-    """Those of histograms among them."""
+    """Also the parts of histograms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The numbers that came from one address."""
+    """The metrics of one address at one time."""
 
     at: float
-    """When they came, in seconds on the clock of time.monotonic."""
+    """Seconds of time.monotonic."""
     sources: dict[Source, Samples]
 
 
@@ -73,8 +76,9 @@ def parse(text: str, at: float) -> Snapshot:
 
 
 def lines_about(names: Iterable[str]) -> re.Pattern[str]:
-    """Finds the lines that `parse` needs to know of these names only, which takes a fraction of the time. The names are
-    without the server's prefix, and without what the kind of a number adds to its name.
+    """Matches the lines that `parse` needs for these names, so that it takes a fraction of the time.
+
+    The names have neither the server's prefix nor a suffix such as `_total`.
     """
     wanted = "|".join(map(re.escape, (*names, _SEARCHED[1:])))
     suffix = "_total|_bucket|_count|_sum"
@@ -84,7 +88,7 @@ def lines_about(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _prefix(families: Sequence[Metric]) -> str:
-    """With the colon. Raises NoMetricsError unless there is exactly one."""
+    """The prefix of all names, with the colon. Raises NoMetricsError unless there is exactly one."""
     names = {sample.name for family in families for sample in family.samples}
     prefixes = sorted(name.removesuffix(_SEARCHED) + ":" for name in names if name.endswith(_SEARCHED))
     match prefixes:
@@ -98,7 +102,7 @@ def _prefix(families: Sequence[Metric]) -> str:
 
 
 def _samples(family: Metric, prefix: str) -> Iterator[tuple[Source, Series, float]]:
-    """Of each: whose, name without the prefix and labels, value; of MEANS, an engine's part of it."""
+    """Source, series and value of each sample; a value of MEANS is divided by the number of engines."""
     of_models = [(_source(sample), sample) for sample in family.samples if _is_known(sample, prefix)]
     for source, sample in of_models:
         labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in _OF_SOURCES))
@@ -113,7 +117,7 @@ def _source(sample: Sample) -> Source:
 
 
 def _is_known(sample: Sample, prefix: str) -> bool:
-    """Whether it is a model's, and what has to be numbers is."""
+    """Whether the sample is a model's and well-formed."""
     if not sample.name.startswith(prefix) or "model_name" not in sample.labels or not math.isfinite(sample.value):
         return False
     return not sample.name.endswith("_bucket") or _is_bound(sample.labels.get("le", ""))
@@ -127,6 +131,68 @@ def _is_bound(text: str) -> bool:
 
 
 def _started(families: Sequence[Metric]) -> dict[str, float]:
-    """By replica."""
+    """Start times by replica."""
     samples = [one for family in families for one in family.samples if one.name == "process_start_time_seconds"]
     return {sample.labels.get("replica", ""): sample.value for sample in samples}
+
+
+_OF_HISTOGRAMS = ("_bucket", "_count", "_sum")
+
+
+class Window:
+    """The last snapshots of one address, over some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._snapshots: deque[Snapshot] = deque()
+
+    @property
+    def latest(self) -> Snapshot | None:
+        return self._snapshots[-1] if self._snapshots else None
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Add the newest snapshot and drop those that are too old."""
+        self._snapshots.append(snapshot)
+        while len(self._snapshots) > 2 and snapshot.at - self._snapshots[1].at >= self._seconds:
+            self._snapshots.popleft()
+
+    def clear(self) -> None:
+        """Forget all snapshots: rates over a time in which the server was away would mean nothing."""
+        self._snapshots.clear()
+
+    def rates(self, source: Source) -> dict[Series, float] | None:
+        """Growth of a source's counters a second, never negative; None until it was seen twice."""
+        seen = [snapshot for snapshot in self._snapshots if source in snapshot.sources]
+        seconds = seen[-1].at - seen[0].at if seen else 0.0
+        if seconds <= 0:
+            return None
+        gained: dict[Series, float] = {}
+        for before, after in pairwise(snapshot.sources[source] for snapshot in seen):
+            for series, value in _increase(before, after).items():
+                gained[series] = gained.get(series, 0.0) + value
+        return {series: value / seconds for series, value in gained.items()}
+
+
+def _increase(before: Samples, after: Samples) -> dict[Series, float]:
+    """Growth of the counters between two readings.
+
+    A restarted process counted all since. Otherwise a new series counts from now on, since the reading before may have
+    left it out; one that has fallen began at 0 again, and with it all parts of its histogram.
+    """
+    now, then = after.counters, before.counters
+    if before.started != after.started:
+        return now
+    restarted = {_whole(series) for series, value in now.items() if value < then.get(series, 0.0)}
+    return {
+        series: value if _whole(series) in restarted else value - then.get(series, value)
+        for series, value in now.items()
+    }
+
+
+@lru_cache(maxsize=8192)
+def _whole(series: Series) -> Series:
+    """The series without what differs between the parts of a histogram."""
+    name, labels = series
+    for suffix in _OF_HISTOGRAMS:
+        name = name.removesuffix(suffix)
+    return name, tuple((label, value) for label, value in labels if label != "le")

@@ -1,1 +1,0 @@
-"""The terminal chat: the conversation, the server that answers, and the terminal between them."""
