@@ -1,4 +1,4 @@
-"""The API that the page speaks to: any OpenAI-compatible one, and what Samewise's has beyond that."""
+"""Client of the page's server: of any OpenAI-compatible API, and of what Samewise has beyond that."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -16,11 +16,11 @@ from server.client.openai_answers import (
     headers,
     without_password,
 )
-from server.page.described import Capabilities
+from server.page.capabilities import Capabilities
 
 _CONNECT_S = 10.0
 _SHORT_S = 10.0
-"""For what takes no model."""
+"""For requests that need no model."""
 _NO_KEY = 401
 _FORBIDDEN = 403
 _SERVER_ERROR = 500
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """No answer, or not the one that was asked for. The message is the server's own where it gave one."""
+    """The server did not answer, or refused. The message is the server's own if it sent one."""
 
     def __init__(self, message: str, status: int | None = None, param: str | None = None) -> None:
-        """`status` is None where no server answered; `param` is the path of the field that is to blame."""
+        """`status` is None if no server answered; `param` is the path of the wrong field."""
         super().__init__(message)
         self.status = status
         self.param = param
@@ -42,19 +42,19 @@ class ApiError(Exception):
 
 
 class UnexpectedAnswerError(ApiError):
-    """The server answered well, but with something else."""
+    """The server answered with 200, but with something else."""
 
 
 def can_be_sent(key: str) -> bool:
-    """Whether a header can have it."""
+    """Whether a header can carry this key."""
     return key.isascii() and key.isprintable()
 
 
 class Api:
-    """One server, for all who look. Each call brings the key of its page, empty for none."""
+    """One server for all pages. Each call has the key of its page, empty for none, and may raise ApiError."""
 
     def __init__(self, base_url: str) -> None:
-        """`base_url` has the version, as in http://127.0.0.1:8000/v1."""
+        """`base_url` ends with the version, as in http://127.0.0.1:8000/v1."""
         self.base_url = base_url
         self.server_url = base_url.removesuffix("/v1")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
@@ -66,11 +66,11 @@ class Api:
         await self._client.aclose()
 
     async def models(self, key: str) -> list[str]:
-        """Names that requests may have. Raises ApiError."""
+        """Names of models."""
         return [model.id for model in (await self._get("/models", key, _Models)).data or ()]
 
     async def capabilities(self, key: str) -> Capabilities | None:
-        """What /v1/capabilities says; None for servers that have no such thing, or another one. Raises ApiError."""
+        """The answer of /v1/capabilities; None for servers that lack it, or have another one."""
         try:
             return await self._get("/capabilities", key, Capabilities)
         except UnexpectedAnswerError:
@@ -81,29 +81,24 @@ class Api:
             return None
 
     async def get(self, path: str, key: str) -> dict[str, Any]:
-        """The JSON object at a path below the base URL. Raises ApiError."""
+        """The JSON object at a path below the base URL."""
         return await self._get(path, key, dict[str, Any])
 
     async def version(self) -> str:
-        """Of the server's program; empty where it does not say. Raises ApiError."""
-        with _problems(self.server_url):
-            response = await self._client.get(f"{self.server_url}/version", timeout=_SHORT_S)
+        """The version of the server's program; empty if it does not have one."""
         try:
+            response = await self._request(f"{self.server_url}/version", "")
             return msgspec.json.decode(response.content, type=_Version).version
         except UNREADABLE:
             return ""
 
     async def metrics(self, key: str) -> str:
-        """The text of /metrics. Raises ApiError."""
-        with _problems(self.server_url):
-            response = await self._client.get(f"{self.server_url}/metrics", headers=headers(key), timeout=_SHORT_S)
-        if response.status_code != 200:
-            raise _refusal(response.status_code, response.content)
-        return response.text
+        """The text of /metrics."""
+        return _accepted(await self._request(f"{self.server_url}/metrics", key)).text
 
     @asynccontextmanager
     async def stream(self, path: str, body: Mapping[str, Any], key: str) -> AsyncIterator[AsyncIterator[Chunk]]:
-        """The chunks of a streamed answer. Leaving the context ends the request. Raises ApiError, as do the chunks."""
+        """The chunks of a streamed answer. Leaving the context ends the request."""
         with _problems(self.server_url):
             async with self._client.stream(
                 "POST", f"{self.base_url}{path}", json=dict(body), headers=headers(key)
@@ -113,14 +108,15 @@ class Api:
                 yield _chunks(response, self.server_url)
 
     async def _get(self, path: str, key: str, kind: type[T]) -> T:
-        with _problems(self.server_url):
-            response = await self._client.get(f"{self.base_url}{path}", headers=headers(key), timeout=_SHORT_S)
-        if response.status_code != 200:
-            raise _refusal(response.status_code, response.content)
+        response = _accepted(await self._request(f"{self.base_url}{path}", key))
         try:
             return msgspec.json.decode(response.content, type=kind)
         except UNREADABLE as error:
             raise UnexpectedAnswerError(f"{path} answered with something else than was expected: {error}") from None
+
+    async def _request(self, url: str, key: str) -> httpx.Response:
+        with _problems(self.server_url):
+            return await self._client.get(url, headers=headers(key), timeout=_SHORT_S)
 
 
 async def _chunks(response: httpx.Response, server_url: str) -> AsyncIterator[Chunk]:
@@ -135,16 +131,18 @@ async def _chunks(response: httpx.Response, server_url: str) -> AsyncIterator[Ch
     raise ApiError("The server closed the connection before the answer was complete.")
 
 
+def _accepted(response: httpx.Response) -> httpx.Response:
+    if response.status_code != 200:
+        raise _refusal(response.status_code, response.content)
+    return response
+
+
 def _refusal(status: int, body: bytes) -> ApiError:
-    return ApiError(error_message(body), status, _param_of(body))
-
-
-def _param_of(body: bytes) -> str | None:
     try:
-        error = msgspec.json.decode(body, type=_ErrorBody).error
+        param = msgspec.json.decode(body, type=_Refusal).error.param
     except UNREADABLE:
-        return None
-    return error.param
+        param = None
+    return ApiError(error_message(body), status, param)
 
 
 class _Model(msgspec.Struct):
@@ -163,13 +161,13 @@ class _Error(msgspec.Struct):
     param: str | None = None
 
 
-class _ErrorBody(msgspec.Struct):
+class _Refusal(msgspec.Struct):
     error: _Error
 
 
 @contextmanager
 def _problems(server_url: str) -> Iterator[None]:
-    """Failures of the connection, in words for those who look at the page."""
+    """Turn errors of the connection into ApiError, with words for the user."""
     server_url = without_password(server_url)
     try:
         yield

@@ -1,53 +1,51 @@
-"""A conversation as a tree: each turn may have been written, or answered, in several ways. No I/O in here."""
+"""A conversation as a tree of turns, each of which may have several versions. No I/O in here."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import msgspec
+
+from server.page.answer import Answer
 
 Role = Literal["user", "assistant", "tool"]
 _TITLE_LENGTH = 60
 _MOST_TURNS = 5_000
 _MOST_CHARACTERS = 5_000_000
-"""Which is about what a browser keeps for all conversations."""
+"""About what a browser keeps for all conversations together."""
 
 
-class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Something that was said: by `user`, `assistant` or a `tool`."""
+class Turn(Answer, kw_only=True, omit_defaults=True):
+    """A message of the user, of the assistant, or of a tool."""
 
     id: int
-    """That no other turn has, in whatever tab it is made: those that follow have larger ones."""
+    """Unique, whichever tab makes it; later turns have larger ids."""
     parent: int | None = None
     role: Role
-    content: str = ""
     chosen: int | None = None
-    """Of the turns that follow, the one that is looked at."""
-    reasoning: str = ""
-    tool_calls: list[dict[str, Any]] = []
+    """The following turn that is shown."""
     tool_call_id: str | None = None
-    """Of a tool's: which call it answers."""
+    """The call that a tool's turn answers."""
     request: dict[str, Any] | None = None
-    """Of an answer: what was asked for, but for the messages; its seed is the one that was drawn."""
+    """The request of an answer without its messages; its seed is the one that was drawn."""
     system: str | None = None
-    """Of an answer: the system's message at the time; None for the conversation's."""
+    """The system message of an answer when it was written; None for the conversation's."""
     prefix: str | None = None
-    """Of an answer that goes on from a token of another: the text up to there, which was given."""
-    finish_reason: str | None = None
-    problem: str | None = None
-    """Why there is no answer, or no whole one."""
-    notices: list[str] = []
-    """What of the request the server left out or changed."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    first_token_s: float | None = None
+    """The given text that an answer begins with, where it continues another from a token."""
     seconds: float | None = None
-    fingerprint: str | None = None
-    request_id: str | None = None
+    """Set once the answer has ended."""
+
+    def request_body(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The request that makes this answer, and makes it again. `messages` are the earlier ones."""
+        body = {**(self.request or {}), "messages": list(messages), "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        if self.prefix is not None:
+            body["messages"].append({"role": "assistant", "content": self.prefix})
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        return body
 
     def message(self) -> dict[str, Any]:
-        """As the API takes it."""
+        """The message of a chat request."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message |= {"tool_calls": self.tool_calls, "content": self.content or None}
@@ -59,7 +57,7 @@ class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """All turns, of which one path from the first to the last is looked at."""
+    """All turns, of which one path from the first to the last is shown."""
 
     id: str
     title: str = ""
@@ -68,11 +66,11 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     system: str = ""
     turns: dict[int, Turn] = {}
     first: int | None = None
-    """Of the turns that begin it, the one that is looked at."""
+    """The turn without a parent that is shown."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError for what is no conversation."""
+        """Raises ValueError for an invalid conversation."""
         try:
             found = msgspec.json.decode(text, type=cls)
         except RecursionError:
@@ -91,17 +89,16 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return found
 
     def to_json(self) -> str:
-        """For `from_json`."""
         return msgspec.json.encode(self).decode()
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing should be added, because neither browser nor page could keep it."""
+        """Whether it is as long as browser and page can keep it."""
         num_characters = sum(len(turn.content) + len(turn.reasoning) for turn in self.turns.values())
         return len(self.turns) >= _MOST_TURNS or num_characters >= _MOST_CHARACTERS
 
     def path(self) -> list[Turn]:
-        """The turns that are looked at, in their order."""
+        """The turns that are shown, in order."""
         turns = []
         at = self.first
         while at is not None and at in self.turns:
@@ -110,7 +107,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return turns
 
     def path_to(self, turn: Turn | None) -> list[Turn]:
-        """The turns before this one, and itself; none for None."""
+        """The turns before this one, and itself; empty for None."""
         turns: list[Turn] = []
         while turn is not None:
             turns.append(turn)
@@ -118,16 +115,16 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return turns[::-1]
 
     def merge(self, other: Self) -> None:
-        """Take in what was said in another tab meanwhile; what is looked at stays."""
+        """Add the turns of another tab; the same turns are shown as before."""
         for number, turn in other.turns.items():
             self.turns.setdefault(number, turn)
 
     def versions(self, turn: Turn) -> list[Turn]:
-        """All that was said in this turn's place, the oldest first."""
+        """All versions of this turn, the oldest first."""
         return [other for _, other in sorted(self.turns.items()) if other.parent == turn.parent]
 
     def add(self, parent: Turn | None, role: Role, content: str = "", **properties: Any) -> Turn:
-        """A new turn after `parent`, or at the start, which is looked at from now on."""
+        """Add a turn after `parent`, or at the start, and show it."""
         turn = Turn(
             id=max(time.time_ns() // 1000, max(self.turns, default=0) + 1),
             parent=None if parent is None else parent.id,
@@ -142,14 +139,14 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return turn
 
     def choose(self, turn: Turn) -> None:
-        """Look at this one of its versions."""
+        """Show this version."""
         if turn.parent is None:
             self.first = turn.id
         else:
             self.turns[turn.parent].chosen = turn.id
 
     def open_calls(self) -> list[dict[str, Any]]:
-        """The calls of tools at the end of the path that nobody has answered yet."""
+        """The tool calls at the end of the path that have no result yet."""
         path = self.path()
         answered = set()
         while path and path[-1].role == "tool":
@@ -157,14 +154,14 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [call for call in path[-1].tool_calls if call.get("id") not in answered] if path else []
 
     def messages_before(self, turn: Turn) -> list[dict[str, Any]]:
-        """What the API is told in order to make this turn, the system's message included."""
+        """The messages of the request for this turn, with the system message."""
         before = self.path_to(None if turn.parent is None else self.turns[turn.parent])
         system = self.system if turn.system is None else turn.system
         start = [{"role": "system", "content": system}] if system else []
         return [*start, *(one.message() for one in before)]
 
     def to_markdown(self) -> str:
-        """The path that is looked at, for people."""
+        """The path that is shown, as a document."""
         parts = [f"# {self.title or 'Conversation'}"]
         if self.system:
             parts.append(f"**System**\n\n{self.system}")
@@ -174,14 +171,14 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return "\n\n".join(parts) + "\n"
 
     def to_messages(self, request: Mapping[str, Any]) -> str:
-        """The path that is looked at, as the body of a request that goes on with it."""
+        """The path that is shown, as the body of a request that continues it."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         body = {**request, "messages": [*start, *(turn.message() for turn in self.path())]}
         return msgspec.json.format(msgspec.json.encode(body)).decode()
 
 
 def name_of_call(call: Mapping[str, Any]) -> str:
-    """Of the tool that is called."""
+    """The name of the called tool."""
     return str((call.get("function") or call.get("custom") or {}).get("name") or "the tool")
 
 

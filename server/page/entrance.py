@@ -1,4 +1,7 @@
-"""The entrance to the page: on a server that wants an API key, nothing behind it runs for those who have none."""
+"""The entrance to the page: an API key, where the API wants one, and the headers that secure every answer.
+
+Nothing of NiceGUI runs for visitors without a key.
+"""
 
 import hashlib
 import hmac
@@ -7,27 +10,43 @@ import time
 from html import escape
 from pathlib import Path
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.page.api import Api, ApiError, UnexpectedAnswerError, can_be_sent
-from server.page.security import SecurityHeaders
 
 _HTML = (Path(__file__).parent / "static" / "entrance.html").read_text()
 _TICKET = "samewise_page"
 _TICKET_S = 12 * 3600
+_POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        # Vue makes functions of its templates. What a model writes comes to no place where it could be one: it is
+        # sanitised, and neither inline handlers nor javascript: links run without 'unsafe-inline'.
+        "script-src 'self' 'unsafe-eval' 'nonce-{nonce}'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data:",  # or an answer with a picture would tell another host that it was read, and by whom
+        "font-src 'self' data:",
+        "connect-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
 
 
 class Entrance:
     """Passes on requests for the page, and asks for a key where the API wants one.
 
-    A key is exchanged for a ticket, a cookie that opens the page and nothing else. The key itself stays in the
-    browser's tab, whose script shows it again when the ticket is no longer valid.
+    A key is exchanged for a ticket, a cookie that opens the page and nothing else. The browser's tab keeps the key,
+    and its script sends it again when the ticket has expired.
     """
 
     def __init__(self, base_url: str, page: ASGIApp) -> None:
-        """`base_url` is where the API is reached, with /v1."""
+        """`base_url` is the API's address with /v1."""
         self._api = Api(base_url)
         self._page = page
         self._secret = secrets.token_bytes(32)
@@ -36,14 +55,13 @@ class Entrance:
         await self._api.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request for the page."""
         ticket = Request(scope).cookies.get(_TICKET, "")
         problem = None if self._is_valid(ticket) else await self._problem("")
         app = self._page if problem is None else SecurityHeaders(_ask_for_key(problem))
         await app(scope, receive, send)
 
     async def take_key(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that brings a key: with a ticket, or with why there is none."""
+        """Answer a request that brings a key with a ticket, or with the reason for none."""
         key = Request(scope).headers.get("authorization", "").removeprefix("Bearer ")
         problem = await self._problem(key if can_be_sent(key) else "")
         response: Response
@@ -56,7 +74,7 @@ class Entrance:
         await SecurityHeaders(response)(scope, receive, send)
 
     async def _problem(self, key: str) -> ApiError | None:
-        """Why the API does not let this key in; None if it does, or has another problem than the key."""
+        """Why the API refuses this key; None if it accepts it, or has another problem than the key."""
         try:
             await self._api.models(key)
         except UnexpectedAnswerError:
@@ -76,7 +94,53 @@ class Entrance:
 
 
 def _ask_for_key(problem: ApiError) -> Response:
-    """A form, also where the API cannot be reached, since it may want a key."""
+    """A form, also if the API cannot be reached, because it may want a key."""
     wanted = "key" if problem.wants_key else "nothing"
     html = _HTML.replace("{wanted}", wanted).replace("{reason}", escape(str(problem)))
     return HTMLResponse(html, headers={"cache-control": "no-store"})
+
+
+class SecurityHeaders:
+    """Adds a content security policy to all answers, and its nonce to the scripts of HTML."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        nonce = secrets.token_urlsafe(16)
+        start: Message | None = None
+        html = b""
+
+        async def secured(message: Message) -> None:
+            nonlocal start, html
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                _secure(headers, nonce)
+                if headers.get("content-type", "").startswith("text/html"):
+                    start = message  # its length is not known before its scripts have their nonce
+                    return
+            elif start is not None and message["type"] == "http.response.body":
+                html += message.get("body", b"")
+                if message.get("more_body", False):
+                    return
+                html = html.replace(b"<script", f'<script nonce="{nonce}"'.encode())
+                MutableHeaders(scope=start)["content-length"] = str(len(html))
+                await send(start)
+                await send({"type": "http.response.body", "body": html})
+                return
+            await send(message)
+
+        # Compressed, the scripts could not be found.
+        headers = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
+        is_html = scope["path"].endswith("/")
+        await self._app({**scope, "headers": headers} if is_html else scope, receive, secured)
+
+
+def _secure(headers: MutableHeaders, nonce: str) -> None:
+    headers["content-security-policy"] = _POLICY.format(nonce=nonce)
+    headers["x-content-type-options"] = "nosniff"
+    headers["referrer-policy"] = "no-referrer"
+    headers["cross-origin-opener-policy"] = "same-origin"

@@ -1,9 +1,13 @@
-"""Where the page stands beside the API: its paths go there, all others past it. Pure ASGI."""
+"""The gate before an API: passes the page's paths to the page, and all others to the API. Pure ASGI.
+
+It is the only module of the page that is imported before somebody opens the page.
+"""
 
 import asyncio
 import gc
 import json
 from contextlib import AsyncExitStack
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -17,28 +21,27 @@ if TYPE_CHECKING:
 
 PATH = "/page"
 WEBSOCKETS = {f"{PATH}/": 3 << 20}
-"""Where the page's are, and how large a message may be: browsers say at most a million UTF-16 units of three bytes."""
+"""The most bytes of a message by path: browsers send at most a million UTF-16 units of three bytes."""
 MAX_WEBSOCKETS = 256
-"""Open at a time: each page that somebody looks at has one."""
+"""Open at a time, one for each page."""
 _SOCKET_PATH = f"{PATH}/_nicegui_ws/"
 _OPENED = "0" + json.dumps({"sid": "none", "upgrades": [], "pingInterval": 1000, "pingTimeout": 1000, "maxPayload": 1})
 _REFUSED = "44" + json.dumps({"message": "Implicit handshake failed"})
 
 
 def is_installed() -> bool:
-    """Whether what the page needs is there (`samewise[page]`)."""
+    """Whether the page's dependencies are there (`samewise[page]`)."""
     return find_spec("nicegui") is not None
 
 
 class PageGate:
-    """Before an API: takes the paths of the page, and leads those who ask for `/` there.
+    """Middleware for the page below `/page/`, to which it redirects from `/`.
 
-    The page is loaded when somebody asks for it first who has a key, if the API wants one. That takes a second or
-    two. Until then it costs nothing, and requests to the API always just a look at their paths.
+    The page is loaded with its first request that has a key, if the API wants one. That takes a second or two.
     """
 
     def __init__(self, api: ASGIApp, base_url: str) -> None:
-        """`base_url` is where the page reaches the API, with /v1."""
+        """`base_url` is the API's address with /v1."""
         self._api = api
         self._base_url = base_url
         self._loading = asyncio.Lock()
@@ -61,7 +64,6 @@ class PageGate:
         await self._api(scope, receive, send)
 
     async def close(self) -> None:
-        """Everybody who looks is left."""
         await self._running.aclose()
 
     async def _to_page(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +92,8 @@ class PageGate:
     async def _found_entrance(self) -> "Entrance":
         async with self._loading:
             if self._entrance is None:
-                await asyncio.to_thread(_import_entrance)
+                # In a thread, so that running answers go on.
+                await asyncio.to_thread(import_module, "server.page.entrance")
                 from server.page.entrance import Entrance  # noqa: PLC0415
 
                 self._entrance = Entrance(self._base_url, self._load_and_serve)
@@ -104,32 +107,21 @@ class PageGate:
     async def _loaded(self) -> "FastAPI":
         async with self._loading:
             if self._page is None:
-                await asyncio.to_thread(_import_page)
+                await asyncio.to_thread(import_module, "server.page.application")
                 from server.page.application import make_page  # noqa: PLC0415
 
-                page = make_page(self._base_url, PATH)
+                page = make_page(self._base_url, PATH, send_back)
                 await self._running.enter_async_context(page.router.lifespan_context(page))
-                gc.freeze()  # as what was there when the server began to answer, which the server freezes as well
+                gc.freeze()  # as the server does with everything that was there when it began to answer
                 self._page = page
         return self._page
 
 
 async def send_back(send: Send) -> None:
-    """Have the browser at the other end of a websocket load its page again, and end.
+    """End a websocket and have its browser load the page again, in the words of Socket.IO and NiceGUI.
 
-    A browser whose page this server does not know (any more) would try for ever if its websocket were only refused.
-    Socket.IO and NiceGUI say it like this.
+    A browser whose page this server does not know would try for ever if its websocket were only refused.
     """
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.send", "text": _OPENED})
     await send({"type": "websocket.send", "text": _REFUSED})
-
-
-def _import_entrance() -> None:
-    """In a thread, so that running answers go on meanwhile."""
-    import server.page.entrance  # noqa: F401, PLC0415
-
-
-def _import_page() -> None:
-    """In a thread, too."""
-    import server.page.application  # noqa: F401, PLC0415

@@ -1,32 +1,79 @@
-"""Markdown as HTML, block by block, so that of an answer that grows only its end is looked at again. No I/O in here."""
+"""Markdown as HTML, block by block, so that only the end of a growing answer is parsed again. No I/O in here."""
 
 import html
+import io
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
-
-from server.page.highlighting import Highlighter
+from pygments.formatters import HtmlFormatter
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Text, _TokenType
 
 MAX_BLOCK = 2_000
-"""Characters of a paragraph, list or the like: a longer one is read as several, or it would take too long again."""
+"""Characters of a block: a longer one is read as several, because reading it again would take too long."""
 MAX_FENCE = 16_000
-"""The same of code, which takes little time."""
+"""Characters of a block of code, which takes less time."""
 _PIECE = 2_000
 """Characters that are read at once."""
 _MAX_OPENING = 100
-"""Characters of a fence that is opened again in the next block."""
+"""Longer opening lines of fences are not repeated in the next block."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 _FOREIGN = "noopener noreferrer nofollow"
-"""Of links: the page opens them in tabs of their own."""
+"""The attribute `rel` of links, which open in new tabs."""
+MAX_CHARACTERS = 4_000
+_LONGEST_S = 0.02
+_LANGUAGES = (
+    *("bash", "c", "cpp", "csharp", "css", "dart", "diff", "docker", "go", "graphql", "html", "java", "javascript"),
+    *("json", "kotlin", "lua", "perl", "php", "python", "ruby", "rust", "scala", "sql", "swift", "toml"),
+    *("typescript", "xml", "yaml"),
+)
+"""Languages whose lexers find a single token in linear time, whatever the code is."""
+_LEXERS = {alias: lexer for lexer in map(get_lexer_by_name, _LANGUAGES) for alias in lexer.aliases}
+"""Made beforehand, because it takes long."""
+_FORMATTER = HtmlFormatter(nowrap=True)
+
+
+class Highlighter:
+    """Colours code for at most one step of the event loop; the rest stays plain.
+
+    Code can be written so that most lexers take a time that grows with the square of its length.
+    """
+
+    def __init__(self) -> None:
+        self._left_s = _LONGEST_S
+
+    def html(self, code: str, language: str) -> str:
+        """The code as HTML, coloured as far as there is a lexer and time."""
+        lexer = _LEXERS.get(language.lower())
+        if lexer is None or len(code) > MAX_CHARACTERS or self._left_s <= 0:
+            return html.escape(code)
+        written = io.StringIO()
+        started = time.perf_counter()
+        _FORMATTER.format(_tokens(lexer, code, started + self._left_s), written)
+        self._left_s -= time.perf_counter() - started
+        return written.getvalue()
+
+
+def _tokens(lexer: Lexer, code: str, until: float) -> Iterator[tuple[_TokenType, str]]:
+    """Tokens until the time is over, and the rest in one piece."""
+    end = 0
+    for _, kind, text in lexer.get_tokens_unprocessed(code):
+        if time.perf_counter() > until:
+            break
+        yield kind, text
+        end += len(text)
+    yield Text, code[end:]
 
 
 class _Renderer(RendererHTML):
-    """Code with a button that copies it; links that tell nothing of the page; no pictures of other hosts."""
+    """Renders code with a copy button, links that do not reveal the page, and no pictures of other hosts."""
 
     def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[idx]
@@ -43,7 +90,7 @@ class _Renderer(RendererHTML):
         return self.renderToken(tokens, idx, options, env)
 
     def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        """A link: to load it would tell another host who reads this."""
+        """A link, because loading the picture would tell another host who reads this."""
         token = tokens[idx]
         text = html.escape(token.content or "picture")
         source = html.escape(str(token.attrs.get("src", "")), quote=True)
@@ -62,16 +109,16 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_c
 
 
 class GrowingText:
-    """Text that grows at its end, as blocks of HTML of which all but the last stay as they are."""
+    """Text that grows at its end, as blocks of HTML of which only the last may still change."""
 
     def __init__(self) -> None:
         self._tail = ""
-        """The text of the last block, which may still change."""
+        """The text of the last block."""
         self.num_final = 0
-        """Blocks that will not change any more."""
+        """The number of blocks that will not change any more."""
 
     def feed(self, text: str) -> list[str]:
-        """The blocks from number `num_final`, as it was before this call, to the end of the text so far."""
+        """Append text; returns the blocks from number `num_final`, as it was before this call, to the end."""
         blocks: list[str] = []
         highlighter = Highlighter()
         for start in range(0, len(text), _PIECE):
@@ -80,7 +127,6 @@ class GrowingText:
         return blocks
 
     def _read(self, text: str, highlighter: Highlighter) -> list[str]:
-        """The same, of what is short enough to be read at once."""
         source = self._tail + text
         tokens = _MARKDOWN.parse(source)
         starts: list[int] = []
@@ -103,19 +149,19 @@ class GrowingText:
 
 
 def _is_closed(fence: Token) -> bool:
-    """Whether its end was written, and is not only that of the text so far."""
+    """Whether its closing line is there, not only the end of the text so far."""
     begin, end = fence.map or (0, 0)
     return len(fence.content.splitlines()) == end - begin - 2
 
 
 def _opening(fence: Token | None) -> str:
-    """What the rest of this block begins with, once it has become too long for one."""
+    """The beginning of the next block when this one has become too long."""
     opening = "" if fence is None else f"{fence.markup}{fence.info}\n"
     return opening if len(opening) <= _MAX_OPENING else ""
 
 
 def _from_line(number: int, text: str) -> str:
-    """The text without its first lines. Markdown knows fewer ends of lines than str.splitlines()."""
+    """The text without its first lines. Markdown has fewer line ends than str.splitlines()."""
     ends = [line.end() for line in islice(_LINE.finditer(text), number)]
     return text[ends[-1] :] if ends else text
 

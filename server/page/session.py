@@ -1,19 +1,20 @@
-"""What one tab knows: its key, and the server's models and abilities."""
+"""What one tab knows: its key, and the server's models and capabilities."""
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
+from server.client.openai_answers import Chunk
 from server.page.api import Api, ApiError, can_be_sent
 from server.page.browser import Browser, Memory
-from server.page.described import Capabilities, Fields
-from server.page.parameters.catalog import has_fields
+from server.page.capabilities import Capabilities, Fields, has_fields
 
-CHAT = "/v1/chat/completions"
+_CHAT = "/chat/completions"
 T = TypeVar("T")
 
 
 class Session:
-    """Of one tab."""
+    """State of one tab."""
 
     def __init__(self, api: Api, browser: Browser, ask_key: Callable[[str], Awaitable[str]]) -> None:
         """`ask_key` shows why a key is needed and returns one, empty if there is none."""
@@ -24,37 +25,30 @@ class Session:
         self.models: list[str] = []
         self.model = ""
         self.capabilities: Capabilities | None = None
-        """None for servers that do not tell."""
+        """None for servers without /v1/capabilities."""
         self._ask_key = ask_key
 
     @property
     def fields(self) -> Fields:
-        """What the server says of the fields of a chat request; empty where it says nothing."""
-        return {} if self.capabilities is None else self.capabilities.endpoints.get(CHAT, {})
+        """The server's description of a chat request's fields; empty where it has none."""
+        return {} if self.capabilities is None else self.capabilities.endpoints.get(f"/v1{_CHAT}", {})
 
     def has_field(self, name: str) -> bool:
-        """Whether the server does something with this field; see `catalog.has_fields`."""
+        """Whether the server supports this field."""
         return has_fields(self.fields, [name])
 
     async def open(self) -> None:
-        """Ask browser and server what there is. Raises ApiError."""
+        """Load what the browser remembers and what the server offers. Raises ApiError."""
         self.memory = await self.browser.begin()
         if can_be_sent(self.memory.key):
             self.key = self.memory.key
-        await self.look()
-
-    async def look(self) -> None:
-        """Ask the server what it has. Raises ApiError."""
         self.models = await self.with_key(self.api.models)
         self.capabilities = await self.with_key(self.api.capabilities)
         if self.model not in self.models:
             self.model = self.models[0] if self.models else ""
 
     async def with_key(self, call: Callable[[str], Awaitable[T]]) -> T:
-        """What the call returns, which is given the key, and another one until the server takes it.
-
-        Raises ApiError, also if there is no other key.
-        """
+        """Call with the key, and ask for another key as long as the server refuses it. Raises ApiError."""
         while True:
             key = self.key
             try:
@@ -65,8 +59,22 @@ class Session:
                 if key == self.key and not await self._renew_key(str(problem)):
                     raise
 
+    async def stream_chat(self, body: Mapping[str, Any], on_chunk: Callable[[Chunk, float], object]) -> None:
+        """Stream a chat completion to `on_chunk`, with the seconds since the request.
+
+        Ends the request early if `on_chunk` returns True. Raises ApiError.
+        """
+
+        async def stream(key: str) -> None:
+            started = time.monotonic()
+            async with self.api.stream(_CHAT, body, key) as chunks:
+                async for chunk in chunks:
+                    if on_chunk(chunk, time.monotonic() - started) is True:
+                        return
+
+        await self.with_key(stream)
+
     async def _renew_key(self, reason: str) -> bool:
-        """Ask for another key; whether there is one."""
         key = await self._ask_key(reason)
         if key:
             self.key = key

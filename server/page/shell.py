@@ -1,37 +1,39 @@
 """The frame of the page: its head, its drawers, and the views between them."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from nicegui import context, ui
+from nicegui.events import ValueChangeEventArguments
 
-from server.page.api import Api, ApiError
+from server.page.api import Api, ApiError, can_be_sent
 from server.page.browser import Browser
-from server.page.chat.conversation_list import ConversationList
-from server.page.chat.view import ChatView
+from server.page.chat import ChatView
 from server.page.compare.view import CompareView
-from server.page.key_dialog import KeyDialog
-from server.page.lazily import when_first_chosen
+from server.page.conversation_list import ConversationList
+from server.page.elements import icon_button, name_button
+from server.page.load.poller import Watches
 from server.page.load.view import LoadView
-from server.page.load.watch import Watches
-from server.page.parameters.panel import SettingsPanel
 from server.page.session import Session
-from server.page.theme import ThemeButton
+from server.page.settings import SettingsPanel
 
 _HEAD = """
 <link rel="stylesheet" href="static/page.css">
-<link rel="stylesheet" href="static/compare.css">
-<link rel="stylesheet" href="static/load.css">
-<link rel="stylesheet" href="static/inside.css">
 <script src="static/page.js"></script>
 """
 _CONNECT_S = 30.0
 _STARTING = 503
 _RETRY_S = 2.0
+_THEMES: dict[str, tuple[bool | None, str]] = {
+    "auto": (None, "brightness_auto"),
+    "light": (False, "light_mode"),
+    "dark": (True, "dark_mode"),
+}
 
 
 class Shell:
-    """One page that somebody looks at."""
+    """One page in one tab."""
 
     def __init__(self, api: Api, watches: Watches) -> None:
         self._client = context.client
@@ -42,11 +44,10 @@ class Shell:
         self._try_again = asyncio.Event()
 
     async def build(self) -> None:
-        """Show the frame, and all else once the browser has told what it remembers. Cancelled if the tab is gone."""
+        """Show the frame, and the views once the browser and the server have answered. Cancelled with the tab."""
         building = asyncio.current_task()
         self._client.on_delete(lambda: building and building.cancel())
         ui.add_head_html(_HEAD)
-        self._theme = ThemeButton(self._browser)
         self._left = ui.left_drawer(value=None, fixed=True, bordered=True).props("width=280 breakpoint=900")
         self._left.classes("side")
         self._right = ui.right_drawer(value=False, fixed=True, bordered=True).props("width=340 breakpoint=1100")
@@ -60,8 +61,7 @@ class Shell:
 
     def _header(self) -> None:
         with ui.header().classes("head"):
-            menu = ui.button(icon="menu", on_click=self._left.toggle)
-            menu.props('flat round dense aria-label="Conversations and views"')
+            icon_button("menu", "Conversations and views", self._left.toggle)
             ui.label("Samewise").classes("brand")
             with ui.tabs().props("dense no-caps").classes("views") as self._tabs:
                 self._chat_tab = ui.tab("Chat")
@@ -70,12 +70,11 @@ class Shell:
             self._models = ui.select([], on_change=self._choose_model).props("outlined dense options-dense")
             self._models.props('aria-label="Model"').classes("model")
             ui.space()
-            self._theme.build()
-            settings = ui.button(icon="tune", on_click=self._right.toggle)
-            settings.props('flat round dense aria-label="Settings"').tooltip("Settings")
+            self._theme = ThemeButton(self._browser)
+            icon_button("tune", "Settings", self._right.toggle)
 
     async def _problem(self) -> ApiError | None:
-        """What keeps the browser or the server from telling what there is."""
+        """Open the session; returns why that failed."""
         try:
             await self._session.open()
         except ApiError as problem:
@@ -85,7 +84,7 @@ class Shell:
         return None
 
     async def _show_problem(self, problem: ApiError) -> None:
-        """Until somebody wants to try again, or soon by itself while the server starts."""
+        """Show it until the user wants to try again, or for a moment while the server starts."""
         self._try_again.clear()
         with self._main, ui.column().classes("center"):
             ui.label(str(problem)).classes("problem").props("role=alert")
@@ -101,14 +100,14 @@ class Shell:
         with self._right:
             settings = SettingsPanel(self._session)
         with self._main:
-            chosen = self._tabs.value or self._chat_tab  # perhaps before there was anything to see
+            chosen = self._tabs.value or self._chat_tab  # the user may have chosen before the views were there
             panels = ui.tab_panels(self._tabs, value=chosen, animated=False, keep_alive=True).classes("panels")
         with panels, ui.tab_panel(self._chat_tab):
             chat = ChatView(self._session, settings)
         with panels, ui.tab_panel(self._compare_tab):
-            when_first_chosen(self._tabs, self._compare_tab, lambda: CompareView(self._session, settings))
+            self._make_when_chosen(self._compare_tab, lambda: CompareView(self._session, settings))
         with panels, ui.tab_panel(self._server_tab):
-            when_first_chosen(self._tabs, self._server_tab, self._make_load_view)
+            self._make_when_chosen(self._server_tab, self._make_load_view)
         try:
             await chat.reopen()
         except TimeoutError:
@@ -117,6 +116,21 @@ class Shell:
         with self._left:
             ConversationList(self._session, chat)
 
+    def _make_when_chosen(self, tab: ui.tab, make: Callable[[], object]) -> None:
+        """Make a view here once its tab is first chosen, because it costs nothing before."""
+        place = context.slot
+        is_made = False
+
+        def look(chosen: str | None) -> None:
+            nonlocal is_made
+            if chosen == tab.props["name"] and not is_made:
+                is_made = True
+                with place:
+                    make()
+
+        self._tabs.on_value_change(lambda event: look(event.value))
+        look(self._tabs.value)
+
     def _make_load_view(self) -> None:
         view = LoadView(self._session, self._watches)
         self._tabs.on_value_change(lambda event: view.set_chosen(event.value == self._server_tab.props["name"]))
@@ -124,3 +138,73 @@ class Shell:
 
     def _choose_model(self) -> None:
         self._session.model = self._models.value or ""
+
+
+class ThemeButton:
+    """Switches between light, dark, and the system's theme."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._dark = ui.dark_mode(None)
+        self._button = icon_button("", "Theme", self._next)
+        self.set("auto")
+
+    def set(self, theme: str | None) -> None:
+        """Use this theme, or for None and unknown names the system's."""
+        self._theme = theme if theme in _THEMES else "auto"
+        self._dark.value, icon = _THEMES[self._theme]
+        self._button.set_icon(icon)
+        name_button(self._button, f"Theme: {self._theme}")
+
+    def _next(self) -> None:
+        names = list(_THEMES)
+        self.set(names[(names.index(self._theme) + 1) % len(names)])
+        self._browser.remember("theme", self._theme)
+
+
+class KeyDialog:
+    """Asks for an API key, once for all requests that want one."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Future[str] | None = None
+        with ui.dialog().props('aria-label="API key"') as self._dialog, ui.card().classes("dialog"):
+            ui.label("This server wants an API key").classes("title").props("role=heading aria-level=2")
+            self._reason = ui.label().classes("problem").props("role=alert")
+            self._input = ui.input("API key", password=True, password_toggle_button=True).props("outlined autofocus")
+            self._input.classes("wide").on("keydown.enter", self._use)
+            ui.label("It is kept until this tab is closed, and sent to this server only.").classes("quiet")
+            with ui.row().classes("end"):
+                ui.button("Cancel", on_click=self._dialog.close).props("flat no-caps")
+                ui.button("Use this key", on_click=self._use).props("no-caps unelevated")
+        self._dialog.on_value_change(self._change)
+        context.client.on_delete(self._leave)
+
+    async def ask(self, reason: str) -> str:
+        """Returns the key, or "" if the user has none. Cancelled with the tab."""
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            self._reason.set_text(reason)
+            self._input.set_value("")
+            self._dialog.open()
+        return await asyncio.shield(self._waiting)
+
+    def _use(self) -> None:
+        key = self._input.value.strip()
+        if can_be_sent(key):
+            self._end(key)
+            self._dialog.close()
+        else:
+            self._reason.set_text("This is no API key: it has characters that no request can bring to the server.")
+
+    def _change(self, event: ValueChangeEventArguments[bool]) -> None:
+        if not event.value:
+            self._end("")
+
+    def _end(self, key: str) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.set_result(key)
+
+    def _leave(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()

@@ -8,10 +8,9 @@ import pytest
 from nicegui import Client, core
 from nicegui.page import page
 
-from server.page.browser import Browser, Listed
-from server.page.chat.conversation_list import ConversationList
-from server.page.chat.keeper import Keeper
+from server.page.browser import Browser, Keeper, Listed
 from server.page.conversation import Conversation
+from server.page.conversation_list import ConversationList
 
 
 class Told(Browser):

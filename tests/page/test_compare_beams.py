@@ -3,7 +3,7 @@ import math
 import pytest
 
 from server.client.openai_answers import TokenLogprob
-from server.page.compare.answer import Answer
+from server.page.answer import MeasuredAnswer
 from server.page.compare.beams import Branch, Piece, described, pieces_of, tree_of
 
 
@@ -41,19 +41,21 @@ def test_logprobs_that_differ_in_their_last_digits_part_no_beams():
 
 def test_tokens_that_are_parts_of_a_character_make_a_character():
     first, second = "é".encode()[:1], "é".encode()[1:]
-    answer = Answer(tokens=[TokenLogprob("?", -1.0, bytes=list(first)), TokenLogprob("?", -1.0, bytes=list(second))])
+    answer = MeasuredAnswer(
+        tokens=[TokenLogprob("?", -1.0, bytes=list(first)), TokenLogprob("?", -1.0, bytes=list(second))]
+    )
     assert tree_of([pieces_of(answer)]).text == "é"
 
 
 @pytest.mark.parametrize("text", ["Hello there", "  two\n words ", "", " "])
 def test_without_tokens_the_pieces_are_words(text):
-    assert b"".join(piece.spelled for piece in pieces_of(Answer(text=text))).decode() == text
+    assert b"".join(piece.spelled for piece in pieces_of(MeasuredAnswer(content=text))).decode() == text
 
 
 def test_a_tree_as_it_is_shown():
     answers = [
-        Answer(text="a b", score=-0.5, cumulative_logprob=-1.0, num_tokens=2, finish_reason="stop"),
-        Answer("a c"),
+        MeasuredAnswer(content="a b", score=-0.5, cumulative_logprob=-1.0, completion_tokens=2, finish_reason="stop"),
+        MeasuredAnswer(content="a c"),
     ]
     tree = described(tree_of([pieces_of(answer) for answer in answers]), answers)
     assert (tree["text"], tree["best"], tree["through"], tree["share"]) == ("a", True, "2 beams", "")
@@ -64,8 +66,8 @@ def test_a_tree_as_it_is_shown():
 
 def test_shares_are_rounded_for_people():
     answers = [
-        Answer(tokens=[TokenLogprob("a", math.log(0.994))]),
-        Answer(tokens=[TokenLogprob("b", math.log(0.001))]),
+        MeasuredAnswer(tokens=[TokenLogprob("a", math.log(0.994))]),
+        MeasuredAnswer(tokens=[TokenLogprob("b", math.log(0.001))]),
     ]
     tree = described(tree_of([pieces_of(answer) for answer in answers]), answers)
     assert [branch["share"] for branch in tree["branches"]] == ["99 %", "< 1 %"]

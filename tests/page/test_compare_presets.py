@@ -5,9 +5,8 @@ import pytest
 
 from server.api.capabilities import describe_fields
 from server.api.chat.schema import ChatCompletionRequest
+from server.page.capabilities import Described, fields_of, has_fields
 from server.page.compare.presets import BEAM_PRESETS, FIRST, PRESETS, offered
-from server.page.described import Described
-from server.page.parameters.catalog import fields_of, has_fields
 
 DESCRIBED = msgspec.convert(
     msgspec.to_builtins(describe_fields(ChatCompletionRequest, {})),

@@ -11,8 +11,8 @@ from nicegui.page import page
 from server.client.openai_answers import AnswerError, EventParser
 from server.page.api import Api, ApiError, can_be_sent
 from server.page.browser import Browser
-from server.page.key_dialog import KeyDialog
 from server.page.session import Session
+from server.page.shell import KeyDialog
 
 
 def test_what_is_not_there_takes_no_room(client: httpx.Client) -> None:

@@ -3,8 +3,7 @@ import math
 import pytest
 
 from server.client.openai_answers import TokenLogprob
-from server.page.inside.figures import Figures, percent, surprise
-from server.page.inside.tokens import Token
+from server.page.inside.tokens import Token, TokenStatistics, percent, surprise
 
 
 def token(logprob: float, source: str | None = None) -> Token:
@@ -12,25 +11,25 @@ def token(logprob: float, source: str | None = None) -> Token:
 
 
 def test_of_nothing_nothing_is_said():
-    figures = Figures()
+    figures = TokenStatistics()
     assert (figures.summary, figures.legend(), figures.perplexity) == ("", [], 1.0)
 
 
 def test_the_summary():
-    figures = Figures()
+    figures = TokenStatistics()
     figures.add([token(math.log(0.5), "drawn"), token(math.log(0.125), "draft:ngram")])
     assert figures.perplexity == pytest.approx(4.0)
     assert figures.summary == "2 tokens · mean probability 31.2 % · perplexity 4.00 · 50 % drafted by ngram"
 
 
 def test_the_perplexity_of_an_impossible_token_is_infinite():
-    figures = Figures()
+    figures = TokenStatistics()
     figures.add([token(-9999.0)])
     assert figures.summary == "1 token · mean probability 0 % · perplexity ∞"
 
 
 def test_the_legend_counts_and_its_colours_stay():
-    figures = Figures()
+    figures = TokenStatistics()
     figures.add([token(-1, "draft:suffix"), token(-1, "forced"), token(-1, "drawn")])
     first = {source: figures.colour(source) for source in figures.sources}
     figures.add([token(-1, "draft:ngram")])
@@ -45,7 +44,7 @@ def test_the_legend_counts_and_its_colours_stay():
 
 
 def test_more_methods_than_colours_share_them():
-    figures = Figures()
+    figures = TokenStatistics()
     figures.add([token(-1, f"draft:{number}") for number in range(7)])
     assert [colour for _, colour in figures.legend()] == [2, 3, 4, 5, 6, 7, 2]
 

@@ -7,15 +7,16 @@ from server.client.metrics import Window, lines_about, parse
 from server.page.load.figures import (
     NAMES,
     cache_bar,
+    chart,
     latency_figures,
     long_time,
     queue_figures,
     rate_figures,
+    scale_of,
     server_figures,
     speculation_table,
 )
-from server.page.load.shapes import Figure, Series, chart, scale_of
-from server.page.load.throughput import SECONDS, Throughput
+from server.page.load.history import SECONDS, Throughput
 from tests.page.metrics import Metrics
 
 
@@ -46,28 +47,28 @@ def test_what_is_told_is_shown() -> None:
     metrics.count("generation_tokens", 250)
     metrics.observe("time_to_first_token_seconds", 0.05)
     load = load_of(before, metrics.text())
-    assert server_figures(load, "m", "1.2", 3700) == [
-        Figure("State", "up"),
-        Figure("Model", "m"),
-        Figure("Version", "1.2"),
-        Figure("Up for", "1 h 1 min"),
-    ]
-    assert queue_figures(load) == [
-        Figure("Running choices", "3"),
-        Figure("Waiting choices", "2"),
-        Figure("Preemptions", "0"),
-    ]
-    assert rate_figures(load) == [Figure("Tokens/s in", "0"), Figure("Tokens/s out", "25")]
-    assert latency_figures(load) == [Figure("First token, p50", "55 ms"), Figure("First token, p95", "95 ms")]
+    assert server_figures(load, "m", "1.2", 3700) == {
+        "State": "up",
+        "Model": "m",
+        "Version": "1.2",
+        "Up for": "1 h 1 min",
+    }
+    assert queue_figures(load) == {
+        "Running choices": "3",
+        "Waiting choices": "2",
+        "Preemptions": "0",
+    }
+    assert rate_figures(load) == {"Tokens/s in": "0", "Tokens/s out": "25"}
+    assert latency_figures(load) == {"First token, p50": "55 ms", "First token, p95": "95 ms"}
 
 
 def test_what_is_not_told_is_left_out_and_what_did_not_happen_is_no_zero() -> None:
     nothing = load_of(Metrics().text())
-    assert rate_figures(nothing) == latency_figures(nothing) == []
+    assert rate_figures(nothing) == latency_figures(nothing) == {}
     assert cache_bar(nothing, None) is None
     assert speculation_table(nothing) is None
-    assert server_figures(nothing, "m", "", None) == [Figure("State", "up"), Figure("Model", "m")]
-    assert {figure.value for figure in latency_figures(load_of(samewise(Metrics()).text()))} == {"–"}
+    assert server_figures(nothing, "m", "", None) == {"State": "up", "Model": "m"}
+    assert set(latency_figures(load_of(samewise(Metrics()).text())).values()) == {"–"}
 
 
 def test_the_cache_is_in_tokens_where_their_number_is_known() -> None:
@@ -130,9 +131,9 @@ def test_scales_end_at_round_numbers(highest: float, top: float) -> None:
 
 
 def test_a_chart_is_as_high_as_its_highest_column() -> None:
-    found = chart("Tokens", [Series("a", "in", "1", [1.0, 30.0]), Series("b", "out", "2", [60.0, 2.0])])
+    found = chart("Tokens", [("a", "in", 30, [1.0, 30.0]), ("b", "out", 2, [60.0, 2.0])])
     assert found.top == 100
-    assert found.summary == "Tokens, the last minute. Now: in 1, out 2"
+    assert found.summary == "Tokens, the last minute. Now: in 30, out 2.0"
 
 
 def test_throughput_is_of_a_minute() -> None:

@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from server.page.load.records import RequestRecord
-from server.page.load.requests import details_of, row_of
+from server.page.load.requests import RequestRecord, details_of, row_of
 
 DRAFTS = [{"method": "ngram", "accepted_tokens": 3, "rejected_tokens": 1}]
 
@@ -72,7 +71,7 @@ def test_details() -> None:
             num_choices=40,
         )
     )  # fmt: skip
-    figures = {figure.name: figure.value for figure in details.figures}
+    figures = details.figures
     assert figures["Request"] == "req_1"
     assert (figures["Steps"], figures["Preemptions"], figures["Engine restarts"]) == ("9", "0", "1")
     assert figures["Drafts by ngram"] == "3 of 4 accepted"

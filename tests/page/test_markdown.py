@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from server.page.highlighting import MAX_CHARACTERS, Highlighter
-from server.page.markdown import MAX_BLOCK, MAX_FENCE, GrowingText
+from server.page.markdown import MAX_BLOCK, MAX_CHARACTERS, MAX_FENCE, GrowingText, Highlighter
 
 
 def shown(pieces: list[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""The comparison: one prompt, answered in several ways beside each other, and beam search as a tree."""
+"""The comparison: one prompt, answered in several ways side by side, and beam search as a tree."""

@@ -1,38 +1,48 @@
-"""Beams as a tree of what they have in common. No I/O in here."""
+"""Beam search: its beams as a tree of what they have in common."""
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.page.compare.answer import Answer, num_same
-from server.page.wording import count, number
+from nicegui import ui
+from nicegui.element import Element
+
+from server.page.answer import STOPPED, MeasuredAnswer, count, num_same, number, raw
+from server.page.compare.answering import Question, ask
+from server.page.compare.presets import BEAM_PRESETS, Chooser, offered
+from server.page.session import Session
+from server.page.throttle import now_and_then
 
 _WORD = re.compile(r"\s*\S+|\s+$")
+_LEGEND = (
+    "What all beams begin with stands once; each branch begins with the probability of its first token there. "
+    "The best beam is emphasised."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token, or a word where the server tells no tokens."""
+    """A token, or a word where the server does not return tokens."""
 
     spelled: bytes
-    """A token may be a part of a character only."""
+    """Perhaps only a part of a character."""
     logprob: float | None = field(compare=False)
-    """That of the same token may differ in its last digits from beam to beam."""
+    """Its last digits may differ from beam to beam."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What some beams have in common, from where they part with others to where they part with each other."""
+    """The pieces that some beams share, from where they leave other beams to where they leave each other."""
 
     pieces: tuple[Piece, ...]
     beams: tuple[int, ...]
-    """The numbers of those that go through it, 0 being the best."""
+    """Numbers of the beams that go through it; 0 is the best."""
     ending: tuple[int, ...]
-    """Those of them that end with it: one, or several that are the same."""
+    """Numbers of the beams that end with it: one, or several equal ones."""
     branches: tuple["Branch", ...]
-    """How it goes on, the best beam's way first."""
+    """Continuations, the one of the best beam first."""
 
     @property
     def text(self) -> str:
@@ -40,29 +50,29 @@ class Branch:
 
     @property
     def share(self) -> float | None:
-        """The probability of its first token after what stands before it; None where the server tells none."""
+        """The probability of its first token; None where the server does not return it."""
         logprob = self.pieces[0].logprob if self.pieces else None
         return None if logprob is None else math.exp(logprob)
 
 
-def pieces_of(answer: Answer) -> tuple[Piece, ...]:
+def pieces_of(answer: MeasuredAnswer) -> tuple[Piece, ...]:
     """The tokens of a beam, or its words."""
     if answer.tokens:
-        return tuple(Piece(_spelled(token.token, token.bytes), token.logprob) for token in answer.tokens)
-    return tuple(Piece(word.encode(), None) for word in _WORD.findall(answer.text))
+        return tuple(Piece(raw(token), token.logprob) for token in answer.tokens)
+    return tuple(Piece(word.encode(), None) for word in _WORD.findall(answer.content))
 
 
 def tree_of(beams: Sequence[Sequence[Piece]]) -> Branch:
-    """Of beams, the best first. The first branch is what all have in common; it may be empty."""
+    """The tree of beams, of which the best comes first. Its root is what all of them share, perhaps nothing."""
     return _branch(dict(enumerate(beams)), 0)
 
 
-def described(branch: Branch, answers: Sequence[Answer]) -> dict[str, Any]:
-    """A tree as it is shown: texts only, and which of its branches the best beam goes through."""
+def described(branch: Branch, answers: Sequence[MeasuredAnswer]) -> dict[str, Any]:
+    """A tree as texts for the browser."""
     share = branch.share
     return {
         "text": branch.text,
-        "share": "" if share is None else _percent(share),
+        "share": "" if share is None else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %",
         "best": 0 in branch.beams,
         "through": count(len(branch.beams), "beam"),
         "ending": [_beam(at, answers[at]) for at in branch.ending],
@@ -71,7 +81,7 @@ def described(branch: Branch, answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _branch(beams: dict[int, Sequence[Piece]], start: int) -> Branch:
-    """Of beams that have the pieces before `start` in common."""
+    """The branch of beams that share the pieces before `start`."""
     first = next(iter(beams.values()))
     end = start + min(num_same(first[start:], beam[start:]) for beam in beams.values())
     parts: dict[Piece, dict[int, Sequence[Piece]]] = {}
@@ -86,22 +96,83 @@ def _branch(beams: dict[int, Sequence[Piece]], start: int) -> Branch:
     )
 
 
-def _beam(at: int, answer: Answer) -> dict[str, str]:
+def _beam(at: int, answer: MeasuredAnswer) -> dict[str, str]:
     facts = []
     if answer.score is not None:
         facts.append(f"score {number(answer.score)}")
     if answer.cumulative_logprob is not None:
         facts.append(f"sum {number(answer.cumulative_logprob)}")
-    if answer.num_tokens:
-        facts.append(count(answer.num_tokens, "token"))
+    if answer.completion_tokens:
+        facts.append(count(answer.completion_tokens, "token"))
     if answer.ending:
         facts.append(answer.ending)
     return {"name": f"Beam {at + 1}", "facts": " · ".join(facts)}
 
 
-def _spelled(token: str, spelled: list[int] | None) -> bytes:
-    return token.encode() if spelled is None else bytes(spelled)
+class BeamSearch:
+    """One request. While it runs, only the beginning that all beams share is known."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        with ui.element("div").classes("one-setting"):
+            self._chooser = Chooser(session, offered(BEAM_PRESETS, session.fields))
+        self._state = ui.label(_LEGEND).classes("quiet")
+        self._settled = ui.label().classes("settled")
+        self._problem = ui.label().classes("problem").props("role=alert")
+        self._tree = BeamTree()
+        self._show_settled([])
+
+    @property
+    def problem(self) -> str:
+        return self._chooser.problem
+
+    async def answer(self, question: Question) -> None:
+        settings = self._chooser.settings
+        answers = [MeasuredAnswer() for _ in range(num_returned(settings))]
+        self._problem.set_text("")
+        self._tree.show(None)
+        self._state.set_text("The beams have nothing in common yet.")
+        question = replace(question, wants_logprobs=self._session.has_field("logprobs"))
+        try:
+            async with now_and_then(lambda: self._show_settled(answers)) as more:
+                await ask(self._session, question, settings, answers, more)
+        finally:
+            self._finish(answers)
+
+    def _show_settled(self, answers: list[MeasuredAnswer]) -> None:
+        text = answers[0].content if answers else ""
+        for answer in answers:
+            text = text[: num_same(text, answer.content)]
+        if text:
+            self._state.set_text(f"All beams begin with these {count(len(text), 'character')}; the search goes on.")
+        self._settled.set_text(text)
+        self._settled.set_visibility(bool(text))
+
+    def _finish(self, answers: list[MeasuredAnswer]) -> None:
+        if self._tree.is_deleted:
+            return
+        self._show_settled([])
+        found = [answer for answer in answers if answer.finish_reason not in (None, STOPPED)]
+        self._problem.set_text(answers[0].problem or "")
+        self._state.set_text(_LEGEND if found else "The search ended before it had found anything.")
+        if found:
+            self._tree.show(described(tree_of([pieces_of(answer) for answer in found]), found))
 
 
-def _percent(share: float) -> str:
-    return "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"
+def num_returned(settings: Mapping[str, Any]) -> int:
+    """The number of beams that a request with these settings returns."""
+    search = settings.get("beam_search")
+    number = search.get("num_return") if isinstance(search, Mapping) else None
+    return number if isinstance(number, int) and number > 0 else 1
+
+
+class BeamTree(Element, component="../static/beam_tree.js"):
+    """The element of a tree, with keys to walk through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes("beams")
+
+    def show(self, tree: Mapping[str, Any] | None) -> None:
+        """Show a tree made by `described`, or nothing."""
+        self.run_method("show", tree)

@@ -1,11 +1,17 @@
-"""Ways of decoding by their names, from what the server says of its fields. No I/O in here."""
+"""Decoding presets, and the element that chooses one of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.page.described import Fields
-from server.page.parameters.catalog import has_fields
+from nicegui import ui
+
+from server.page.capabilities import Fields, has_fields
+from server.page.elements import icon_button
+from server.page.session import Session
+from server.page.settings import ParametersForm
+
+_CUSTOM = "Custom"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +20,13 @@ class Preset:
 
     name: str
     says: str
-    """What it does, for whoever chooses it."""
+    """What it does, in a sentence for the user."""
     settings: Mapping[str, Any]
-    """The fields of a request that ask for it."""
+    """Fields of a request."""
 
 
 def offered(presets: Iterable[Preset], described: Fields) -> dict[str, Preset]:
-    """Those that the server can do, by name."""
+    """The presets that the server supports, by name."""
     return {preset.name: preset for preset in presets if has_fields(described, preset.settings)}
 
 
@@ -30,11 +36,7 @@ PRESETS = (
     Preset("Top-k", "Draws from the 40 most probable tokens.", {"top_k": 40}),
     Preset("Nucleus", "Draws from the most probable tokens that together have a probability of 0.9.", {"top_p": 0.9}),
     Preset("Min-p", "Draws from tokens that have at least a tenth of the probability of the best one.", {"min_p": 0.1}),
-    Preset(
-        "Typical",
-        "Draws from the tokens, of a probability of 0.9 together, whose surprise is nearest to what is expected there.",
-        {"typical_p": 0.9},
-    ),
+    Preset("Typical", "Draws from tokens, 0.9 together, whose surprise is nearest to the mean.", {"typical_p": 0.9}),
     Preset(
         "Top-n-sigma",
         "Draws at a temperature of 1.5, but only tokens whose logit is at most one standard deviation below the best.",
@@ -45,16 +47,8 @@ PRESETS = (
         "At every other token, by chance, leaves out all of a probability of 0.1 or more but the least of them.",
         {"xtc_probability": 0.5, "xtc_threshold": 0.1},
     ),
-    Preset(
-        "Mirostat",
-        "Draws from tokens below a bound of surprise, corrected after each so that the surprise stays near 3 bits.",
-        {"mirostat": 2, "mirostat_tau": 3},
-    ),
-    Preset(
-        "Eta cutoff",
-        "Draws from tokens above a least probability, which falls where the model is uncertain.",
-        {"eta_cutoff": 0.002},
-    ),
+    Preset("Mirostat", "Draws so that the surprise stays near 3 bits.", {"mirostat": 2, "mirostat_tau": 3}),
+    Preset("Eta cutoff", "Draws from tokens above a bound that falls with uncertainty.", {"eta_cutoff": 0.002}),
     Preset(
         "Contrastive search",
         "Draws nothing: of the 4 most probable tokens it takes one that is probable and unlike the tokens before it.",
@@ -72,15 +66,10 @@ PRESETS = (
     ),
     Preset(
         "Guidance",
-        "Goes one and a half times as far in the direction in which the prompt changes the answer, and takes the best "
-        "token there.",
+        "Follows the prompt one and a half times as strongly, and takes the best token.",
         {"guidance": {"scale": 1.5}, "temperature": 0},
     ),
-    Preset(
-        "Beam search",
-        "Keeps the 4 most probable beginnings each time, and answers with the one of the best mean log-probability.",
-        {"beam_search": {"width": 4}},
-    ),
+    Preset("Beam search", "Keeps the 4 best beginnings, and answers with the best.", {"beam_search": {"width": 4}}),
     Preset(
         "Repetition penalty",
         "Greedy, but logits of tokens that were in prompt or answer are divided by 1.2, or multiplied if negative.",
@@ -98,7 +87,7 @@ PRESETS = (
     ),
 )
 FIRST = ("Greedy", "Sampling", "Contrastive search")
-"""What is compared at first, as far as it is offered."""
+"""The presets of the first columns, as far as they are offered."""
 
 BEAM_PRESETS = (
     Preset(
@@ -122,3 +111,79 @@ BEAM_PRESETS = (
         {"beam_search": {"width": 6, "num_return": 6, "groups": 3, "diversity_penalty": 1}},
     ),
 )
+
+
+class Chooser:
+    """A list of presets, the description of the chosen one, and a form for its settings."""
+
+    def __init__(self, session: Session, presets: Mapping[str, Preset], first: str | None = None) -> None:
+        """`first` is the preset to begin with, by default the first one."""
+        first = first or next(iter(presets))
+        self._session = session
+        self._presets = presets
+        self._settings = dict(presets[first].settings)
+        self._form: ParametersForm | None = None
+        with ui.element("div").classes("chooser"):
+            with ui.element("div").classes("line"):
+                self._choice = ui.select([*presets, _CUSTOM], value=first, on_change=self._choose)
+                self._choice.props('outlined dense options-dense aria-label="Decoding"').classes("grow")
+                icon_button("tune", "Change its settings", self._open)
+            self._says = ui.label().classes("says")
+            self._asked = ui.label().classes("asked")
+        with ui.dialog().props('aria-label="Settings of this answer"') as self._dialog, ui.card().classes("dialog"):
+            self._place = ui.column().classes("wide")
+        self._show()
+
+    @property
+    def name(self) -> str:
+        return str(self._choice.value)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of a request."""
+        return dict(self._settings)
+
+    @property
+    def problem(self) -> str:
+        """The first invalid setting and its error; empty if all are valid."""
+        return self._form.problem if self._form is not None else ""
+
+    def _choose(self) -> None:
+        preset = self._presets.get(self.name)
+        if preset is None and not self._dialog.value:
+            self._open()
+        elif preset is not None:
+            self._form = None
+            self._settings = dict(preset.settings)
+        self._show()
+
+    def _open(self) -> None:
+        self._place.clear()
+        with self._place:
+            ui.label("Settings of this answer").classes("title").props("role=heading aria-level=2")
+            self._form = ParametersForm(self._session.fields, self._settings, self._change)
+            with ui.row().classes("end"):
+                ui.button("Done", on_click=self._dialog.close).props("no-caps unelevated")
+        self._dialog.open()
+
+    def _change(self) -> None:
+        if self._form is not None:
+            self._settings = self._form.values
+            self._choice.set_value(_CUSTOM)
+            self._show()
+
+    def _show(self) -> None:
+        preset = self._presets.get(self.name)
+        self._says.set_text("Settings of your own." if preset is None else preset.says)
+        self._asked.set_text(asked(self._settings))
+
+
+def asked(settings: Mapping[str, Any]) -> str:
+    """Settings in one line."""
+    return " · ".join(f"{name} {_short(value)}" for name, value in settings.items()) or "nothing set"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_short(one)}" for name, one in value.items()) or "on"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Several settings, each with its answer to the same question."""
+"""Answers side by side: of several settings, or several of one request."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -6,25 +6,41 @@ from functools import partial
 from typing import Any
 
 from nicegui import ui
+from nicegui.element import Element
 
-from server.page.compare.answer import Answer
-from server.page.compare.answer_view import AnswerView, show_all
-from server.page.compare.asking import Question, ask
-from server.page.compare.chooser import Chooser
-from server.page.compare.columns import Columns
-from server.page.compare.presets import FIRST, PRESETS, Preset, offered
-from server.page.pacing import now_and_then
+from server.page.answer import MeasuredAnswer
+from server.page.compare.answering import AnswerView, Question, ask
+from server.page.compare.presets import FIRST, PRESETS, Chooser, Preset, offered
+from server.page.elements import icon_button, name_button
 from server.page.session import Session
+from server.page.throttle import now_and_then
 
 _MOST = 4
 _LEAST = 2
+_NUMBERS = (2, 3, 4, 5, 6, 7, 8)
+
+
+class Columns(Element, component="../static/columns.js"):
+    """Columns in which the browser marks where answers differ from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes("columns")
+
+    def mark_differences(self) -> None:
+        """Mark answers that are complete."""
+        self.run_method("mark")
+
+    def clear_marks(self) -> None:
+        """Remove the marks before answers change."""
+        self.run_method("unmark")
 
 
 class SideBySide:
-    """Two to four columns."""
+    """Two to four settings, each with its answer to the same question."""
 
     def __init__(self, session: Session, on_use: Callable[[Mapping[str, Any]], None]) -> None:
-        """`on_use` gets the settings that the chat should have."""
+        """`on_use` gets the settings for the chat."""
         self._session = session
         self._on_use = on_use
         self._presets = offered(PRESETS, session.fields)
@@ -37,20 +53,20 @@ class SideBySide:
 
     @property
     def problem(self) -> str:
-        """What has to be mended before a question can be asked; empty for nothing."""
         return next((column.chooser.problem for column in self._columns if column.chooser.problem), "")
 
     async def answer(self, question: Question) -> None:
-        """Returns when all columns have their answers. Cancelling it stops them."""
         self._place.clear_marks()
         columns = list(self._columns)
-        show = partial(show_all, [column.view for column in columns])
         try:
-            async with now_and_then(show) as more, asyncio.TaskGroup() as group:
+            async with (
+                now_and_then(partial(_show_all, [column.view for column in columns])) as more,
+                asyncio.TaskGroup() as group,
+            ):
                 for column in columns:
                     column.begin(group, question, more)
         finally:
-            for column in self._columns[1:]:  # those that are still there
+            for column in self._columns[1:]:  # without those that were removed meanwhile
                 column.view.finish(self._columns[0].view.answer)
             self._place.mark_differences()
 
@@ -93,40 +109,34 @@ class _Column:
             with ui.element("div").classes("lane-head"):
                 with ui.element("div").classes("line"):
                     self._name = ui.label().classes("name").props("role=heading aria-level=2")
-                    self._stop = ui.button(icon="stop", on_click=self.stop).props("flat round dense size=sm")
-                    self._stop.tooltip("Stop").set_visibility(False)
-                    self._remove = ui.button(icon="close", on_click=lambda: on_remove(self))
-                    self._remove.props("flat round dense size=sm").tooltip("Remove")
+                    self._stop = icon_button("stop", "Stop", self.stop, small=True)
+                    self._stop.set_visibility(False)
+                    self._remove = icon_button("close", "Remove", lambda: on_remove(self), small=True)
                 self.chooser = Chooser(session, presets, first)
-                use = ui.button("Use in chat", on_click=lambda: on_use(self.chooser.settings))
-                use.props("flat no-caps dense").classes("use")
+                _make_use_button(self.chooser, on_use)
             self.view = AnswerView(session, "Answer")
 
     def begin(self, group: asyncio.TaskGroup, question: Question, on_more: Callable[[], None]) -> None:
         """Answer the question."""
         self._stop.set_visibility(True)
-        answer = self.view.begin()
-        self._task = group.create_task(self._answer(question, answer, on_more))
+        self._task = group.create_task(self._answer(question, self.view.begin(), on_more))
 
     def stop(self) -> None:
-        """The other columns go on."""
+        """Stop this answer only."""
         if self._task is not None:
             self._task.cancel()
 
     def delete(self) -> None:
-        """Its answer is stopped."""
         self.stop()
         self._section.delete()
 
     def show_number(self, number: int, *, can_be_removed: bool) -> None:
-        """Of the columns, it is this one."""
         self._name.set_text(f"Column {number}")
         self._section.props(f'aria-label="Column {number}"')
-        self._stop.props(f'aria-label="Stop column {number}"')
-        self._remove.props(f'aria-label="Remove column {number}"')
-        self._remove.set_visibility(can_be_removed)
+        name_button(self._stop, f"Stop column {number}")
+        name_button(self._remove, f"Remove column {number}").set_visibility(can_be_removed)
 
-    async def _answer(self, question: Question, answer: Answer, on_more: Callable[[], None]) -> None:
+    async def _answer(self, question: Question, answer: MeasuredAnswer, on_more: Callable[[], None]) -> None:
         try:
             await ask(self._session, question, self.chooser.settings, [answer], on_more)
         finally:
@@ -135,3 +145,55 @@ class _Column:
                 self._stop.set_visibility(False)
                 self.view.show()
                 self.view.finish(None)
+
+
+class Samples:
+    """Several choices of one request."""
+
+    def __init__(self, session: Session, on_use: Callable[[Mapping[str, Any]], None]) -> None:
+        """`on_use` gets the settings for the chat."""
+        self._session = session
+        # A search has beams in place of choices.
+        several = [preset for preset in PRESETS if "beam_search" not in preset.settings]
+        with ui.element("div").classes("one-setting"):
+            self._chooser = Chooser(session, offered(several, session.fields), "Sampling")
+            self._number = ui.select(list(_NUMBERS), value=4, label="Answers (n)").props("outlined dense options-dense")
+            self._number.classes("short")
+            _make_use_button(self._chooser, on_use)
+        self._place = Columns()
+
+    @property
+    def problem(self) -> str:
+        return self._chooser.problem
+
+    async def answer(self, question: Question) -> None:
+        number = int(self._number.value)
+        self._place.clear_marks()
+        self._place.clear()
+        with self._place:
+            views = [self._make_view(f"Answer {at}") for at in range(1, number + 1)]
+        answers = [view.answer for view in views]
+        settings = {**self._chooser.settings, "n": number}
+        try:
+            async with now_and_then(partial(_show_all, views)) as more:
+                await ask(self._session, question, settings, answers, more)
+        finally:
+            for view in views:
+                view.finish(None if view is views[0] else answers[0])
+            self._place.mark_differences()
+
+    def _make_view(self, name: str) -> AnswerView:
+        with ui.element("section").classes("lane").props(f'aria-label="{name}"'):
+            with ui.element("div").classes("lane-head"):
+                ui.label(name).classes("name").props("role=heading aria-level=2")
+            return AnswerView(self._session, name)
+
+
+def _show_all(views: list[AnswerView]) -> None:
+    for view in views:
+        view.show()
+
+
+def _make_use_button(chooser: Chooser, on_use: Callable[[Mapping[str, Any]], None]) -> None:
+    use = ui.button("Use in chat", on_click=lambda: on_use(chooser.settings))
+    use.props("flat no-caps dense").classes("use")

@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from nicegui import background_tasks, context, ui
 
-from server.page.chat.answering import new_seed
-from server.page.chat.composer import Composer
-from server.page.compare.asking import Question
-from server.page.compare.beam_search import BeamSearch
-from server.page.compare.samples import Samples
-from server.page.compare.side_by_side import SideBySide
-from server.page.parameters.panel import SettingsPanel
+from server.page.compare.answering import Question, Way
+from server.page.compare.beams import BeamSearch
+from server.page.compare.side_by_side import Samples, SideBySide
+from server.page.elements import Composer, icon_button
 from server.page.session import Session
+from server.page.settings import SettingsPanel, new_seed
 
 _SETTINGS, _SAMPLES, _BEAMS = "Several settings", "Several answers", "Beam search"
 _SAYS = {
@@ -23,16 +21,7 @@ _SAYS = {
     _BEAMS: "The most probable answers that a search finds, as a tree of what they have in common.",
 }
 _MOST_TOKENS = {_SETTINGS: 200, _SAMPLES: 200, _BEAMS: 40}
-"""At first. A tree of long answers is hard to read."""
-
-
-class _Way(Protocol):
-    """What answers a question."""
-
-    @property
-    def problem(self) -> str: ...
-
-    async def answer(self, question: Question) -> None: ...
+"""Defaults. A tree of long answers is hard to read."""
 
 
 class CompareView:
@@ -41,13 +30,12 @@ class CompareView:
     def __init__(self, session: Session, settings: SettingsPanel) -> None:
         self._session = session
         self._settings = settings
-        self._makers: dict[str, Callable[[], _Way]] = {_SETTINGS: lambda: SideBySide(session, self._use_in_chat)}
+        self._makers: dict[str, Callable[[], Way]] = {_SETTINGS: lambda: SideBySide(session, self._use_in_chat)}
         if session.has_field("n"):
             self._makers[_SAMPLES] = lambda: Samples(session, self._use_in_chat)
         if session.has_field("beam_search"):
             self._makers[_BEAMS] = lambda: BeamSearch(session)
-        self._ways: dict[str, _Way] = {}
-        self._places: dict[str, ui.element] = {}
+        self._ways: dict[str, Way] = {}
         self._most_tokens = dict(_MOST_TOKENS)
         self._running: asyncio.Task[None] | None = None
         with ui.element("section").classes("compare").props('aria-label="Compare"'):
@@ -67,8 +55,7 @@ class CompareView:
             self._system = ui.textarea("System message").props("outlined autogrow dense rows=1").classes("system")
             self._seed = ui.number("Seed", value=new_seed(), min=0, precision=0).props("outlined dense")
             with self._seed.classes("seed").add_slot("append"):
-                new = ui.button(icon="casino", on_click=lambda: self._seed.set_value(new_seed()))
-                new.props('flat round dense size=sm aria-label="New seed"').tooltip("New seed")
+                icon_button("casino", "New seed", lambda: self._seed.set_value(new_seed()), small=True)
             self._limit = ui.number("Most tokens", value=_MOST_TOKENS[_SETTINGS], min=1, precision=0)
             self._limit.props("outlined dense").classes("short").on_value_change(self._limit_way)
             self._logprobs = ui.switch("Log-probabilities", value=True)
@@ -78,14 +65,11 @@ class CompareView:
         return str(self._way.value)
 
     def _look(self) -> None:
-        """Show the chosen way; it is made when it is first looked at."""
+        """Show the chosen way, which is made when it is first chosen."""
         name = self._name
         if name not in self._ways:
-            with self._body, ui.element("div").classes("way-place") as place:
-                self._places[name] = place
+            with self._body, ui.element("div").bind_visibility_from(self._way, "value", value=name):
                 self._ways[name] = self._makers[name]()
-        for other, place in self._places.items():
-            place.set_visibility(other == name)
         self._says.set_text(_SAYS[name])
         self._limit.set_value(self._most_tokens[name])
         # A tree has them in any case.
@@ -96,7 +80,7 @@ class CompareView:
             self._most_tokens[self._name] = int(self._limit.value)
 
     async def _ask(self, prompt: str) -> bool:
-        """Never takes the prompt away: it is asked again with other settings."""
+        """Never takes the prompt away, because the user asks it again with other settings."""
         way = self._ways[self._name]
         numbers = {"Seed": self._seed.value, "Most tokens": self._limit.value}
         missing = (f"{name}: A number is missing." for name, value in numbers.items() if value is None)
@@ -114,7 +98,7 @@ class CompareView:
             self._running = background_tasks.create(self._answer(way, question), name="compare")
         return False
 
-    async def _answer(self, way: _Way, question: Question) -> None:
+    async def _answer(self, way: Way, question: Question) -> None:
         self._set_answering(True, "The answers are being written.")
         try:
             await way.answer(question)

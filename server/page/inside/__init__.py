@@ -1,1 +1,1 @@
-"""A look inside an answer: its tokens, how probable they were, what could have stood there, and proof by replay."""
+"""A look inside an answer: its tokens, their probabilities and alternatives, and proof by replay."""

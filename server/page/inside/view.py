@@ -1,30 +1,33 @@
-"""The panel in which one looks inside an answer."""
+"""The panel that shows the tokens of an answer, their alternatives, and the proof by replay."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nicegui import background_tasks, context, ui
+from nicegui.element import Element
+from nicegui.events import GenericEventArguments
 
 from server.client.openai_answers import Alternative
+from server.page.answer import raw
 from server.page.api import ApiError
 from server.page.conversation import Turn
-from server.page.inside.detail import TokenDetail
-from server.page.inside.figures import Figures
-from server.page.inside.legend import ProbabilityLegend, SourceLegend
-from server.page.inside.replay import replay
-from server.page.inside.replayed import Replayed, proof_of
-from server.page.inside.token_map import TokenMap
-from server.page.inside.tokens import Token
-from server.page.pacing import now_and_then
+from server.page.elements import icon_button
+from server.page.inside.replay import Replayed, proof_of, replay
+from server.page.inside.tokens import Token, TokenStatistics, percent, probability, source_name, spelled, surprise
 from server.page.session import Session
+from server.page.throttle import now_and_then
+
+_MARKS = ("100 %", "10 %", "1 %", "0.1 % or less")
+"""Labels of the scale, at equal distances of surprise."""
 
 
 class InsideView:
-    """Nothing is in it, and nothing asked for, unless it is open."""
+    """The dialog of the panel; nothing is requested while it is closed."""
 
     def __init__(self, session: Session, on_branch: Callable[[Turn, str], None]) -> None:
-        """`on_branch` has an answer written anew, beginning with a text."""
+        """`on_branch` has an answer written anew, which begins with a text."""
         self._session = session
         self._on_branch = on_branch
         self._panel: _Panel | None = None
@@ -68,7 +71,7 @@ class _Panel:
         self._on_close = on_close
         self._on_branch = on_branch
         self._replayed = Replayed(turn)
-        self._figures = Figures()
+        self._statistics = TokenStatistics()
         self._running: asyncio.Task[None] | None = None
         with ui.element("div").classes("inside by-probability"):
             self._root = context.slot.parent
@@ -78,17 +81,17 @@ class _Panel:
         """Send the request again."""
         self.end()
         self._replayed = Replayed(self._turn)
-        self._figures = Figures()
+        self._statistics = TokenStatistics()
         self._tokens.empty()
         self._detail.clear()
         self._sources.clear()
+        self._source_labels: list[ui.label] = []
         self._summary.set_text("")
         self._notes.clear()
         self._verdict.set_text("The same request is sent again.").classes(remove="problem same")
         self._running = background_tasks.create(self._run(self._replayed), name="look inside an answer")
 
     def end(self) -> None:
-        """Ask for no more."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
@@ -97,23 +100,21 @@ class _Panel:
         with ui.element("header"):
             ui.label("Inside this answer").classes("title grow").props("role=heading aria-level=2")
             ui.button("Again with the same seed", on_click=self.begin).props("outline dense no-caps")
-            ui.button(icon="close", on_click=self._on_close).props('flat round dense aria-label="Close"')
+            icon_button("close", "Close", self._on_close)
         with ui.element("div").classes("proof"):
             self._verdict = ui.label().props("role=status")
             self._notes = ui.element("ul")
         self._summary = ui.label().classes("quiet summary")
         with ui.element("div").classes("colours"):
-            self._colours = ui.toggle({"probability": "Probability", "source": "Source"}, value="probability").classes(
-                "way"
-            )
-            self._colours.props('dense no-caps flat toggle-color=chosen role=group aria-label="Colour tokens by"')
-            self._colours.on_value_change(lambda event: self._colour_by(event.value))
-            self._colours.set_visibility(self._session.has_field("return_token_sources"))
-            ProbabilityLegend()
+            colours = ui.toggle({"probability": "Probability", "source": "Source"}, value="probability")
+            colours.props('dense no-caps flat toggle-color=chosen role=group aria-label="Colour tokens by"')
+            colours.classes("way").on_value_change(lambda event: self._colour_by(event.value))
+            colours.set_visibility(self._session.has_field("return_token_sources"))
+            _make_scale()
             capabilities = self._session.capabilities
             if capabilities is not None and capabilities.logprobs == "raw":
                 ui.label("As the model has it, before temperature and filters.").classes("quiet by-probability-only")
-            self._sources = SourceLegend()
+            self._sources = ui.element("ul").classes("legend")
         with ui.element("div").classes("both"):
             self._tokens = TokenMap(self._choose)
             self._detail = TokenDetail(self._obstacle, self._branch)
@@ -141,10 +142,20 @@ class _Panel:
             self._finish(problem)
 
     def _show(self, fresh: Sequence[Token]) -> None:
-        self._figures.add(fresh)
-        self._tokens.append(fresh, self._figures)
-        self._sources.show(self._figures)
-        self._summary.set_text(self._figures.summary)
+        self._statistics.add(fresh)
+        self._tokens.append(fresh, self._statistics)
+        self._show_sources()
+        self._summary.set_text(self._statistics.summary)
+
+    def _show_sources(self) -> None:
+        """Update the legend, to which sources are only ever added."""
+        for at, (said, colour) in enumerate(self._statistics.legend()):
+            if at < len(self._source_labels):
+                self._source_labels[at].set_text(said)
+                continue
+            with self._sources, ui.element("li"):
+                ui.element("span").classes(f"token source-{colour}").props("aria-hidden=true")
+                self._source_labels.append(ui.label(said))
 
     def _finish(self, problem: str) -> None:
         if problem:
@@ -157,7 +168,7 @@ class _Panel:
                 with ui.element("li"):
                     ui.label(note).classes("quiet")
         took = f"{self._replayed.seconds:.1f} s"
-        told = self._figures.summary or "The server tells nothing of its tokens"
+        told = self._statistics.summary or "The server tells nothing of its tokens"
         self._summary.set_text(f"{told} · {took}")
 
     def _choose(self, place: int) -> None:
@@ -168,7 +179,149 @@ class _Panel:
     def _obstacle(self, token: Token, alternative: Alternative) -> str:
         if not self._session.has_field("continue_final_message"):
             return "The server cannot go on from a text that is given."
-        return self._replayed.tokens.obstacle(token, alternative, self._replayed.answer.text)
+        return self._replayed.tokens.obstacle(token, alternative, self._replayed.answer.content)
 
     def _branch(self, token: Token, alternative: Alternative) -> None:
         self._on_branch(self._turn, self._replayed.tokens.branch(token, alternative))
+
+
+class TokenMap(Element, component="../static/tokens.js"):
+    """The tokens as boxes that the browser draws."""
+
+    def __init__(self, on_choose: Callable[[int], None]) -> None:
+        """`on_choose` gets the place of a token."""
+        super().__init__()
+        self._rows: list[tuple[str, float, str, int]] = []
+        self._is_there = False
+        self.on("ready", self._begin)
+        self.on("choose", self._choose)
+        self._on_choose = on_choose
+
+    def append(self, tokens: Sequence[Token], statistics: TokenStatistics) -> None:
+        """Show more tokens. `statistics` count all tokens up to their end."""
+        rows = [_box_of(token, statistics) for token in tokens]
+        self._rows += rows
+        if self._is_there:
+            self.run_method("append", rows)
+
+    def empty(self) -> None:
+        self._rows = []
+        self.run_method("empty")
+
+    def _begin(self) -> None:
+        """The browser has a new, empty element."""
+        self._is_there = True
+        self.run_method("append", self._rows)
+
+    def _choose(self, event: GenericEventArguments) -> None:
+        if isinstance(event.args, int):
+            self._on_choose(event.args)
+
+
+def _box_of(token: Token, statistics: TokenStatistics) -> tuple[str, float, str, int]:
+    """A token's text, surprise, description, and colour of its source."""
+    said = [percent(probability(token.logprob)), *([source_name(token.source)] if token.source else [])]
+    return token.text, round(surprise(token), 3), ", ".join(said), statistics.colour(token.source)
+
+
+def _make_scale() -> None:
+    with ui.element("div").classes("legend scale"):
+        ui.element("div").classes("gradient").props("aria-hidden=true")
+        with ui.element("div").classes("between"):
+            for mark in _MARKS:
+                ui.label(mark)
+
+
+class TokenDetail:
+    """The chosen token and its alternatives."""
+
+    def __init__(
+        self, obstacle: Callable[[Token, Alternative], str], on_branch: Callable[[Token, Alternative], None]
+    ) -> None:
+        """`obstacle` returns why no answer can continue from an alternative, or ""; `on_branch` continues from it."""
+        self._obstacle = obstacle
+        self._on_branch = on_branch
+        with ui.element("section").classes("detail").props('aria-label="The chosen token" tabindex=0'):
+            with ui.element("div").props("role=status"):
+                self._text = ui.label().classes("chosen")
+                self._facts = ui.label().classes("quiet")
+            self._alternatives = ui.element("div")
+        self.clear()
+
+    def clear(self) -> None:
+        """Show that no token is chosen."""
+        self._text.set_text("")
+        self._facts.set_text("Choose a token to see what could have stood in its place.")
+        self._alternatives.clear()
+
+    def show(self, token: Token, num_tokens: int) -> None:
+        self._text.set_text(quoted(token.logprob))
+        self._facts.set_text(_facts_of(token, num_tokens))
+        self._alternatives.clear()
+        with self._alternatives:
+            self._show_alternatives(token)
+
+    def _show_alternatives(self, token: Token) -> None:
+        alternatives = token.logprob.top_logprobs
+        if not alternatives:
+            ui.label("The server tells of no alternatives.").classes("quiet")
+            return
+        obstacles = {self._obstacle(token, one) for one in alternatives}
+        if len(obstacles) == 1 and (everywhere := next(iter(obstacles))):
+            ui.label(f"No answer can go on from here. {everywhere}").classes("quiet")
+        else:
+            ui.label("Choose another, and the answer goes on from it.").classes("quiet")
+        with ui.element("ul").classes("alternatives"):
+            for alternative in alternatives:
+                with ui.element("li"):
+                    self._show_alternative(token, alternative, is_said=len(obstacles) == 1)
+            if token.rank is None:
+                with ui.element("li"):
+                    _own(token.logprob)
+            with ui.element("li"), ui.element("div").classes("alternative"):
+                _row("All others", token.rest)
+
+    def _show_alternative(self, token: Token, alternative: Alternative, *, is_said: bool) -> None:
+        if raw(alternative) == raw(token.logprob):
+            _own(alternative)
+        elif obstacle := self._obstacle(token, alternative):
+            with ui.element("div").classes("alternative"):
+                _row(quoted(alternative), probability(alternative))
+            if not is_said:
+                ui.label(obstacle).classes("quiet")
+        else:
+            button = ui.element("button").classes("alternative").props("type=button")
+            button.props["aria-label"] = f"Go on from {quoted(alternative)}, {percent(probability(alternative))}"
+            with button.on("click", partial(self._on_branch, token, alternative)):
+                _row(quoted(alternative), probability(alternative))
+
+
+def quoted(token: Alternative) -> str:
+    """A token's text with visible blanks and line breaks."""
+    text = spelled(token).replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
+    return text or "∅"
+
+
+def _facts_of(token: Token, num_tokens: int) -> str:
+    facts = [f"Token {token.place + 1:,} of {num_tokens:,}", percent(probability(token.logprob))]
+    told = len(token.logprob.top_logprobs)
+    if token.rank is not None:
+        facts.append(f"rank {token.rank}")
+    elif told:
+        facts.append(f"not among the {told} most probable")
+    if token.source is not None:
+        facts.append(source_name(token.source))
+    if spelled(token.logprob) != token.text:
+        facts.append(f"the last part of {token.text}")
+    return " · ".join(facts)
+
+
+def _own(token: Alternative) -> None:
+    with ui.element("div").classes("alternative own"):
+        _row(f"{quoted(token)}, as it is", probability(token))
+
+
+def _row(name: str, share: float) -> None:
+    ui.label(name).classes("name")
+    ui.label(percent(share)).classes("share")
+    ui.element("div").classes("bar").style(f"--share: {share:.4f}").props("aria-hidden=true")

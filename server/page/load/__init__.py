@@ -1,1 +1,1 @@
-"""What the server does, second by second, and what became of the last requests."""
+"""The Server view: the load of the server, second by second, and the last requests."""

@@ -1,10 +1,10 @@
-"""What the numbers of a server say about its load, in words. What it does not tell is left out."""
+"""What the browser draws of a server's load: figures, bars, charts and tables with all words and numbers in them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from server.client import formats
-from server.client.load import Load, Quantile, Speculation
-from server.page.load.shapes import Bar, Figure, Table, bar, part
+import msgspec
+
+from server.client.load import Load, Quantile
 
 NAMES = (
     "engine_state",
@@ -28,8 +28,8 @@ NAMES = (
     "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens",
 )
-"""Of the metrics that are looked at here."""
-_NOTHING = "–"
+"""The metrics that the figures need."""
+NOTHING = "–"
 _LATENCIES = (
     ("First token", "time_to_first_token_seconds"),
     ("Between tokens", "inter_token_latency_seconds"),
@@ -39,72 +39,144 @@ _RATES = (
     ("Tokens/s out", "generation_tokens_total"),
     ("Requests/s", "request_prompt_tokens_count"),
 )
-_CACHE = (("held", "held"), ("cached", "cached"), ("free", "free"))
+_CACHE = ("held", "cached", "free")
+_STEPS_OF_SCALES = (1, 2, 5, 10)
 
 
-def server_figures(load: Load, models: str, version: str, up_s: float | None) -> list[Figure]:
-    """Which server it is, and how it is."""
-    found = [Figure("State", load.state), Figure("Model", models)]
+Figures = dict[str, str]
+"""Numbers as texts by their names."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of a bar."""
+
+    kind: str
+    """The name of its colour in page.css."""
+    name: str
+    value: str
+    percent: float
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A whole and its parts, from left to right."""
+
+    title: str
+    summary: str
+    """A description for screen readers."""
+    parts: list[Part]
+
+
+class Series(msgspec.Struct, frozen=True):
+    """A series of a chart: one number a second, the oldest first."""
+
+    kind: str
+    name: str
+    now: str
+    values: list[float]
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """Columns over time in which the series are stacked, the first at the bottom."""
+
+    title: str
+    summary: str
+    top: float
+    """The end of the scale."""
+    series: list[Series]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Rows of texts, each with its name first."""
+
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def bar(title: str, parts: Iterable[tuple[str, str, str, float]]) -> Bar:
+    """A bar of parts, each with its kind, name, value and share, and with a summary of them."""
+    made = [Part(kind, name, value, round(100 * share, 2)) for kind, name, value, share in parts]
+    return Bar(title, f"{title}: {', '.join(f'{one.name} {one.value}' for one in made)}", made)
+
+
+def chart(title: str, series: Iterable[tuple[str, str, float, Sequence[float]]]) -> Chart:
+    """A chart of series, each with its kind, name, present value and values, with a summary and a fitting scale."""
+    made = [Series(kind, name, rate(now), [round(one, 2) for one in values]) for kind, name, now, values in series]
+    highest = max(map(sum, zip(*(one.values for one in made), strict=True)), default=0.0)
+    summary = f"{title}, the last minute. Now: {', '.join(f'{one.name} {one.now}' for one in made)}"
+    return Chart(title, summary, scale_of(highest), made)
+
+
+def scale_of(highest: float) -> float:
+    """The least round number that is at least `highest` and at least 1."""
+    decade = 1.0
+    while decade * 10 < highest:
+        decade *= 10
+    return next((decade * step for step in _STEPS_OF_SCALES if decade * step >= highest), decade * 10)
+
+
+def server_figures(load: Load, models: str, version: str, up_s: float | None) -> Figures:
+    """Which server it is, and its state."""
+    found = {"State": load.state, "Model": models}
     if version:
-        found.append(Figure("Version", version))
+        found["Version"] = version
     if up_s is not None:
-        found.append(Figure("Up for", long_time(up_s)))
-    return [*found, *_counts({"Engine restarts": load.restarts})]
+        found["Up for"] = long_time(up_s)
+    return found | known({"Engine restarts": load.restarts})
 
 
-def queue_figures(load: Load) -> list[Figure]:
-    """What it has to do."""
-    counts = {"Running choices": load.running, "Waiting choices": load.waiting, "Preemptions": load.preemptions}
-    return list(_counts(counts))
+def queue_figures(load: Load) -> Figures:
+    """The work in flight and waiting."""
+    return known({"Running choices": load.running, "Waiting choices": load.waiting, "Preemptions": load.preemptions})
 
 
-def rate_figures(load: Load) -> list[Figure]:
-    """How much of it is done in a second."""
-    found = [Figure(name, _rate(load.rate(metric))) for name, metric in _RATES if load.tells(metric)]
+def rate_figures(load: Load) -> Figures:
+    """Work done per second."""
+    found = {name: rate(load.rate(metric)) for name, metric in _RATES if load.tells(metric)}
     if load.tells("prefix_cache_queries_total"):
-        found.append(Figure("Prefix cache hits", _share(load.hit_rate)))
+        found["Prefix cache hits"] = percent(load.hit_rate)
     return found
 
 
-def latency_figures(load: Load) -> list[Figure]:
-    """How long one waits for it."""
-    return [
-        Figure(f"{name}, {title}", _duration(load.quantile(metric, share)))
+def latency_figures(load: Load) -> Figures:
+    """Quantiles of what clients wait for."""
+    return {
+        f"{name}, {title}": _quantile(load.quantile(metric, share))
         for name, metric in _LATENCIES
         if load.tells(f"{metric}_bucket")
         for title, share in (("p50", 0.5), ("p95", 0.95))
-    ]
+    }
 
 
 def cache_bar(load: Load, block_size: int | None) -> Bar | None:
-    """What the KV cache is used for; without the size of its blocks in blocks, without their numbers in shares."""
+    """The use of the KV cache: in tokens if the block size is known, otherwise in blocks or shares."""
     blocks = load.kv_blocks
     total = sum(blocks.values())
     if total:
         unit, factor = ("blocks", 1) if block_size is None else ("tokens", block_size)
-        parts = [
-            part(kind, name, f"{blocks.get(kind, 0) * factor:,.0f}", blocks.get(kind, 0) / total)
-            for kind, name in _CACHE
-        ]
+        held = {kind: blocks.get(kind, 0) for kind in _CACHE}
+        parts = [(kind, kind, f"{number * factor:,.0f}", number / total) for kind, number in held.items()]
         return bar(f"KV cache, in {unit}", parts)
     used = load.kv_usage
     if used is None:
         return None
-    shares = (("held", "used", used), ("free", "free", 1 - used))
-    return bar("KV cache", [part(kind, name, formats.share(share), share) for kind, name, share in shares])
+    return bar("KV cache", [("held", "used", percent(used), used), ("free", "free", percent(1 - used), 1 - used)])
 
 
 def speculation_table(load: Load) -> Table | None:
-    """What each method brings now; None where there was no speculation yet."""
+    """The gain of each method; None if there was no speculation yet."""
     if not load.drafting_methods:
         return None
     now = {one.method: one for one in load.speculation}
-    rows = [[method or "all", *_brings(now.get(method))] for method in load.drafting_methods]
+    rows = []
+    for method in load.drafting_methods:
+        one = now.get(method)
+        gain = [NOTHING, NOTHING] if one is None else [percent(one.acceptance), f"{one.tokens_per_step:.2f}"]
+        rows.append([method or "all", *gain])
     return Table(["Method", "Accepted", "Tokens a step"], rows)
 
 
 def long_time(seconds: float) -> str:
-    """In the largest two units."""
+    """A time in its largest two units."""
     minutes = int(max(0.0, seconds) // 60)
     hours, days = minutes // 60, minutes // (24 * 60)
     if days:
@@ -114,27 +186,38 @@ def long_time(seconds: float) -> str:
     return f"{minutes} min" if minutes else f"{int(max(0.0, seconds))} s"
 
 
-def _counts(values: Mapping[str, float | None]) -> Iterator[Figure]:
-    for name, value in values.items():
-        if value is not None:
-            yield Figure(name, formats.count(value))
+def known(values: Mapping[str, float | None]) -> Figures:
+    """The numbers that are known."""
+    return {name: whole(value) for name, value in values.items() if value is not None}
 
 
-def _brings(method: Speculation | None) -> tuple[str, str]:
-    if method is None:
-        return _NOTHING, _NOTHING
-    return _share(method.acceptance), f"{method.tokens_per_step:.2f}"
+def whole(value: float | None) -> str:
+    """A whole number; thousands if it is large."""
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if value < 1e5 else f"{value / 1000:.0f}k"
 
 
-def _share(value: float | None) -> str:
-    return _NOTHING if value is None else formats.share(value)
+def rate(value: float | None) -> str:
+    """A number per second; with a decimal if it is small."""
+    return f"{value:.1f}" if value is not None and 0 < value < 10 else whole(value)
 
 
-def _rate(value: float | None) -> str:
-    return _NOTHING if value is None else formats.rate(value)
+def percent(share: float | None) -> str:
+    """A share as a percentage."""
+    return NOTHING if share is None else f"{share:.0%}"
 
 
-def _duration(quantile: Quantile | None) -> str:
+def duration(seconds: float | None) -> str:
+    """A time in milliseconds or seconds."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.{1 if seconds < 0.00995 else 0}f} ms"
+    return f"{seconds:.{1 if seconds < 99.95 else 0}f} s"
+
+
+def _quantile(quantile: Quantile | None) -> str:
     if quantile is None:
-        return _NOTHING
-    return ("> " if quantile.is_less else "") + formats.duration(quantile.seconds)
+        return NOTHING
+    return ("> " if quantile.is_less else "") + duration(quantile.seconds)

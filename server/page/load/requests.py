@@ -1,23 +1,88 @@
-"""What became of requests, in words."""
-
-from collections.abc import Iterator
+"""The server's record of the last requests, and what the page shows of it."""
 
 import msgspec
 
-from server.client import formats
-from server.page.load.records import Choice, ChoiceTimes, Drafts, RequestRecord
-from server.page.load.shapes import Bar, Figure, Table, bar, part
+from server.page.load.figures import NOTHING, Bar, Figures, Table, bar, duration
 
 PHASES = ("before", "queue", "prefill", "decode", "after")
-_NOTHING = "–"
+
+
+class Times(msgspec.Struct):
+    """Phases of a request or choice in milliseconds; None for those that it did not reach."""
+
+    total: float | None = None
+    before: float | None = None
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+    after: float | None = None
+
+
+class Drafts(msgspec.Struct):
+    """Draft tokens of one method of speculation."""
+
+    method: str
+    accepted_tokens: int
+    rejected_tokens: int
+
+
+class Choice(msgspec.Struct):
+    """One choice of a request."""
+
+    prompt: int
+    index: int
+    state: str
+    finish_reason: str | None = None
+    times_ms: Times | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    steps: int | None = None
+    preemptions: int | None = None
+    drafts: list[Drafts] = []
+
+
+class RequestRecord(msgspec.Struct):
+    """A request of /v1/requests."""
+
+    id: str
+    state: str
+    endpoint: str
+    model: str
+    started_at: float
+    """Unix time in seconds."""
+    times_ms: Times
+    status: int | None = None
+    error: str | None = None
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    time_to_first_token_ms: float | None = None
+    steps: int | None = None
+    prefill_chunks: int | None = None
+    preemptions: int | None = None
+    waited_again_ms: float | None = None
+    drafts: list[Drafts] = []
+    restarts: list[float] = []
+    num_choices: int = 0
+    choices: list[Choice] = []
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "running"
+
+
+class RequestList(msgspec.Struct):
+    """The answer of /v1/requests, the newest first."""
+
+    data: list[RequestRecord]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A request in the list of them."""
+    """A row of the table of requests."""
 
     id: str
     started_at: float
-    """Unix time in seconds: the browser knows what that is where it stands."""
+    """Unix time in seconds, which the browser shows in its own time zone."""
     endpoint: str
     is_running: bool
     outcome: str
@@ -27,18 +92,18 @@ class Row(msgspec.Struct, frozen=True):
     first_token: str
     total: str
     time: Bar | None
-    """Where it went; None while the request runs, or where that is not known."""
+    """Its phases; None while the request runs, or if they are unknown."""
 
 
 class Details(msgspec.Struct, frozen=True):
-    """All that is known of a request."""
+    """The contents of an opened row."""
 
-    figures: list[Figure]
+    figures: Figures
     choices: Table | None
 
 
 def row_of(record: RequestRecord) -> Row:
-    """For the list."""
+    """The row of a request."""
     cached = f" ({record.cached_tokens:,} cached)" if record.cached_tokens else ""
     return Row(
         id=record.id,
@@ -49,15 +114,15 @@ def row_of(record: RequestRecord) -> Row:
         is_problem=record.error is not None or (record.status or 0) >= 400,
         tokens_in=f"{record.input_tokens:,}{cached}",
         tokens_out=f"{record.output_tokens:,}",
-        first_token=_milliseconds(record.time_to_first_token_ms),
-        total=_milliseconds(record.times_ms.total),
+        first_token=_ms(record.time_to_first_token_ms),
+        total=_ms(record.times_ms.total),
         time=None if record.is_running else _time_of(record),
     )
 
 
 def details_of(record: RequestRecord) -> Details:
-    """For who looks closer."""
-    return Details(list(_figures(record)), _choices(record.choices))
+    """The contents of its row when it is opened."""
+    return Details(_figures(record), _choices(record.choices))
 
 
 def _outcome(record: RequestRecord) -> str:
@@ -74,29 +139,22 @@ def _time_of(record: RequestRecord) -> Bar | None:
     whole = sum(known.values())
     if not whole:
         return None
-    parts = [part(name, name, _milliseconds(spent), spent / whole) for name, spent in known.items()]
-    return bar("Where the time went", parts)
+    return bar("Where the time went", ((name, name, _ms(spent), spent / whole) for name, spent in known.items()))
 
 
-def _figures(record: RequestRecord) -> Iterator[Figure]:
-    yield Figure("Request", record.id)
-    yield Figure("Model", record.model)
-    for name in PHASES:
-        spent = getattr(record.times_ms, name)
-        if spent is not None:
-            yield Figure(name.capitalize(), _milliseconds(spent))
-    if record.waited_again_ms:
-        yield Figure("Waited again", _milliseconds(record.waited_again_ms))
+def _figures(record: RequestRecord) -> Figures:
+    figures = {"Request": record.id, "Model": record.model}
+    phases = {name.capitalize(): getattr(record.times_ms, name) for name in PHASES}
+    phases["Waited again"] = record.waited_again_ms or None
+    figures |= {name: _ms(spent) for name, spent in phases.items() if spent is not None}
     counts = {"Steps": record.steps, "Prefill chunks": record.prefill_chunks, "Preemptions": record.preemptions}
-    for name, value in counts.items():
-        if value is not None:
-            yield Figure(name, f"{value:,}")
-    for drafts in record.drafts:
-        yield Figure(f"Drafts by {drafts.method}", _drafted(drafts))
+    figures |= {name: f"{number:,}" for name, number in counts.items() if number is not None}
+    figures |= {f"Drafts by {drafts.method}": _drafted(drafts) for drafts in record.drafts}
     if record.restarts:
-        yield Figure("Engine restarts", str(len(record.restarts)))
+        figures["Engine restarts"] = str(len(record.restarts))
     if record.num_choices > len(record.choices):
-        yield Figure("Choices", f"{record.num_choices:,}, of which the first {len(record.choices)} are shown")
+        figures["Choices"] = f"{record.num_choices:,}, of which the first {len(record.choices)} are shown"
+    return figures
 
 
 def _choices(choices: list[Choice]) -> Table | None:
@@ -107,16 +165,16 @@ def _choices(choices: list[Choice]) -> Table | None:
 
 
 def _choice(choice: Choice) -> list[str]:
-    times = choice.times_ms or ChoiceTimes()
+    times = choice.times_ms or Times()
     return [
         f"{choice.prompt}.{choice.index}",
         choice.finish_reason or choice.state,
         _count(choice.cached_tokens),
         _count(choice.output_tokens),
-        *(_milliseconds(spent) for spent in (times.queue, times.prefill, times.decode)),
+        *(_ms(spent) for spent in (times.queue, times.prefill, times.decode)),
         _count(choice.steps),
         _count(choice.preemptions),
-        "; ".join(f"{drafts.method} {_drafted(drafts)}" for drafts in choice.drafts) or _NOTHING,
+        "; ".join(f"{drafts.method} {_drafted(drafts)}" for drafts in choice.drafts) or NOTHING,
     ]
 
 
@@ -125,8 +183,8 @@ def _drafted(drafts: Drafts) -> str:
 
 
 def _count(value: int | None) -> str:
-    return _NOTHING if value is None else f"{value:,}"
+    return NOTHING if value is None else f"{value:,}"
 
 
-def _milliseconds(value: float | None) -> str:
-    return _NOTHING if value is None else formats.duration(value / 1000)
+def _ms(value: float | None) -> str:
+    return duration(None if value is None else value / 1000)

@@ -1,4 +1,4 @@
-// Answers beside each other. Where they part with the first one is marked by highlights, which change nothing of them.
+// Answers side by side. Highlights mark where they differ from the first one, without changing the DOM.
 const MARKS = ["parting", "parted"];
 
 function textOf(answer) {

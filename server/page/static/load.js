@@ -1,4 +1,5 @@
-// What the server does: figures, the KV cache as a bar, and charts of the last minute. All words come from Python.
+// The server's load: figures, the KV cache as a bar, charts of the last minute, and the last requests. All words come
+// from Python. The contents of a row are requested when it is opened, and again while its request runs.
 const HEIGHT = 100;
 
 export default {
@@ -7,10 +8,10 @@ export default {
     <p v-if="seen.problem" class="problem" role="alert">{{ seen.problem }}</p>
     <p v-if="!asked" class="quiet" role="status">Asking the server …</p>
     <div class="cards">
-      <section v-for="group in seen.groups" :key="group.title" class="card">
-        <h2>{{ group.title }}</h2>
+      <section v-for="(figures, title) in seen.groups" :key="title" class="card">
+        <h2>{{ title }}</h2>
         <dl class="figures">
-          <div v-for="one in group.figures" :key="one.name"><dt>{{ one.name }}</dt><dd>{{ one.value }}</dd></div>
+          <div v-for="(value, name) in figures" :key="name"><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
         </dl>
       </section>
       <section v-if="seen.cache" class="card">
@@ -53,15 +54,113 @@ export default {
         </dl>
       </section>
     </div>
+    <p class="quiet">Rates and latencies are of the last {{ seconds }} seconds.</p>
+    <section v-if="rows" class="card requests">
+      <h2>Your last requests</h2>
+      <ul class="legend" aria-hidden="true">
+        <li v-for="name in phases" :key="name"><i :class="name"></i>{{ name }}</li>
+      </ul>
+      <p v-if="!rows.length" class="quiet">None yet, with this key.</p>
+      <div v-else class="scroll" role="region" tabindex="0" aria-label="Your last requests">
+        <p v-if="newer" class="quiet">{{ newer }} newer, shown when all rows are closed.</p>
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Time</th><th scope="col">Endpoint</th><th scope="col">Outcome</th>
+              <th scope="col" class="number">Tokens in</th><th scope="col" class="number">Out</th>
+              <th scope="col" class="number">First token</th><th scope="col" class="number">Total</th>
+              <th scope="col" class="where">Where the time went</th>
+            </tr>
+          </thead>
+          <tbody>
+            <template v-for="row in rows" :key="row.id">
+              <tr>
+                <th scope="row">
+                  <button type="button" class="opener" :aria-expanded="String(row.id in opened)" @click="toggle(row.id)">
+                    <span class="arrow" aria-hidden="true"></span>{{ time(row.started_at) }}
+                  </button>
+                </th>
+                <td>{{ row.endpoint }}</td>
+                <td :class="{ problem: row.is_problem }">{{ row.outcome }}</td>
+                <td class="number">{{ row.tokens_in }}</td><td class="number">{{ row.tokens_out }}</td>
+                <td class="number">{{ row.first_token }}</td><td class="number">{{ row.total }}</td>
+                <td class="where">
+                  <div v-if="row.time" class="bar" role="img" :aria-label="row.time.summary" :title="row.time.summary">
+                    <span v-for="part in row.time.parts" :key="part.kind" :class="part.kind" :style="{ width: part.percent + '%' }"></span>
+                  </div>
+                </td>
+              </tr>
+              <tr v-if="row.id in opened" class="details">
+                <td colspan="8">
+                  <p v-if="opened[row.id].problem" class="problem" role="alert">{{ opened[row.id].problem }}</p>
+                  <dl class="figures">
+                    <div v-for="(value, name) in opened[row.id].figures" :key="name"><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
+                  </dl>
+                  <table v-if="opened[row.id].choices">
+                    <thead><tr><th v-for="name in opened[row.id].choices.columns" :key="name" scope="col">{{ name }}</th></tr></thead>
+                    <tbody>
+                      <tr v-for="[name, ...values] in opened[row.id].choices.rows" :key="name">
+                        <th scope="row">{{ name }}</th><td v-for="(value, index) in values" :key="index">{{ value }}</td>
+                      </tr>
+                    </tbody>
+                  </table>
+                </td>
+              </tr>
+            </template>
+          </tbody>
+        </table>
+      </div>
+    </section>
   </div>`,
-  data: () => ({ asked: false, seen: { problem: "", groups: [], charts: [] } }),
+  props: { seconds: Number },
+  data: () => ({
+    asked: false,
+    seen: { problem: "", groups: {}, charts: [] },
+    rows: null,
+    latest: null,
+    opened: {},
+    phases: ["before", "queue", "prefill", "decode", "after"],
+  }),
+  computed: {
+    newer() {
+      return (this.latest || []).filter(({ id }) => !this.rows.some((row) => row.id === id)).length;
+    },
+  },
+  mounted() {
+    this.$emit("ready");
+  },
   methods: {
     show(seen) {
       this.seen = seen;
       this.asked = true;
     },
+    showRequests(rows) {
+      const running = (this.rows || []).filter((row) => row.is_running && row.id in this.opened);
+      this.latest = rows;
+      this.follow();
+      for (const { id } of running) this.$emit("open", id);
+    },
+    follow() {
+      // An open row stays where it is, while somebody reads it.
+      const known = new Map((this.latest || []).map((row) => [row.id, row]));
+      const reading = this.latest && Object.keys(this.opened).length;
+      this.rows = reading ? this.rows.map((row) => known.get(row.id) || row) : this.latest;
+    },
+    tell(id, details) {
+      if (id in this.opened) this.opened[id] = details;
+    },
+    toggle(id) {
+      if (id in this.opened) {
+        delete this.opened[id];
+        this.follow();
+      } else {
+        this.opened[id] = {};
+        this.$emit("open", id);
+      }
+    },
+    time: (unix) => new Date(1000 * unix).toLocaleTimeString(),
     columns(chart, index) {
-      // One series, each column upon those of the series before it.
+      // The columns of one series, stacked on the series before it.
       const scale = HEIGHT / chart.top;
       return chart.series[index].values
         .map((value, second) => {

@@ -42,13 +42,13 @@ export default {
       const at = this.current;
       const places = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: last };
       if (event.key === "Enter" || event.key === " ") this.choose(at);
-      else if (event.key === "ArrowDown") this.lead(this.beside(1));
-      else if (event.key === "ArrowUp") this.lead(this.beside(-1));
+      else if (event.key === "ArrowDown") this.lead(this.nextLine(1));
+      else if (event.key === "ArrowUp") this.lead(this.nextLine(-1));
       else if (event.key in places) this.lead(Math.min(last, Math.max(0, places[event.key])));
       else return;
       event.preventDefault();
     },
-    beside(step) {
+    nextLine(step) {
       // The nearest box of the next line, or of the one before.
       const here = this.boxes[this.current].getBoundingClientRect();
       let found = this.current;

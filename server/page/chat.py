@@ -1,0 +1,289 @@
+"""The conversation that is shown."""
+
+import asyncio
+import re
+import secrets
+from functools import partial
+
+from nicegui import app, background_tasks, context, ui
+
+from server.client.openai_answers import Chunk
+from server.page.answer import STOPPED
+from server.page.api import ApiError
+from server.page.browser import Keeper
+from server.page.conversation import Conversation, Turn, name_of_call
+from server.page.elements import Composer, icon_button
+from server.page.inside.view import InsideView
+from server.page.session import Session
+from server.page.settings import SettingsPanel, new_seed
+from server.page.throttle import now_and_then
+from server.page.turn_view import TurnView
+
+_SAVED_EVERY_S = 3.0
+"""While an answer grows, so that its beginning outlives a page that is closed."""
+_FULL = "This conversation is as long as the page can keep it. Begin a new chat."
+_LEFT = "The page was closed before the answer had ended."
+
+
+class ChatView:
+    """Shows a conversation, asks the server for its answers, and keeps it in the browser."""
+
+    def __init__(self, session: Session, settings: SettingsPanel) -> None:
+        self.session = session
+        self.settings = settings
+        self.conversation = _new_conversation()
+        self.keeper = Keeper(session.browser)
+        self._shown: list[TurnView] = []
+        self._growing: Turn | None = None
+        self._answering: asyncio.Task[None] | None = None
+        with ui.element("section").classes("chat").props('aria-label="Chat"'):
+            log = ui.element("div").classes("log").props('role=log aria-label="Conversation" aria-live=off tabindex=0')
+            with log, ui.element("div"):
+                self._welcome = _make_welcome(session.model)
+                self._turns = ui.element("div").classes("turns")
+            self._status = ui.label().classes("unseen").props("role=status")
+            self._composer = Composer(self.ask, self.stop)
+        with self._composer.row:
+            self._make_export_menu()
+        self._inside = InsideView(session, self.regenerate)
+        context.client.on_delete(self.stop)
+
+    def begin(self) -> None:
+        """Show a new conversation."""
+        self._set(_new_conversation())
+        self.settings.show_system(None)
+        self._composer.focus()
+
+    async def reopen(self) -> None:
+        """Show the conversation that this tab showed last, or a new one."""
+        current = self.session.memory.current
+        if current is not None and any(one.id == current for one in self.session.memory.conversations):
+            await self.open(current)
+        else:
+            self.begin()
+
+    async def open(self, conversation_id: str) -> None:
+        """Show a conversation that the browser has."""
+        if conversation_id != self.conversation.id:
+            await self._load(conversation_id)
+            self.session.browser.to_end()
+
+    async def note_change(self, conversation_id: str) -> None:
+        """Another tab has written this conversation."""
+        self.keeper.note_change(conversation_id)
+        if conversation_id == self.conversation.id and self._growing is None:
+            await self._load(conversation_id)
+
+    def forget(self, conversation_id: str) -> None:
+        """Delete a conversation."""
+        self.keeper.forget(conversation_id)
+        if conversation_id == self.conversation.id:
+            self.begin()
+
+    def show(self) -> None:
+        """Show the conversation as it is now; elements of turns that stay are kept."""
+        path = self.conversation.path()
+        pairs = zip(self._shown, path, strict=False)
+        num_same = next((at for at, (view, turn) in enumerate(pairs) if view.turn is not turn), len(path))
+        for view in self._shown[num_same:]:
+            view.article.delete()
+        del self._shown[num_same:]
+        for turn in path[len(self._shown) :]:
+            self._append(turn)
+        self._welcome.set_visibility(not path)
+        self._show_whose_turn()
+        self._export.set_visibility(bool(path))
+
+    async def ask(self, text: str) -> bool:
+        """Send the next message; returns whether that was possible."""
+        if not self._can_send():
+            return False
+        path = self.conversation.path()
+        last = path[-1] if path else None
+        if calls := self.conversation.open_calls():
+            self._go_on(self.conversation.add(last, "tool", text, tool_call_id=calls[0].get("id")))
+        else:
+            self._go_on(self.conversation.add(last, "user", text))
+        return True
+
+    def choose(self, turn: Turn) -> None:
+        """Show this version."""
+        if self._growing is None:
+            self.conversation.choose(turn)
+            self.show()
+            self.session.browser.focus(next(view for view in self._shown if view.turn is turn).article)
+            self._save_soon()
+
+    def edit(self, turn: Turn, text: str) -> None:
+        """Add another version of a message, with an answer of its own."""
+        if self._can_send():
+            before = None if turn.parent is None else self.conversation.turns[turn.parent]
+            self._go_on(self.conversation.add(before, turn.role, text, tool_call_id=turn.tool_call_id))
+
+    def regenerate(self, turn: Turn, prefix: str | None = None) -> None:
+        """Have the same message answered once more, beginning with `prefix` if there is one."""
+        if turn.parent is not None and self._can_send():
+            self.answer(self.conversation.turns[turn.parent], prefix)
+
+    def look_inside(self, turn: Turn) -> None:
+        """Show the tokens of an answer, and their alternatives."""
+        self._inside.open(turn, self.conversation.messages_before(turn))
+
+    def answer(self, asked: Turn, prefix: str | None = None) -> None:
+        """Have the server answer this turn, always with a seed, so that the same answer can be had again."""
+        self.conversation.system = self.settings.system
+        request = {"seed": new_seed(), **self.settings.request}
+        turn = self.conversation.add(
+            asked, "assistant", prefix or "", request=request, prefix=prefix, system=self.conversation.system
+        )
+        self._growing = turn
+        self.show()
+        answer = self._answer(self.conversation, turn, self._shown[-1])
+        self._answering = background_tasks.create(answer, name="answer")
+        self._save_soon()
+        self.session.browser.to_end()
+
+    def stop(self) -> None:
+        """End the answer that is being written, and keep what there is of it."""
+        if self._answering is not None:
+            self._answering.cancel()
+        self._growing = self._answering = None
+
+    def _go_on(self, said: Turn) -> None:
+        """Have a message answered, unless other tool calls still need their results."""
+        if self.conversation.open_calls():
+            self.show()
+            self._save_soon()
+        else:
+            self.answer(said)
+        self._composer.focus()
+
+    async def _answer(self, conversation: Conversation, turn: Turn, view: TurnView) -> None:
+        self._composer.set_answering(True)
+        self._status.set_text("The model answers.")
+        turn.problem = _LEFT
+        try:
+            await self._fill(conversation, turn, view)
+            turn.problem = None
+        except ApiError as problem:
+            turn.problem = str(problem)
+            self.settings.blame(problem)
+        except asyncio.CancelledError:
+            turn.problem, turn.finish_reason = None, STOPPED
+        finally:
+            if self._growing is turn:
+                self._growing = self._answering = None
+            if not self._turns.is_deleted:
+                self._show_end(conversation, turn, view)
+        if not self._turns.is_deleted:
+            await self._save(conversation)
+
+    async def _fill(self, conversation: Conversation, turn: Turn, view: TurnView) -> None:
+        ended_s = 0.0
+
+        def add(chunk: Chunk, at_s: float) -> None:
+            nonlocal ended_s
+            ended_s = at_s
+            turn.note(chunk)
+            for choice in chunk.choices:
+                if choice.index == 0:
+                    turn.add(choice, at_s)
+            more()
+
+        save = partial(self.keeper.save_meanwhile, conversation)
+        saving = app.timer(_SAVED_EVERY_S, save, immediate=False)
+        try:
+            async with now_and_then(view.grow) as more:
+                await self.session.stream_chat(turn.request_body(conversation.messages_before(turn)), add)
+        finally:
+            saving.cancel()
+            turn.seconds = ended_s
+
+    def _show_end(self, conversation: Conversation, turn: Turn, view: TurnView) -> None:
+        if self._growing is None:
+            self._composer.set_answering(False)
+            self._status.set_text("The answer has failed." if turn.problem else "The answer is complete.")
+        if conversation is self.conversation:
+            view.finish()
+            self._show_whose_turn()
+
+    async def _load(self, conversation_id: str) -> None:
+        try:
+            found = await self.keeper.load(conversation_id)
+        except ValueError as problem:
+            with self._turns:
+                ui.notify(f"This conversation cannot be shown: {problem}.", type="negative")
+            return
+        self._set(found)
+        self.settings.show_system(found.system)
+        for number, turn in enumerate(found.path()):
+            await asyncio.sleep(0)  # let other tasks run
+            if self.conversation is not found:
+                return
+            if len(self._shown) == number:
+                self._append(turn)
+        self.show()
+
+    def _set(self, conversation: Conversation) -> None:
+        self.stop()
+        self.conversation = conversation
+        self._turns.clear()
+        self._shown.clear()
+        self._welcome.set_visibility(not conversation.turns)
+        self._show_whose_turn()
+        self._export.set_visibility(False)
+        self.session.browser.look(conversation.id)
+        self.session.browser.follow()
+
+    def _append(self, turn: Turn) -> None:
+        with self._turns:
+            view = TurnView(self.session, self.conversation, turn, self, is_growing=turn is self._growing)
+        self._shown.append(view)
+
+    def _can_send(self) -> bool:
+        if self._growing is not None:
+            return False
+        problem = _FULL if self.conversation.is_full else self.settings.problem
+        if problem:
+            ui.notify(problem, type="negative")
+        return not problem
+
+    def _save_soon(self) -> None:
+        background_tasks.create(self._save(self.conversation), name="save")
+
+    def _show_whose_turn(self) -> None:
+        calls = self.conversation.open_calls() if self._growing is None else []
+        self._composer.ask_for(f"What {name_of_call(calls[0])} returned" if calls else "Say something")
+
+    async def _save(self, conversation: Conversation) -> None:
+        if not await self.keeper.save(conversation):
+            with self._turns:
+                ui.notify("The browser has no room for this conversation: delete others.", type="negative")
+
+    def _make_export_menu(self) -> None:
+        self._export = icon_button("download", "Export").props("aria-haspopup=menu")
+        self._export.move(target_index=0)
+        with self._export, ui.menu().props("role=menu"):
+            ui.menu_item("Markdown", self._export_markdown).props("role=menuitem")
+            ui.menu_item("Request as JSON", self._export_request).props("role=menuitem")
+
+    def _export_markdown(self) -> None:
+        self._download(self.conversation.to_markdown(), "md", "text/markdown")
+
+    def _export_request(self) -> None:
+        self._download(self.conversation.to_messages(self.settings.request), "json", "application/json")
+
+    def _download(self, content: str, ending: str, kind: str) -> None:
+        name = re.sub(r"[^\w-]+", "-", self.conversation.title).strip("-").lower() or "conversation"
+        ui.download.content(content, f"{name}.{ending}", kind)
+
+
+def _new_conversation() -> Conversation:
+    return Conversation(id=secrets.token_hex(8))
+
+
+def _make_welcome(model: str) -> ui.element:
+    with ui.column().classes("welcome") as welcome:
+        ui.label(f"Talk to {model}" if model else "This server has no model").classes("title")
+        ui.label("What you write stays in this browser, and goes to this server only.").classes("quiet")
+    return welcome

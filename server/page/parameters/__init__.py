@@ -1,1 +1,0 @@
-"""The settings of requests: what a server says of them, and a form made of that."""
