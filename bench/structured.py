@@ -30,8 +30,8 @@ from model_runner.contract import SamplingParams, Speculation
 from model_runner.models.repository import resolve_model
 from model_runner.sampling.grammar import Grammars
 from scheduler.interface import EngineRequest
-from server.generation.constraints.constraint import grammar_of
-from server.generation.constraints.json_text import JsonSchema
+from server.generation.constraints.check import grammar_of
+from server.generation.constraints.json_schema import JsonSchema
 
 CONCURRENCY = (1, 8, 32)
 PROMPT = 64

@@ -20,7 +20,7 @@ from model_runner.processes import die_with_parent
 from server.api.body_worker import BodyContext, Errand, Limits, Outcome, too_much_memory
 from server.errors import ApiError
 from server.generation.constraints.check import grammar_error
-from server.generation.constraints.json_text import loose_fragment, strict_fragment
+from server.generation.constraints.json_schema import loose_fragment, strict_fragment
 from server.text.tokenizer import Tokenizer
 
 _LARGE_BYTES = 1 << 30

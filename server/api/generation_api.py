@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from server.api.body_worker import BodyContext
 from server.api.fields.rules import RequestModel
 from server.errors import InvalidRequestError
-from server.generation.constraints.errors import ConstraintError
+from server.generation.constraints.fragment import ConstraintError
 from server.generation.events import Event
 from server.generation.planning.plan import Plan
 from server.generation.request import GenerationRequest

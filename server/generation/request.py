@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from model_runner.contract import Pooling
-from server.generation.constraints.constraint import Constraint
+from server.generation.constraints.fragment import Constraint
 from server.generation.notices import Notice
 from server.generation.settings import DecodingSettings
 from server.generation.tools import ToolUse

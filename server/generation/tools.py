@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.lark_regex import regex_of_lark
-from server.generation.constraints.patterns import read_terminal
+from server.generation.constraints.fragment import ConstraintError
+from server.generation.constraints.lark import regex_of_lark
+from server.generation.constraints.texts import Regex
 from server.generation.notices import Notice
 
 CUSTOM_INPUT = "input"
@@ -30,7 +30,7 @@ class TextForm:
     def pattern(self) -> str:
         """The same as a regular expression. Raises ConstraintError for what cannot be enforced."""
         found = self.definition if self.syntax == "regex" else regex_of_lark(self.definition, self.path)
-        read_terminal(found, self.path)
+        Regex(found, self.path).terminal()
         return found
 
 

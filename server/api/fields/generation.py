@@ -9,8 +9,8 @@ from server.api.fields.decoding import DecodingFields, settings_of
 from server.api.fields.foreign import ForeignFields, own_id
 from server.api.fields.rules import Refused, RequestModel, hint, problem, refused, related, same_as
 from server.api.fields.structured import StructuredFields
-from server.generation.constraints.constraint import Constraint
-from server.generation.constraints.json_text import LooseJson
+from server.generation.constraints.fragment import Constraint
+from server.generation.constraints.json_schema import LooseJson
 from server.generation.settings import MAX_CANDIDATES, BeamSearchSettings, DecodingSettings
 
 MODEL = "Name of the served model. Left out, it is the served one, and that is reported."

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from server.api.fields.decoding import EarlyStopping, TokenId
 from server.api.fields.generation import GenerationFields, generation_fields
 from server.api.fields.rules import Opaque, RequestModel, at_most, hint, no_effect, problem, related, same_as
-from server.generation.constraints.constraint import Constraint
+from server.generation.constraints.fragment import Constraint
 from server.generation.notices import Notice
 from server.generation.settings import MAX_BEAMS, NOT_WITH_BEAMS, BeamSearchSettings
 

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related, tag_by_type
-from server.generation.constraints.constraint import Constraint
-from server.generation.constraints.errors import ConstraintError, under
-from server.generation.constraints.json_text import (
+from server.generation.constraints.fragment import Constraint, ConstraintError, under
+from server.generation.constraints.json_schema import (
     BOUNDED,
     COMPACT,
     JsonObject,

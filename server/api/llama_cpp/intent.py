@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.api.llama_cpp.schema import ABSENT, InfillRequest, LlamaCompletionRequest, LlamaFields
-from server.generation.constraints.constraint import Constraint
-from server.generation.constraints.json_text import LooseJson
+from server.generation.constraints.fragment import Constraint
+from server.generation.constraints.json_schema import LooseJson
 from server.generation.constraints.lark import Gbnf
 from server.generation.notices import Notice
 from server.generation.planning.plan import Plan

@@ -23,8 +23,8 @@ from server.api.fields.structured import FORMS
 from server.api.messages.blocks import CacheControl, InputMessage, SystemText, ToolUseBlock, cache_control, text_of
 from server.api.messages.history import History
 from server.api.messages.tools import MessagesToolFields
-from server.generation.constraints.constraint import Constraint
-from server.generation.constraints.json_text import LooseJson
+from server.generation.constraints.fragment import Constraint
+from server.generation.constraints.json_schema import LooseJson
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.settings import MAX_STOPS
 

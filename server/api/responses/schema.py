@@ -25,8 +25,8 @@ from server.api.fields.tools import MAX_TOOLS
 from server.api.openai.pages import ListQuery, Query
 from server.api.responses.items import Input
 from server.api.responses.tools import AnyTool, ToolChoice
-from server.generation.constraints.constraint import Constraint
-from server.generation.constraints.json_text import JsonObject
+from server.generation.constraints.fragment import Constraint
+from server.generation.constraints.json_schema import JsonObject
 
 _NO_THRESHOLD = "Nothing is compacted by itself; see POST /v1/responses/compact."
 Includable = Literal[

@@ -1,1 +1,1 @@
-"""What a client wants its answer to look like, as one grammar of llguidance: pure functions, no tokenizer, no model."""
+"""Structured output: the form that a client asks for, as one grammar of llguidance, without tokenizer or model."""

@@ -1,4 +1,4 @@
-"""Whether llguidance takes a grammar."""
+"""Whether llguidance compiles a grammar."""
 
 import re
 from functools import cache, lru_cache
@@ -6,16 +6,28 @@ from functools import cache, lru_cache
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.errors import shorten
-from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.schema.numbers import MAX_MULTIPLE, multiple_size
+from server.generation.constraints.fragment import Constraint, ConstraintError, whole
+from server.generation.constraints.values import MAX_MULTIPLE, multiple_size
 
 _PLACE = re.compile(r"^at (?:\d+\(\d+\)|EOF): ")
 _PREFIXES = ("failed to compile JSON schema: ", "Unsatisfiable schema: ")
+_REGEX_ERROR = re.compile(r"regex parse error:.*?^error: ([^\n]+)", re.DOTALL | re.MULTILINE)
+_ANCHOR = "lookarounds not supported yet; "
 _LONGEST = 300
 _KEPT = 256
-"""Verdicts on grammars: clients send the same ones again and again."""
+"""Remembered verdicts: clients send the same grammars again and again."""
 _MULTIPLE = re.compile(r'"multipleOf": ([0-9][-+.0-9e]*)')
-"""As schemas are written again."""
+"""Finds each `multipleOf` of the schemas that `json_schema` has written."""
+
+
+def grammar_of(constraint: Constraint, path: str) -> str:
+    """The complete grammar of an answer with this constraint and nothing else.
+
+    Raises ConstraintError for a constraint that cannot be enforced or does not compile; the latter with `path`.
+    """
+    grammar = whole(constraint.fragment("answer"))
+    check_grammar(grammar, path)
+    return grammar
 
 
 def check_grammar(grammar: str, path: str) -> None:
@@ -30,9 +42,14 @@ def check_grammar(grammar: str, path: str) -> None:
 
 @lru_cache(_KEPT)
 def grammar_error(grammar: str) -> str | None:
-    """What is wrong with the grammar, in a line. That a sum is too large is found for all schemas in it together."""
+    """Why the grammar does not compile, in a line; None if it does."""
     if sum(multiple_size(float(number)) for number in _MULTIPLE.findall(grammar)) > MAX_MULTIPLE:
         return "The sum of all 'multipleOf' is too large."
+    return compile_error(grammar)
+
+
+def compile_error(grammar: str) -> str | None:
+    """Why a grammar does not compile, without remembering the verdict: for parts of schemas."""
     try:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, None)
     except (ValueError, RuntimeError) as error:
@@ -41,7 +58,7 @@ def grammar_error(grammar: str) -> str | None:
 
 
 def begins(grammar: str, text: str) -> bool:
-    """Whether something that a grammar without tokens by id allows begins with this text."""
+    """Whether an answer of a grammar without tokens by id can begin with this text."""
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
     data = list(text.encode())
     return int(matcher.try_consume_tokens(data)) == len(data)
@@ -65,7 +82,12 @@ def _byte_tokenizer() -> LLTokenizer:
 
 
 def _readable(message: str) -> str:
-    """The first line of a message that goes on with the grammar, without the place in text that no client wrote."""
+    """The first line of a message, without its place in a grammar that no client wrote; an expression's own error."""
+    in_regex = _REGEX_ERROR.search(message)
+    if in_regex is not None:
+        return f"The pattern is not valid: {in_regex[1]}."
+    if _ANCHOR in message:
+        return "The pattern has an anchor ('^' or '$') in its middle, which is not supported."
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     first = _PLACE.sub("", lines[0]) if lines else "The grammar does not compile."
     for prefix in _PREFIXES:

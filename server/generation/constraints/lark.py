@@ -1,29 +1,36 @@
-"""Grammars that clients write: Lark in llguidance's dialect, and GBNF."""
+"""Grammars that clients write: Lark in llguidance's dialect, and GBNF.
+
+In a string of JSON an expression can be enforced and a grammar cannot, so a grammar in Lark whose rules do not refer to
+themselves can be written as one expression.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from server.generation.constraints.check import check_grammar
-from server.generation.constraints.errors import ConstraintError, check_text
-from server.generation.constraints.fragment import Fragment, whole
-from server.generation.constraints.json_text import BOUNDED, JsonSchema, Whitespace
-from server.generation.constraints.patterns import MAX_EXPANDED
+from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, whole
+from server.generation.constraints.json_schema import BOUNDED, JsonSchema, Whitespace
+from server.generation.constraints.texts import MAX_EXPANDED, regex_size
 
 MAX_CHARACTERS = 200_000
-_MAX_NESTING = 60
+_MAX_WRITTEN = 1_000_000
+"""Characters of expressions: names are written out, so that they may be much larger than the grammar."""
+_MAX_DEPTH = 50
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r]+|(?:\#|//)[^\n]*)
     |(?P<string>"(?:\\.|[^"\\\n])*"i?)
     |(?P<regex>/(?:\\.|[^/\\\n])+/[imslux]*)
     |(?P<special><[^<>\s]+>)
+    |(?P<alias>->[ \t]*\w+)
     |(?P<directive>%[a-z]+)
     |(?P<reference>@\w+)
     |(?P<name>[A-Za-z_][\w-]*)
-    |(?P<count>\{\s*\d*\s*(?:,\s*\d*\s*)?\}|~\s*\d+(?:\s*\.\.\s*\d+)?)
+    |(?P<count>\{\s*\d*\s*(?:,\s*\d*\s*)?\}|~\s*\d+(?:\s*\.\.\s*\d+)?|[*+?])
     |(?P<newline>\n)
     |(?P<other>.)""",
     re.VERBOSE,
@@ -31,9 +38,27 @@ _TOKEN = re.compile(
 _ALLOWED_DIRECTIVES = ("%ignore", "%import", "%if", "%json", "%regex", "%llguidance")
 _REFUSED_ATTRIBUTES = frozenset({"max_tokens", "temperature", "stop", "stop_capture"})
 _NUMBER = re.compile(r"\d+")
-_UNIT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+_ANY_CHARACTER = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.", re.DOTALL)
+_COMMON: Mapping[str, str] = MappingProxyType(
+    {
+        "LF": r"\n",
+        "CR": r"\r",
+        "NEWLINE": r"(?:\r?\n)+",
+        "WS": r"[ \t\f\r\n]+",
+        "WS_INLINE": r"[ \t]+",
+        "DIGIT": "[0-9]",
+        "HEXDIGIT": "[a-fA-F0-9]",
+        "INT": "[0-9]+",
+        "LETTER": "[a-zA-Z]",
+        "WORD": "[a-zA-Z]+",
+        "CNAME": "[a-zA-Z_][a-zA-Z_0-9]*",
+    }
+)
+"""Expressions of the terminals that every grammar may import."""
 _GBNF_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _NAMED_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\", "[": "\\[", "]": "\\]"}
+_Token = tuple[str, str]
+"""A kind and a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +75,7 @@ class Lark:
         Raises ConstraintError for what does not compile, for special tokens, which are the server's to name, for
         attributes that depend on more than the text or take text back, and for what could break out of the rule.
         """
-        check_text(self.grammar, self.path)
-        if len(self.grammar) > MAX_CHARACTERS:
-            raise ConstraintError(self.path, f"Grammars of more than {MAX_CHARACTERS} characters are not supported.")
-        body = _Checker(self).checked()
+        body = _Grammar(self.grammar, self.path, self.whitespace).checked()
         fragment = Fragment(name, f"{name}: %lark {{\n{body}\n}}\n")
         check_grammar(whole(fragment), self.path)
         return fragment
@@ -70,13 +92,21 @@ class Gbnf:
         """Raises ConstraintError for what is no such grammar or does not compile."""
         if len(self.grammar) > MAX_CHARACTERS:
             raise ConstraintError(self.path, f"Grammars of more than {MAX_CHARACTERS} characters are not supported.")
-        if _nesting(self.grammar) > _MAX_NESTING:
-            raise ConstraintError(self.path, f"Parentheses nested more than {_MAX_NESTING} deep are not supported.")
+        if _nesting(self.grammar) > _MAX_DEPTH:
+            raise ConstraintError(self.path, f"Parentheses nested more than {_MAX_DEPTH} deep are not supported.")
         try:
             converted = gbnf_to_lark(_GBNF_ESCAPE.sub(_spell_escape, self.grammar))
         except Exception as error:  # the converter raises Exception itself, IndexError and others
             raise ConstraintError(self.path, f"Not a grammar in GBNF: {error}") from error
         return Lark(converted, self.path).fragment(name)
+
+
+def regex_of_lark(grammar: str, path: str) -> str:
+    """An expression that fits what the grammar's `start` does, as a whole.
+
+    Raises ConstraintError for a grammar that is none, refers to itself, is too large, or uses what is not known here.
+    """
+    return _Grammar(grammar, path, exact=True).expression("start", ())
 
 
 def _nesting(grammar: str) -> int:
@@ -98,44 +128,58 @@ def _spell_escape(escape: re.Match[str]) -> str:
     return character if character.isprintable() and character not in "-^" else escape[0]
 
 
-class _Checker:
-    """Reads a client's grammar token by token and writes it again."""
+class _Grammar:
+    """A client's grammar, read token by token."""
 
-    def __init__(self, grammar: Lark) -> None:
-        self._grammar = grammar
-        self._text = grammar.grammar
-        self._terminals: dict[str, list[tuple[str, str]]] = {}
-        """The right sides of terminals, and of rules that llguidance makes terminals."""
-        self._sizes: dict[str, int] = {}
-        self._open: list[tuple[str, str]] = []
-        """The right side that the next line may go on with."""
+    def __init__(self, text: str, path: str, whitespace: Whitespace = BOUNDED, *, exact: bool = False) -> None:
+        """Raises ConstraintError for a token that is not a client's to use.
+
+        Without `exact` expressions are only as large as their terminals: parts that are no expression are left out.
+        """
+        check_text(text, path)
+        self._text = text
+        self._path = path
+        self._whitespace = whitespace
+        self._exact = exact
+        self._right_sides: dict[str, list[_Token]] = {}
+        self._terminals: set[str] = set()
+        """Names of terminals, and of rules that llguidance makes terminals."""
+        self._expressions: dict[str, str] = {}
+        self._spent = 0
+        if len(text) > MAX_CHARACTERS:
+            raise self._error(f"Grammars of more than {MAX_CHARACTERS} characters are not supported.")
+        tokens = list(self._tokens())
+        self._written = "".join(self._allowed(kind, token) for kind, token in tokens)
+        self._define([token for token in tokens if token[0] not in {"skip", "alias"}])
 
     def checked(self) -> str:
-        """Raises ConstraintError for what is not a client's to say."""
-        written: list[str] = []
-        line: list[tuple[str, str]] = []
-        braces = 0
-        for kind, token in self._tokens():
-            written.append(self._allowed(kind, token))
-            braces += (token == "{") - (token == "}")
-            if braces < 0:
-                raise self._error("There is a '}' without a '{'.")
-            if kind == "newline":
-                self._collect(line)
-                line = []
-            elif kind != "skip":
-                line.append((kind, token))
-        self._collect(line)
-        if braces:
-            raise self._error("There is a '{' without a '}'.")
+        """The grammar as a part of the server's own. Raises ConstraintError for terminals that are too large."""
         for name in self._terminals:
-            self._size_of(name, ())
-        return "".join(written)
+            if regex_size(self.expression(name, ())) > MAX_EXPANDED:
+                reason = f"A terminal has more than {MAX_EXPANDED} characters when its counts are written out."
+                raise self._error(reason)
+        return self._written
+
+    def expression(self, name: str, above: tuple[str, ...]) -> str:
+        """The expression of a rule or terminal, for use in those above it."""
+        if name in above:
+            raise self._error(f"'{name}' refers to itself.")
+        if name not in self._expressions:
+            if not self._exact and name not in self._terminals:
+                return ""
+            if name not in self._right_sides:
+                raise self._error(f"There is no '{name}'.")
+            tokens = self._right_sides[name]
+            found, end = self._alternatives(tokens, 0, (*above, name))
+            if end < len(tokens):
+                raise self._error(f"'{tokens[end][1]}' is not expected in '{name}'.")
+            self._expressions[name] = found
+        return self._expressions[name]
 
     def _error(self, reason: str) -> ConstraintError:
-        return ConstraintError(self._grammar.path, reason)
+        return ConstraintError(self._path, reason)
 
-    def _tokens(self) -> Iterator[tuple[str, str]]:
+    def _tokens(self) -> Iterator[_Token]:
         at = 0
         while at < len(self._text):
             found = _TOKEN.match(self._text, at)
@@ -166,10 +210,10 @@ class _Checker:
             raise self._error(f"There is no other grammar to refer to ({token}).")
         if kind == "directive" and token not in _ALLOWED_DIRECTIVES:
             raise self._error(f"'{token}' is not supported.")
-        if kind == "regex":
-            self._check_size(_regex_size(token))
+        if kind == "regex" and regex_size(token) > MAX_EXPANDED:
+            raise self._error(f"{token[:20]} has more than {MAX_EXPANDED} characters when its counts are written out.")
         if kind == "%json":
-            schema = JsonSchema(json.loads(token), f"{self._grammar.path}.%json", self._grammar.whitespace)
+            schema = JsonSchema(json.loads(token), f"{self._path}.%json", self._whitespace)
             return schema.fragment("json").start
         if kind == "%llguidance":
             if token != "{}":
@@ -177,69 +221,99 @@ class _Checker:
             return ""
         return f"%regex {token}" if kind == "%regex" else token
 
-    def _collect(self, line: list[tuple[str, str]]) -> None:
-        """Notes the definition of a terminal. One may go on in the next line, with a '|'."""
-        if not line:
-            return
+    def _define(self, tokens: list[_Token]) -> None:
+        """Note the definitions. One may go on in the next line, with a '|'."""
+        depth = 0
+        for _, token in tokens:
+            depth += (token == "{") - (token == "}")
+            if depth < 0:
+                raise self._error("There is a '}' without a '{'.")
+        if depth:
+            raise self._error("There is a '{' without a '}'.")
+        line: list[_Token] = []
+        last: list[_Token] = []
+        for kind, token in [*tokens, ("newline", "\n")]:
+            if kind != "newline":
+                line.append((kind, token))
+            elif line:
+                last = self._define_line(line, last)
+                line = []
+
+    def _define_line(self, line: list[_Token], last: list[_Token]) -> list[_Token]:
+        """Note the definition in a line; returns the right side that the next line may go on with."""
         (kind, name), rest = line[0], line[1:]
         if name == "|":
-            self._open += line
-            return
+            last += line
+            return last
+        if line[:3] == [("directive", "%import"), ("name", "common"), ("other", ".")] and len(line) == 4:
+            self._expressions.update({one: _COMMON[one] for _, one in line[3:] if one in _COMMON})
+            return []
         colon = rest.index(("other", ":")) if ("other", ":") in rest else len(rest)
-        self._open = rest[colon + 1 :]
+        right_side = rest[colon + 1 :]
         has_attributes = ("other", "[") in rest[:colon]
         for _, attribute in rest[:colon]:
             if has_attributes and attribute in _REFUSED_ATTRIBUTES:
                 raise self._error(f"The attribute '{attribute}' is not supported.")
-        if kind == "name" and (name.isupper() or has_attributes):
-            self._terminals[name] = self._open
+        if self._exact and (kind != "name" or colon > 0):
+            raise self._error(f"'{name}' does not begin a rule.")
+        if kind == "name" and colon < len(rest):
+            self._right_sides[name] = right_side
+            if name.isupper() or has_attributes:
+                self._terminals.add(name)
+        return right_side
 
-    def _check_size(self, size: int) -> None:
-        if size > MAX_EXPANDED:
-            reason = f"A terminal has more than {MAX_EXPANDED} characters when its counts are written out."
-            raise self._error(reason)
+    def _alternatives(self, tokens: list[_Token], at: int, above: tuple[str, ...]) -> tuple[str, int]:
+        """An expression of what stands there, and where that ends; `above` has the names and brackets around it."""
+        if len(above) > _MAX_DEPTH:
+            raise self._error(f"Nested more than {_MAX_DEPTH} deep.")
+        written: list[str] = []
+        while at < len(tokens) and tokens[at][1] not in (")", "]"):
+            kind, token = tokens[at]
+            at += 1
+            if token in ("(", "["):
+                inner, at = self._alternatives(tokens, at, (*above, token))
+                if tokens[at : at + 1] != [("other", ")" if token == "(" else "]")]:
+                    raise self._error(f"There is a '{token}' without its end.")
+                part, at = f"(?:{inner}){'?' if token == '[' else ''}", at + 1
+            else:
+                part = "|" if token == "|" else self._atom(kind, token, above)
+            if tokens[at : at + 1] and tokens[at][0] == "count" and token != "|":
+                part, at = f"(?:{part}){_quantifier(tokens[at][1])}", at + 1
+            written.append(part)
+            self._spent += len(part)
+            if self._spent > _MAX_WRITTEN:
+                raise self._error(f"More than {_MAX_WRITTEN} characters with all names written out.")
+        return "".join(written), at
 
-    def _size_of(self, name: str, above: tuple[str, ...]) -> int:
-        """How many characters a terminal has, with all its counts and names written out."""
-        if name in above or len(above) > _MAX_NESTING:
-            raise self._error(f"Terminal '{name}' refers to itself, or too deeply to others.")
-        if name not in self._sizes:
-            stack, last = [0], 0
-            for kind, token in self._terminals[name]:
-                if token in {"(", "["}:
-                    stack.append(0)
-                    last = 0
-                elif token in {")", "]"} and len(stack) > 1:
-                    last = stack.pop()
-                    stack[-1] += last
-                elif kind == "count":
-                    stack[-1] += last * (max(map(int, _NUMBER.findall(token)), default=1) - 1)
-                else:
-                    last = self._token_size(kind, token, (*above, name))
-                    stack[-1] += last
-                self._check_size(sum(stack))
-            self._sizes[name] = sum(stack)
-        return self._sizes[name]
+    def _atom(self, kind: str, token: str, above: tuple[str, ...]) -> str:
+        if kind == "string" and not (self._exact and token.endswith("i")):
+            return re.escape(self._string(token.removesuffix("i")))
+        if kind == "regex" and not (self._exact and token[-1] != "/"):
+            inner = token[1 : token.rindex("/")].replace("\\/", "/")
+            return f"(?:{_ANY_CHARACTER.sub(_but_line_end, inner)})"
+        if kind == "name":
+            return f"(?:{self.expression(token, above)})"
+        if self._exact:
+            raise self._error(f"'{token}' is not expected.")
+        return token if kind == "%regex" else ""
 
-    def _token_size(self, kind: str, token: str, above: tuple[str, ...]) -> int:
-        if kind == "name" and token in self._terminals:
-            return self._size_of(token, above)
-        return _regex_size(token) if kind == "regex" else len(token) if kind in {"string", "%regex"} else 0
+    def _string(self, token: str) -> str:
+        try:
+            text: str = json.loads(token)
+        except ValueError:
+            if not self._exact:
+                return token
+            raise self._error(f"{token} is no string.") from None
+        return text
 
 
-def _regex_size(regex: str) -> int:
-    """How many characters and classes an expression of Rust has, with all its counts written out, at most."""
-    stack, last = [0], 0
-    for unit in _UNIT.finditer(regex):
-        if unit[0] == "(":
-            stack.append(0)
-            last = 0
-        elif unit[0] == ")" and len(stack) > 1:
-            last = stack.pop()
-            stack[-1] += last
-        elif unit[1] is not None:
-            stack[-1] += last * (max(int(unit[1][:9]), int((unit[2] or "0")[:9])) - 1)
-        else:
-            last = 1
-            stack[-1] += 1
-    return sum(stack)
+def _quantifier(count: str) -> str:
+    """Lark's `~2..5` as `{2,5}`, and `{,5}` as `{0,5}`."""
+    if count.startswith("{"):
+        return "".join(count.split()).replace("{,", "{0,").replace("{}", "{1}")
+    return "{" + ",".join(_NUMBER.findall(count)) + "}" if count.startswith("~") else count
+
+
+def _but_line_end(unit: re.Match[str]) -> str:
+    """A dot is anything but a line feed; a carriage return, too, which it is not in ECMAScript's expressions."""
+    return r"[^\n]" if unit[0] == "." else unit[0]

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from server.generation.constraints.errors import ConstraintError, check_text, under
 from server.generation.constraints.fragment import (
     FREE_TEXT,
+    ConstraintError,
     Fragment,
+    check_text,
     either,
     repeated,
     sequence,
     text,
+    under,
     until,
 )
-from server.generation.constraints.json_text import BOUNDED, JsonSchema, Whitespace
+from server.generation.constraints.json_schema import BOUNDED, JsonSchema, Whitespace
 from server.generation.constraints.lark import Gbnf
 from server.generation.constraints.texts import Regex
 
@@ -30,7 +32,7 @@ _FREE = Fragment(FREE_TEXT)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a format stands."""
+    """The position of a format in its structural tag."""
 
     path: str
     depth: int = 0
@@ -38,7 +40,7 @@ class _Place:
     """Nothing follows it, so it may end in free text, which nothing could end."""
 
     def inner(self, path: str, *, is_last: bool) -> "_Place":
-        """Of a format in this one."""
+        """The position of a format in this one."""
         return _Place(path, self.depth + 1, self.is_last and is_last)
 
 

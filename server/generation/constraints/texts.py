@@ -1,29 +1,62 @@
-"""Text that fits a regular expression, or is one of some strings."""
+r"""Text that fits a regular expression of a client, or is one of some strings.
 
+Clients write ECMAScript's expressions, and llguidance takes Rust's: there `.` is the end of a line too, `\s` has other
+characters, and brackets, `&&`, `--` and `~~` in a class mean something. So every character is spelt out. llguidance
+itself refuses look-around, backreferences and anchors that it cannot enforce.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.generation.constraints.errors import ConstraintError, check_text, under
-from server.generation.constraints.fragment import Fragment, literal
-from server.generation.constraints.patterns import read_terminal
+from server.generation.constraints.check import check_grammar
+from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, literal, under, whole
+from server.generation.constraints.values import UNWRITABLE
 
+MAX_EXPANDED = 10_000
+"""Characters and classes of an expression with all its counts written out: `(x{100}){100}` has 10,000."""
 MAX_CHOICES = 10_000
 _MAX_CHARACTERS = 1_000_000
+_MAX_DEPTH = 50
+_LONGEST_COUNT = len("{100000,100000}")
+
+_ESCAPE = (
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}"
+    r"|x[0-9a-fA-F]{2}|[pP]\{[A-Za-z_]+(?:=[A-Za-z_]+)?\}|.|\Z)"
+)
+_UNIT = re.compile(
+    rf"""(?P<class>\[(?P<negated>\^?)(?P<members>(?:{_ESCAPE}|[^\]\\])*)\])
+    |(?P<escape>{_ESCAPE})
+    |(?P<group>\((?:\?:|\?P?<[A-Za-z_]\w*>|(?P<refused>\?))?)
+    |(?P<count>\{{[0-9]+(?:,[0-9]*)?\}}|[*+?])\??
+    |(?P<sign>[)|$^])
+    |(?P<character>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_MEMBER = re.compile(rf"(?P<first>{_ESCAPE}|[^\\])(?:-(?P<last>{_ESCAPE}|[^\\]))?", re.DOTALL)
+_RUST_UNIT = re.compile(r"\\x[0-9A-Fa-f]{2}|\\[xu]\{\w+\}|\\.|\[(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+_SPACE = r"\x09-\x0d\x20\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
+_ANY_BUT_LINE_ENDS = r"[^\x0a\x0d\u2028\u2029]"
+_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """Text that an expression fits as a whole."""
+    """Text that an expression fits as a whole, with and without anchors."""
 
     pattern: str
     path: str
 
     def terminal(self) -> str:
-        """Raises ConstraintError for what `patterns` refuses."""
-        return read_terminal(self.pattern, self.path)
+        """The expression as a terminal of Lark. Raises ConstraintError for what cannot be enforced."""
+        rust = _Translation(self.pattern, self.path, in_json=False).rust
+        terminal = f"/{rust}/" if rust else '""'
+        check_grammar(whole(Fragment(terminal)), self.path)
+        return terminal
 
     def fragment(self, name: str) -> Fragment:
-        """Raises ConstraintError for what `patterns` refuses. Needs no rules."""
+        """Raises ConstraintError for what cannot be enforced. Needs no rules."""
         return Fragment(self.terminal())
 
 
@@ -52,3 +85,160 @@ class Choice:
             seen.add(string)
         terminal = name.upper()
         return Fragment(terminal, f"{terminal}: {' | '.join(map(literal, self.strings))}\n")
+
+
+def read_pattern(pattern: str, path: str) -> str:
+    """Translate an expression that fits any part of a string of JSON, unless its anchors say otherwise.
+
+    Raises ConstraintError for an expression that is too large, or means something that Rust's cannot say. Whether it
+    compiles is for llguidance to say.
+    """
+    return _Translation(pattern, path, in_json=True).rust
+
+
+def regex_size(rust: str) -> int:
+    """Count the characters and classes of an expression of Rust at most, with all its counts written out."""
+    stack, last = [0], 0
+    for unit in _RUST_UNIT.finditer(rust):
+        if unit[0] == "(":
+            stack.append(0)
+            last = 0
+        elif unit[0] == ")" and len(stack) > 1:
+            last = stack.pop()
+            stack[-1] += last
+        elif unit[0] in {"|", "^", "$"}:
+            last = 0
+        elif unit[1] is not None:
+            stack[-1] += last * (max(int(unit[1][:9]), int((unit[2] or "0")[:9])) - 1)
+        else:
+            last = 1
+            stack[-1] += 1
+    return sum(stack)
+
+
+class _Translation:
+    """An expression of ECMAScript in Rust's syntax."""
+
+    def __init__(self, pattern: str, path: str, *, in_json: bool) -> None:
+        """With `in_json` it is for strings of JSON, which cannot have all control characters."""
+        check_text(pattern, path)
+        self._path = path
+        self._in_json = in_json
+        self._at = self._depth = 0
+        self._repeats = False
+        """The unit before this one was a repetition."""
+        self.rust = "".join(map(self._unit, _UNIT.finditer(pattern)))
+        if regex_size(self.rust) > MAX_EXPANDED:
+            raise self._error(f"has more than {MAX_EXPANDED} characters when its counts are written out")
+
+    def _error(self, problem: str) -> ConstraintError:
+        return ConstraintError(self._path, f"The pattern {problem} (near character {self._at}).")
+
+    def _unit(self, unit: re.Match[str]) -> str:
+        self._at = unit.start()
+        was_repetition, self._repeats = self._repeats, unit["count"] is not None
+        if unit["count"] is not None:
+            if was_repetition:
+                raise self._error("repeats a repetition")
+            if len(unit["count"]) > _LONGEST_COUNT:
+                raise self._error("has a count that is too large")
+            return unit["count"]
+        if unit["group"] is not None:
+            return self._group(unit)
+        if unit["class"] is not None:
+            return self._class(unit)
+        if unit["sign"] is not None:
+            self._depth -= unit["sign"] == ")"
+            return unit["sign"]
+        if unit["escape"] is not None:
+            point = self._escaped(unit["escape"])
+            return f"[{point}]" if isinstance(point, str) else self._spelt(point)
+        if unit["character"] == "[":
+            raise self._error("has a '[' without a ']'")
+        return _ANY_BUT_LINE_ENDS if unit["character"] == "." else self._spelt(ord(unit["character"]))
+
+    def _group(self, unit: re.Match[str]) -> str:
+        """The beginning of a group, without its name."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise self._error(f"has groups nested more than {_MAX_DEPTH} deep")
+        if unit["refused"] is None:
+            return "(?:"
+        if unit.string.startswith(("=", "!", "<=", "<!"), unit.end()):
+            raise self._error("uses lookahead or lookbehind, which is not supported")
+        raise self._error("has a group of an unsupported kind, such as one with flags")
+
+    def _class(self, unit: re.Match[str]) -> str:
+        written, ranges = "", []
+        for member in _MEMBER.finditer(unit["members"]):
+            first = self._escaped(member["first"], in_class=True)
+            last = first if member["last"] is None else self._escaped(member["last"], in_class=True)
+            if isinstance(first, int) and isinstance(last, int):
+                ranges.append((first, last))
+                written += _spell(first) if member["last"] is None else f"{_spell(first)}-{_spell(last)}"
+                continue
+            parts = [first] if member["last"] is None else [first, ord("-"), last]
+            ranges.append((0x80, 0x80))
+            written += "".join(part if isinstance(part, str) else _spell(part) for part in parts)
+        if not written:
+            if unit["negated"]:
+                return r"[\s\S]"
+            raise self._error("has an empty class of characters")
+        if not unit["negated"]:
+            self._check_writable(*ranges)
+        return f"[{unit['negated']}{written}]"
+
+    def _escaped(self, text: str, *, in_class: bool = False) -> int | str:
+        """The character that a text stands for, or what a class has for it."""
+        if not text.startswith("\\"):
+            return ord(text)
+        letter = text[1:2]
+        lower = letter.lower()
+        if letter and lower in _CLASSES:
+            return _CLASSES[lower] if letter == lower else f"[^{_CLASSES[lower]}]"
+        if letter in {"p", "P"}:
+            return self._property(text)
+        if letter == "b" and in_class:
+            return 8
+        if letter in {"b", "B"}:
+            raise self._error(f"uses a word boundary ('\\{letter}'), which is not supported")
+        if letter == "k" or letter in set("123456789"):
+            raise self._error("uses a backreference, which is not supported")
+        if letter in _CONTROLS:
+            return _CONTROLS[letter]
+        if letter in {"x", "u"} and len(text) > 2:
+            return self._code_point(text)
+        if not letter or letter.isalnum() or letter == "_":
+            raise self._error(f"has an unsupported escape ('\\{letter}')")
+        return ord(letter)
+
+    def _property(self, escape: str) -> str:
+        if len(escape) == 2:
+            raise self._error("has an unknown class of characters")
+        return escape
+
+    def _code_point(self, escape: str) -> int:
+        first, _, second = escape[2:].partition("\\u")
+        point = int(first.strip("{}"), 16)
+        if second:
+            return 0x10000 + (point - 0xD800) * 0x400 + int(second, 16) - 0xDC00
+        if 0xD800 <= point < 0xE000 or point > 0x10FFFF:
+            raise self._error("names a character that does not exist")
+        return point
+
+    def _spelt(self, point: int) -> str:
+        self._check_writable((point, point))
+        return _spell(point)
+
+    def _check_writable(self, *ranges: tuple[int, int]) -> None:
+        """Raises ConstraintError if none of them can stand in a string of JSON: llguidance would drop them."""
+        if self._in_json and all(
+            last < 0x80 and UNWRITABLE.issuperset(range(first, last + 1)) for first, last in ranges
+        ):
+            raise self._error(f"has a control character (number {ranges[0][0]}) that cannot be written")
+
+
+def _spell(point: int) -> str:
+    """A character as nothing but itself, in and out of a class."""
+    character = chr(point)
+    return character if character.isascii() and character.isalnum() else f"\\x{{{point:x}}}"

@@ -7,9 +7,19 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from server.generation.constraints.errors import ConstraintError, under
-from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, repeated, sequence, text, tokens, until
-from server.generation.constraints.json_text import JsonSchema, LooseJson
+from server.generation.constraints.fragment import (
+    FREE_TEXT,
+    ConstraintError,
+    Fragment,
+    either,
+    repeated,
+    sequence,
+    text,
+    tokens,
+    under,
+    until,
+)
+from server.generation.constraints.json_schema import JsonSchema, LooseJson
 from server.generation.notices import Notice
 
 FREE = Fragment(FREE_TEXT)
@@ -27,13 +37,13 @@ class OfferedTool:
     schema: Mapping[str, Any]
     """The JSON schema of its arguments, as the client gave it."""
     path: str
-    """Of the schema in the client's request."""
+    """The path of the schema in the client's request."""
     is_strict: bool = False
     """Whether a schema of which something cannot be enforced is to be refused."""
     pattern: str | None = None
-    """What the text of a custom tool's one argument fits as a whole; the schema says it, too."""
+    """The expression that all of a custom tool's text fits; the schema has it as well."""
     left_out: list[Notice] = field(default_factory=list, compare=False)
-    """What of the schema is not enforced, as far as its grammar has been made."""
+    """The parts of the schema that are not enforced, as far as its grammar has been made."""
 
     def leave_out(self, path: str, reason: str) -> None:
         """Something of the schema is not enforced. Raises ConstraintError where that is refused."""
@@ -43,7 +53,7 @@ class OfferedTool:
 
     @property
     def object_schema(self) -> Mapping[str, Any]:
-        """What the object of all arguments is held to.
+        """The schema of the object of all arguments.
 
         Where the schema names arguments and does not say whether there may be others, there are none: a small model
         would go on inventing them.
@@ -59,7 +69,7 @@ class OfferedTool:
             self.leave_out(under(self.path, "type"), "The arguments of a call are an object.")
 
     def arguments(self) -> Fragment:
-        """Them all as one object of JSON. Raises ConstraintError for what is refused."""
+        """All arguments as one object of JSON. Raises ConstraintError for a schema that is refused."""
         return self.json(self.object_schema, self.path)
 
     def json(self, schema: Any, path: str) -> Fragment:
@@ -72,7 +82,7 @@ class OfferedTool:
 
 
 class Wanted:
-    """What an answer with tools is held to, and what its grammar is written with."""
+    """The form of an answer with tools, and helpers that write its grammar."""
 
     def __init__(
         self,
@@ -85,7 +95,7 @@ class Wanted:
         answer: Fragment | None = None,
         is_thinking: bool = False,
     ) -> None:
-        """What comes is not the reasoning of ThinkTags, which the caller puts before it.
+        """Describe an answer after the reasoning of ThinkTags, which the caller puts before it.
 
         Args:
             tools: those that may be called; at least one.
@@ -94,7 +104,7 @@ class Wanted:
             needs_call: whether the answer is a call and nothing else.
             is_parallel: whether there may be more than one call.
             is_thinking: whether the prompt has begun the reasoning, of a format that holds it as well.
-            answer: what an answer without calls is held to; then nothing stands beside calls. None for any text.
+            answer: the form of an answer without calls; then there is no text around calls. None for any text.
         """
         self.tools = tools
         self.needs_call = needs_call
@@ -192,5 +202,5 @@ def optional(part: Fragment) -> Fragment:
 
 
 def unique(fragment: Fragment) -> Fragment:
-    """The same with every rule only once."""
+    """The fragment with every rule only once."""
     return Fragment(fragment.start, "".join(dict.fromkeys(fragment.rules.splitlines(keepends=True))))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
 from server.generation.parsing.call_grammar import Wanted, calls_in_text, optional
-from server.generation.parsing.emit import Kept
-from server.generation.parsing.output_parser import Expected, content
+from server.generation.parsing.output_parser import Expected
+from server.generation.parsing.parts import Kept, content
 from server.generation.parsing.reader import Reader, Steps
 
 
@@ -14,7 +14,7 @@ from server.generation.parsing.reader import Reader, Steps
 class CallSections:
     """The markers of a family of models.
 
-    What stands in a section beside calls is no text of the answer. A call outside of any section is read as well.
+    Text between the calls of a section is dropped. A call outside of any section is read as well.
     """
 
     begins: tuple[str, ...]
@@ -33,7 +33,7 @@ class CallSections:
             yield from self._section(reader, expected, before or "", read_call)
 
     def grammar(self, wanted: Wanted, call: Fragment) -> Fragment:
-        """Of an answer with such calls, by what follows the marker of a call."""
+        """The grammar of an answer with such calls, given the grammar of a call after its marker."""
         marked = {begin: wanted.rule(sequence(wanted.text(begin), call)) for begin in self.calls}
         calls = wanted.several(sequence(either(*marked.values()), optional(text("\n"))))
         sections = {begin: sequence(calls, wanted.text(end)) for begin, end in zip(self.begins, self.ends, strict=True)}
@@ -50,6 +50,6 @@ class CallSections:
             before = ""
 
     def _next(self, reader: Reader, read_call: Callable[[Reader], Steps[bool]]) -> Steps[bool]:
-        """Read the next call of a section, with what stands before it."""
+        """Read the next call of a section, and drop the text before it."""
         marker = yield from reader.until(*self.calls, *self.ends, emit=Kept())
         return marker in self.calls and (yield from read_call(reader))

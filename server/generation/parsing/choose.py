@@ -3,21 +3,17 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from server.generation.parsing.formats.deepseek_dsml import DeepseekDsml
-from server.generation.parsing.formats.deepseek_v3 import DeepseekV3
+from server.generation.parsing.formats.deepseek import DeepseekDsml, DeepseekV3
 from server.generation.parsing.formats.gemma4 import Gemma4
 from server.generation.parsing.formats.glm import Glm
 from server.generation.parsing.formats.harmony import Harmony
-from server.generation.parsing.formats.hermes import Hermes
-from server.generation.parsing.formats.json_list import GRANITE, PHI
-from server.generation.parsing.formats.kimi_k2 import KimiK2
-from server.generation.parsing.formats.kimi_k3 import KimiK3
+from server.generation.parsing.formats.json_calls import GRANITE, PHI, Hermes
+from server.generation.parsing.formats.kimi import KimiK2, KimiK3
 from server.generation.parsing.formats.llama3_json import Llama3Json
 from server.generation.parsing.formats.mistral import Mistral
 from server.generation.parsing.formats.pythonic import Pythonic
 from server.generation.parsing.formats.qwen3_xml import Qwen3Xml
-from server.generation.parsing.output_parser import ToolFormat
-from server.generation.parsing.think_tags import THINK_TAGS, ThinkTags
+from server.generation.parsing.output_parser import THINK_TAGS, ThinkTags, ToolFormat
 
 _ALL_FORMATS: Sequence[ToolFormat] = (
     DeepseekDsml(),

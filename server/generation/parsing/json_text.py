@@ -1,11 +1,11 @@
-"""Reading JSON that is still being written."""
+"""Reading JSON that is still being written, Python's literals as JSON, and calls that are objects of JSON."""
 
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from server.generation.parsing.emit import Emit, Kept, nowhere
+from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Emit, Kept, arguments, nowhere
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps, result
 
 _MOST_NESTED = 256
@@ -18,16 +18,16 @@ _IN_SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """What a language of data writes in its own way. Brackets, commas and colons are as in JSON."""
+    """A notation for data whose brackets, commas and colons are as in JSON."""
 
     quotes: str
     """A string begins with one of these."""
     string: Callable[[Reader, Emit], Steps[bool]]
     """Reads a string, and passes it on as JSON."""
     key: Callable[[Reader, Emit], Steps[bool]]
-    """The same for the key of a member."""
+    """Reads the key of a member, and passes it on as JSON."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """What JSON has for its names of values."""
+    """JSON's names of values, by the notation's."""
 
 
 def json_value(reader: Reader, emit: Emit, notation: Notation | None = None) -> Steps[bool]:
@@ -93,7 +93,7 @@ def _value_or_bracket(reader: Reader, emit: Emit, open_brackets: list[str], nota
 
 
 def _after_value(reader: Reader, emit: Emit, open_brackets: list[str], notation: Notation) -> Steps[bool | None]:
-    """Read what stands between a value and the next one; True if all is closed, False if it is not JSON."""
+    """Read everything between a value and the next one; True if all is closed, False if it is not JSON."""
     while open_brackets:
         yield from _skip(reader, emit)
         next_one = yield from reader.need()
@@ -162,3 +162,156 @@ def _skip(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 _JSON = Notation('"', json_string, json_string)
+
+
+_QUOTES = "'\""
+_PYTHON_PLAIN = re.compile(r"[^'\"\\\x00-\x1f]+")
+_CODE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U(?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4})")
+_BEGUN_PYTHON_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?\Z")
+_PYTHON_ESCAPES = dict(zip("ntrbfav0\\'\"\n", [*"\n\t\r\b\f\a\v\0\\'\"", ""], strict=True))
+_PYTHON_NAMED = re.compile(r"\\[ntrbfav0\\'\"\n]")
+
+
+def python_string(reader: Reader, emit: Emit) -> Steps[bool]:
+    """Read a string in either kind of quotes. What is no escape in Python is a backslash, as it is there."""
+    quote = yield from reader.need()
+    if not quote or quote not in _QUOTES:
+        return False
+    reader.take(1)
+    yield from emit('"')
+    while first := (yield from reader.need()):
+        if first == quote:
+            reader.take(1)
+            yield from emit('"')
+            return True
+        if plain := reader.match(_PYTHON_PLAIN):
+            yield from emit(escaped(reader.take(len(plain))))
+        elif first != "\\":
+            yield from emit(escaped(reader.take(1)))
+        elif not (reader.match(_BEGUN_PYTHON_ESCAPE) and (yield from reader.more())):
+            yield from emit(_escape(reader))
+    return False
+
+
+def _escape(reader: Reader) -> str:
+    """Read a backslash and what belongs to it, all of which is known."""
+    if code := reader.match(_CODE):
+        return json.dumps(chr(int(reader.take(len(code))[2:], 16)))[1:-1]
+    if reader.match(_PYTHON_NAMED):
+        return escaped(_PYTHON_ESCAPES[reader.take(2)[1]])
+    return escaped(reader.take(1))
+
+
+PYTHON = Notation(_QUOTES, python_string, python_string, {"True": "true", "False": "false", "None": "null"})
+
+
+_NAME = "name"
+_ARGUMENTS = ("arguments", "parameters")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def json_call(reader: Reader, *, needs_arguments: bool = False) -> Steps[bool]:
+    """Read an object with a call's name and arguments, in any order; False where it is no such object.
+
+    Arguments may be missing, which is an empty object, or a string that holds the object.
+
+    Args:
+        reader: of the output.
+        needs_arguments: whether an object without arguments is no call: where nothing else tells it from an answer.
+    """
+    call = _Call(needs_arguments=needs_arguments)
+    if (yield from reader.literal("{")) is None:
+        return False
+    yield from reader.skip()
+    if (yield from reader.literal("}")) is not None:
+        return False
+    while True:
+        key = yield from _string(reader)
+        yield from reader.skip()
+        if key is None or (yield from reader.literal(":")) is None:
+            return False
+        yield from reader.skip()
+        if not (yield from _entry(reader, call, is_name=key == _NAME, is_arguments=key in _ARGUMENTS)):
+            return False
+        yield from reader.skip()
+        following = yield from reader.literal(",", "}")
+        if following != ",":
+            return (yield from call.end()) if following else False
+        yield from reader.skip()
+
+
+def json_calls(reader: Reader) -> Steps[bool]:
+    """Read a list of such objects; False where it is no such list, or an empty one."""
+    if (yield from reader.literal("[")) is None:
+        return False
+    return (yield from reader.items(lambda: json_call(reader), "]"))
+
+
+def call_with_json(reader: Reader, begin: CallBegin, *ends: str) -> Steps[bool]:
+    """Read the arguments of a call as one object of JSON, and each of the texts that end it."""
+    yield from reader.skip()
+    if (yield from reader.need()) != "{":
+        return False
+    yield begin
+    if not (yield from json_value(reader, arguments)):
+        return False
+    for end in ends:
+        if (yield from reader.spaced_literal(end)) is None:
+            return False
+    yield CallEnd()
+    return True
+
+
+class _Call:
+    """A call, as far as it was read."""
+
+    def __init__(self, *, needs_arguments: bool) -> None:
+        self._needs_arguments = needs_arguments
+        self.name: str | None = None
+        self.has_arguments = False
+        self.early = Kept()
+        """Arguments that came before the name."""
+
+    def end(self) -> Steps[bool]:
+        """Pass on what was not passed on yet; False if it is no call."""
+        if self.name is None or (self._needs_arguments and not self.has_arguments):
+            return False
+        if self.early.text or not self.has_arguments:
+            yield CallBegin(self.name)
+            yield CallArguments(self.early.text or "{}")
+        yield CallEnd()
+        return True
+
+
+def _entry(reader: Reader, call: _Call, *, is_name: bool, is_arguments: bool) -> Steps[bool]:
+    """Read one value."""
+    if is_name and call.name is None:
+        call.name = yield from _string(reader)
+        return bool(call.name)
+    if is_arguments and not call.has_arguments:
+        call.has_arguments = True
+        return (yield from _arguments(reader, call))
+    return (yield from json_value(reader, nowhere))
+
+
+def _arguments(reader: Reader, call: _Call) -> Steps[bool]:
+    first = yield from reader.need()
+    if first == '"':
+        text = whole_value((yield from _string(reader)) or "")
+        yield from call.early(text or "")
+        return text is not None and text.startswith("{")
+    if first != "{":
+        return False
+    if call.name is None:
+        return (yield from json_value(reader, call.early))
+    yield CallBegin(call.name)
+    return (yield from json_value(reader, arguments))
+
+
+def _string(reader: Reader) -> Steps[str | None]:
+    """The value of a string; None also for one with half of a surrogate pair, which is no text."""
+    kept = Kept()
+    if not (yield from json_string(reader, kept)):
+        return None
+    text: str = json.loads(kept.text)
+    return None if _SURROGATE.search(text) else text

@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.generation.constraints.errors import under
-from server.generation.constraints.fragment import Fragment, literal
-from server.generation.constraints.json_text import BOUNDED, json_fragment
-from server.generation.constraints.schema.reader import read_schema
+from server.generation.constraints.fragment import Fragment, literal, under
+from server.generation.constraints.json_schema import BOUNDED, json_fragment, read_schema
 from server.generation.parsing.call_grammar import OfferedTool, Wanted
 
 _TYPES = ("string", "number", "boolean", "null", "array", "object")
@@ -19,7 +17,7 @@ _OF_TYPES: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-"""What is enforced of values of each type."""
+"""The keywords that are enforced, by type."""
 _KINDS_BY_NAME = {"integer": "number"}
 _NOT_ENFORCED = "Not enforced: this model's format of calls is no JSON."
 _NO_KEY = "Left out: this model's format of calls cannot write the name."
@@ -28,31 +26,31 @@ _SEPARATOR = "/, ?/"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """How the keys of an object are written."""
+    """The spelling of an object's keys."""
 
     spelt: Callable[[str], Sequence[str]]
     """The ways of writing one; none if it cannot be."""
     other: str
     """An expression that those fit of which no schema tells."""
     after: str
-    """What stands between a key and its value, as a terminal of Lark."""
+    """The text between a key and its value, as a terminal of Lark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How a notation writes values. Numbers, and the brackets of arrays and objects, are as in JSON."""
+    """The spelling of values in a notation. Numbers, and the brackets of arrays and objects, are as in JSON."""
 
     string: Fragment
     """Any string."""
     constant: Callable[[str], Fragment]
     """A string."""
     names: Mapping[bool | None, str]
-    """Of true, false and null."""
+    """The names of true, false and null."""
     keys: Keys
 
 
 class NotationGrammar:
-    """Of one tool. Every value is a rule or an expression whose rules are in `rules`."""
+    """The grammar of one tool's arguments. Every value is a rule, or an expression whose rules are in `_rules`."""
 
     def __init__(self, wanted: Wanted, tool: OfferedTool, writing: Writing) -> None:
         self._wanted = wanted
@@ -134,7 +132,7 @@ class NotationGrammar:
         return self._rule(f'"[" {several} "]"' if fewest else f'"[" ({several})? "]"')
 
     def _members(self, schema: Mapping[str, Any], path: str, keys: Keys) -> str:
-        """What stands in an object: the properties in the schema's order, and then those that it does not name."""
+        """The inside of an object: the properties in the schema's order, and then undeclared ones."""
         required = schema.get("required", ())
         entries: list[tuple[str, bool]] = []
         spelt_names: list[str] = []

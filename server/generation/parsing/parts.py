@@ -1,4 +1,6 @@
-"""What a parser finds in a model's output, piece by piece, in the order of the output."""
+"""Parts of a model's output: text, reasoning and calls, and the functions that make parts of text."""
+
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -20,7 +22,7 @@ class CallBegin(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     id: str | None = None
-    """If the format gives calls ids of their own."""
+    """The call's id, in formats that have one."""
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):
@@ -34,3 +36,44 @@ class CallEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 Part = Content | Reasoning | CallBegin | CallArguments | CallEnd
+
+
+Emit = Callable[[str], Iterable[Part]]
+"""Makes parts of a piece of text; none, if it is kept until more is known."""
+
+
+class Kept:
+    """Keeps a piece of text, instead of passing it on."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def __call__(self, text: str) -> Iterable[Part]:
+        """Implements Emit."""
+        self._pieces.append(text)
+        return ()
+
+    @property
+    def text(self) -> str:
+        """The text that was kept."""
+        return "".join(self._pieces)
+
+
+def nowhere(_: str) -> Iterable[Part]:
+    """Drops a piece of text; implements Emit."""
+    return ()
+
+
+def content(text: str) -> Sequence[Part]:
+    """Text of the answer, as a reader emits it."""
+    return (Content(text),)
+
+
+def arguments(text: str) -> Sequence[Part]:
+    """Arguments of a call, as a reader emits them."""
+    return (CallArguments(text),)
+
+
+def reasoning(text: str) -> Sequence[Part]:
+    """Text of the reasoning, as a reader emits it."""
+    return (Reasoning(text),)

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Collection, Generator
 from typing import TypeVar, cast
 
-from server.generation.parsing.emit import Emit
-from server.generation.parsing.parts import CallBegin, Part
+from server.generation.parsing.parts import CallBegin, Emit, Part
 
 T = TypeVar("T")
 Steps = Generator[Part | None, None, T]
@@ -20,7 +19,7 @@ WHITESPACE = " \t\r\n"
 
 
 def result(steps: Steps[T]) -> T:
-    """What such steps return, where all of the output is there; the parts are left out."""
+    """The value that such steps return, where all of the output is there; the parts are dropped."""
     while True:
         try:
             next(steps)
@@ -32,7 +31,7 @@ class Reader:
     """The output as far as it was written and not yet read."""
 
     def __init__(self, controls: Collection[str] = (), names: Collection[str] | None = None) -> None:
-        """Of an output.
+        """Make a reader of one output.
 
         Args:
             controls: markers that count only where they were written as one control token. The same text in ordinary
@@ -43,14 +42,14 @@ class Reader:
         self._names = names
         self._text = ""
         self._at = 0
-        """Where in the text the unread begins. What is before it goes when more is fed."""
+        """The index in the text at which the unread part begins. The read part goes when more is fed."""
         self._num_gone = 0
         self._control_at: set[int] = set()
         self._is_ended = False
         self.is_cut = False
         """Whether the output has ended where the model did not end it."""
         self._kept: list[str] | None = None
-        """What was read since `attempt` began."""
+        """The text that was read since `attempt` began."""
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -83,7 +82,7 @@ class Reader:
         return self._num_known > known
 
     def match(self, pattern: re.Pattern[str]) -> str:
-        """What the pattern matches of the known text, from its beginning on; it stays unread."""
+        """The known text that the pattern matches, from its beginning on; it stays unread."""
         found = pattern.match(self._text, self._at)
         return found[0] if found else ""
 
@@ -157,7 +156,7 @@ class Reader:
             yield None
 
     def spaced_literal(self, *options: str) -> Steps[str | None]:
-        """The same with any whitespace before it, which is then read and returned, too."""
+        """Read whitespace and the one of these texts that comes next; None, and nothing read, if none does."""
         blank = yield from self.skip()
         found = yield from self.literal(*options)
         if found is None:
@@ -260,18 +259,18 @@ class Reader:
 
     @property
     def _num_known(self) -> int:
-        """How many characters are known and not read."""
+        """The number of characters that are known and not read."""
         return len(self._text) - self._at
 
     def _after(self, characters: str) -> int:
-        """Where all of these characters that come next have ended."""
+        """The end of these characters, as far as they come next."""
         at = self._at
         while at < len(self._text) and self._text[at] in characters:
             at += 1
         return at
 
     def _trimmed(self, end: int, trim: str) -> int:
-        """Where the unread text up to there ends without these characters."""
+        """The end of the unread text up to there, without these characters."""
         while end > self._at and self._text[end - 1] in trim:
             end -= 1
         return end
@@ -320,3 +319,23 @@ def _drop_end(pieces: list[str], count: int) -> None:
         if len(last) > count:
             pieces.append(last[:-count])
         count -= len(last)
+
+
+_KEY = re.compile(r"\w*")
+_VALUE = re.compile(r'[^"]*')
+
+
+def attributes(reader: Reader) -> Steps[dict[str, str]]:
+    """Read as many of ` key="value"` as come next, with the whitespace around them; values are as they were written."""
+    found: dict[str, str] = {}
+    while True:
+        yield from reader.skip()
+        key = yield from reader.span(_KEY)
+        if (yield from reader.literal('="')) is None:
+            return found
+        found[key] = yield from reader.span(_VALUE)
+        yield from reader.literal('"')
+
+
+NAME = re.compile(r"[^\s<>\[\](){}=,;'\"]+")
+IN_TAG = re.compile(r"[^<>\r\n]+")

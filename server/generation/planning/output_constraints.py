@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 
 from model_runner.contract import Thinking
 from server.errors import InvalidRequestError
-from server.generation.constraints.check import begins, check_grammar
-from server.generation.constraints.constraint import grammar_of
-from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.fragment import Fragment, sequence, whole
+from server.generation.constraints.check import begins, check_grammar, grammar_of
+from server.generation.constraints.fragment import ConstraintError, Fragment, sequence, whole
 from server.generation.notices import Notice
 from server.generation.output_formats import ModelFormats, Reading
 from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional

@@ -10,7 +10,7 @@ from model_runner.info import RunnerInfo
 from scheduler.interface import ChoiceState, EngineRequest
 from server.config import Settings
 from server.errors import InvalidRequestError
-from server.generation.constraints.constraint import grammar_of
+from server.generation.constraints.check import grammar_of
 from server.generation.notices import Notice, to_report
 from server.generation.planning.decoding_rules import (
     SamplingRules,

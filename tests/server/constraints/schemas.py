@@ -181,6 +181,18 @@ SCHEMAS: dict[str, dict[str, Any] | bool] = {
     },
     "one_of_types": {"oneOf": [{"type": "integer"}, {"type": "string"}, {"type": "null"}]},
     "one_of_constants": {"oneOf": [{"const": 1, "title": "one"}, {"const": 2}, {"enum": ["a", "b"]}]},
+    "one_of_parts": {
+        "$defs": {"base": {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}},
+        "oneOf": [
+            {
+                "allOf": [
+                    {"$ref": "#/$defs/base"},
+                    {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]},
+                ]
+            }
+            for kind in ("a", "b")
+        ],
+    },
     "one_of_closed": {
         "oneOf": [
             {

@@ -1,12 +1,23 @@
-"""Grammars of clients, alone and in the server's own."""
+"""Grammars of clients, alone, in the server's own, and as expressions."""
+
+import re
 
 import pytest
 
-from server.generation.constraints.constraint import grammar_of
-from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, sequence, text, tokens, until, whole
-from server.generation.constraints.json_text import JsonObject
-from server.generation.constraints.lark import Gbnf, Lark
+from server.generation.constraints.check import grammar_of
+from server.generation.constraints.fragment import (
+    FREE_TEXT,
+    ConstraintError,
+    Fragment,
+    either,
+    sequence,
+    text,
+    tokens,
+    until,
+    whole,
+)
+from server.generation.constraints.json_schema import JsonObject
+from server.generation.constraints.lark import Gbnf, Lark, regex_of_lark
 from server.generation.constraints.texts import Choice, Regex
 from tests.server.constraints.matching import END, MARKER, accepts, accepts_tokens
 
@@ -44,6 +55,7 @@ ws     ::= [ \t\n]{0,20}
         ('start: "}" /[}]+/ "{" x\nx: "\\"}"', ['}}}{"}'], ["}"]),
         ('start: x ";"\nx: %json {"type": "object", "required": ["a"]}', ['{"a": null};'], ["{};"]),
         ('?start: A | B\nA: "x"\n  | "y"\nB: /z/i', ["x", "y", "Z"], ["xy"]),
+        ('start: e\ne[capture]: t\nt: "(" e ")" | "x"', ["x", "((x))"], ["(x", ""]),
         ('start: t "x"\nt[lazy]: /(.|\\n)*</', ["ab<x"], ["ab<<x", "x"]),
         ('start: perm::0x0\nperm::_: "" %if is_ones([0:2])\n | "a" perm::set_bit(0) %if bit_clear(0)\n'
          ' | "b" perm::set_bit(1) %if bit_clear(1)', ["ab", "ba"], ["aa", "a"]),
@@ -71,7 +83,8 @@ def test_lark(grammar: str, fitting: list[str], unfitting: list[str]) -> None:
         ('start: x "b"\nx[stop="b"]: /a*/', "stop"),
         ('%llguidance {"no_forcing": false}\nstart: "a"', "%llguidance"),
         ('start: %lark {\nstart: "a"\n}', "%lark"),
-        ('start: "a"\n}\nstart: "b"\nx: %lark {', "without a '{'"),
+        ('start: "a"\n}\nstart: "b"\nx: %lark {', "%lark"),
+        ('start: "a"\n}\nb: "b"', "without a '{'"),
         ('start: "a" {', "without a '}'"),
         ('start: %json {"type": "string", "pattern": "(?=a)"}', "lookahead"),
         ("start: %json {", "JSON"),
@@ -142,3 +155,60 @@ def test_fragments_are_put_together() -> None:
     grammar = whole(sequence(either(*parts), text("!")))
     assert all(accepts(grammar, each) for each in ("a!", "ab!", "xyz!", '{"a": 1}!'))
     assert not any(accepts(grammar, each) for each in ("!", "axy!", "a"))
+
+
+APPLY_PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+"""As coding agents send it."""
+PATCH = '*** Begin Patch\n*** Add File: a.py\n+x = "1"\r\n+\n*** Update File: b\n@@ def f\n-a\n+b\n*** End Patch'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "fitting", "others"),
+    [
+        (APPLY_PATCH, [PATCH, PATCH + "\n"], [PATCH.replace("+x", "x"), PATCH + " ", "", PATCH.replace("@@ ", "@")]),
+        ('start: "a.b" | WORD~2..3\nWORD: /[x-z]/', ["a.b", "xy", "xyz"], ["axb", "x", "xyzx", "a.bxy"]),
+        ('start: a\n  | "c"\n# a remark\na: "a" ["b" | /d.d/] "e"{2} // and another', ["aee", "abee", "adxdee", "c"],
+         ["ae", "ad\ndee", "ace"]),
+        ('start: /[.\\/]\\./+ INT?\n%import common.INT', ["..", "/...12"], ["", ".a", "a."]),
+    ],
+)  # fmt: skip
+def test_what_fits(grammar: str, fitting: list[str], others: list[str]):
+    expression = re.compile(regex_of_lark(grammar, "g"))
+    assert [text for text in fitting if not expression.fullmatch(text)] == []
+    assert [text for text in others if expression.fullmatch(text)] == []
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "", "a: /x/", "start: start", "start: a\na: start?", "start: b", 'start: ("a"', 'start: "a")', 'start: "a"i',
+        'start: "a".."z"', "start: /a/i", "start: WS\n%ignore WS", "start: WS\n%import common.WS\n%ignore WS",
+        "start: X\nX[lazy]: /a/", "start: X\nX.2: /a/", "start: X\n%import common.ESCAPED_STRING",
+        "start", "start: * /a/", "start: /a/ + +", 'start: %json {"type": "object"}', "start: <|end|>",
+        "start: " + "(" * 5000, "start: a0\n" + "\n".join(f"a{n}: a{n + 1} a{n + 1}" for n in range(40)) + "\na40: /x/",
+    ],
+)  # fmt: skip
+def test_what_is_refused(grammar: str):
+    with pytest.raises(ConstraintError) as refusal:
+        regex_of_lark(grammar, "tools[0].definition")
+    assert refusal.value.path == "tools[0].definition"

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from server.generation.constraints.constraint import grammar_of
-from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.json_text import JsonSchema
+from server.generation.constraints.check import grammar_of
+from server.generation.constraints.fragment import ConstraintError
+from server.generation.constraints.json_schema import JsonSchema
 from tests.server.constraints.matching import walk
 
 _NAMES = st.sampled_from(["a", "b", "c", 'q"', ""])

@@ -5,18 +5,16 @@ from typing import Any
 
 import pytest
 
-from server.generation.constraints.check import grammar_error
-from server.generation.constraints.constraint import grammar_of
-from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.fragment import whole
-from server.generation.constraints.json_text import JsonSchema, LooseJson
-from server.generation.constraints.schema.reader import read_schema
+from server.generation.constraints.check import grammar_error, grammar_of
+from server.generation.constraints.fragment import ConstraintError, whole
+from server.generation.constraints.json_schema import JsonSchema, LooseJson, read_schema
 from tests.server.constraints.matching import accepts
 from tests.server.constraints.schemas import SCHEMAS
 
 REFUSED: list[tuple[Any, str]] = [
     ({"not": {"type": "null"}}, "not"),
     ({"if": {}, "then": {"type": "null"}}, "if"),
+    ({"if": {}}, "if"),
     ({"type": "array", "contains": {}}, "contains"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     ({"propertyNames": {"pattern": "a"}}, "propertyNames"),
@@ -76,6 +74,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
     ({"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"a": {"const": 2}}}]}, "oneOf"),
     ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "oneOf"),
+    (
+        {"$defs": {"a": {"required": ["k"], "properties": {"k": {"const": 1}}}}, "oneOf": [{"$ref": "#/$defs/a"}] * 2},
+        "oneOf",
+    ),
     ({"anyOf": []}, "anyOf"),
     ({"$ref": "https://example.com/other.json"}, "$ref"),
     ({"$ref": "#/$defs/none"}, "$ref"),
@@ -131,6 +133,12 @@ BOMBS: dict[str, Any] = {
     "groups": {"pattern": "(" * 5_000 + ")" * 5_000},
     "alternatives": {"allOf": [{"anyOf": [_object(f"a{number}"), _object(f"b{number}")]} for number in range(14)]},
     "one_ofs": {"oneOf": [{"type": "object", "required": [str(number)]} for number in range(3_000)]},
+    "unions": {
+        "$defs": {"a": _object(*map(str, range(300)))},
+        "properties": {str(number): {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]} for number in range(100)},
+    },
+    "members": {"oneOf": [{"type": "object", "properties": {"k": {"const": str(n)}}} for n in range(300)]},
+    "anchors": {"items": {"prefixItems": [{"pattern": f"a{number}^b"} for number in range(9_000)]}},
     "loop": {"$ref": "#"},
     "loop_in_any_of": {"anyOf": [{"type": "string"}, {"$ref": "#"}]},
     "loop_of_two": {"allOf": [{"$ref": "#/$defs/b"}], "$defs": {"b": {"anyOf": [{"$ref": "#"}]}}},
@@ -206,7 +214,7 @@ def test_large_schemas_of_every_kind_compile() -> None:
         {"anyOf": [_object(str(number)) for number in range(1_500)]},
         {"allOf": [{"anyOf": [_object(f"a{number}"), _object(f"b{number}")]} for number in range(8)]},
         {"type": "array", "prefixItems": [{"type": "integer", "maximum": number} for number in range(5_000)]},
-        {"oneOf": [{**_object("k"), "properties": {"k": {"const": n}}, "required": ["k"]} for n in range(200)]},
+        {"oneOf": [{**_object("k"), "properties": {"k": {"const": str(n)}}, "required": ["k"]} for n in range(200)]},
         _chain(100, lambda link: link, {"type": "null"}),
     ]
     for schema in schemas:

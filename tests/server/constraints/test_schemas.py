@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
-from server.generation.constraints.constraint import grammar_of
-from server.generation.constraints.json_text import COMPACT, JsonObject, JsonSchema, read_whitespace
+from server.generation.constraints.check import grammar_of
+from server.generation.constraints.json_schema import COMPACT, JsonObject, JsonSchema, read_whitespace
 from tests.server.constraints.matching import accepts, begins, walk
 from tests.server.constraints.schemas import SCHEMAS
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.generation.constraints.constraint import grammar_of
-from server.generation.constraints.errors import ConstraintError
+from server.generation.constraints.check import grammar_of
+from server.generation.constraints.fragment import ConstraintError
 from server.generation.constraints.structural_tag import StructuralTag
 from tests.server.constraints.matching import accepts
 

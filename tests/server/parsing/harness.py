@@ -4,9 +4,8 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from server.generation.parsing.output_parser import Expected, OutputParser, ToolFormat
+from server.generation.parsing.output_parser import Expected, OutputParser, ThinkTags, ToolFormat
 from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
-from server.generation.parsing.think_tags import ThinkTags
 
 
 @dataclass

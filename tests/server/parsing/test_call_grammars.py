@@ -12,14 +12,13 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.fragment import Fragment, text, whole
+from server.generation.constraints.fragment import ConstraintError, Fragment, text, whole
 from server.generation.constraints.lark import Lark
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS, OfferedTool, Wanted
 from server.generation.parsing.choose import TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
 from server.generation.tools import TextForm, Tool
-from tests.server.constraints.test_lark_regex import APPLY_PATCH, PATCH
+from tests.server.constraints.test_grammars import APPLY_PATCH, PATCH
 from tests.server.parsing.harness import Message, parse
 from tests.server.parsing.writers import WRITERS
 

@@ -13,8 +13,7 @@ from canitoolcall.pytest_plugin import assert_conforms
 from canitoolcall.results import ParsedToolCall, ParseResult
 
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
-from server.generation.parsing.output_parser import Expected, ToolFormat
-from server.generation.parsing.think_tags import ThinkTags
+from server.generation.parsing.output_parser import Expected, ThinkTags, ToolFormat
 from tests.server.parsing.harness import Message, cuts, parse
 
 THINK = REASONING_TAGS["think"]

@@ -3,11 +3,10 @@
 import pytest
 
 from server.generation.parsing.choose import TOOL_FORMATS
-from server.generation.parsing.formats.deepseek_dsml import DeepseekDsml
+from server.generation.parsing.formats.deepseek import DeepseekDsml
 from server.generation.parsing.formats.gemma4 import Gemma4
 from server.generation.parsing.formats.harmony import Harmony
-from server.generation.parsing.formats.kimi_k2 import KimiK2
-from server.generation.parsing.formats.kimi_k3 import KimiK3
+from server.generation.parsing.formats.kimi import KimiK2, KimiK3
 from server.generation.parsing.output_parser import Expected
 from tests.server.parsing.harness import parse
 from tests.server.parsing.writers import WRITERS, kimi_k2

@@ -1,8 +1,7 @@
 """What the reader promises to all formats."""
 
-from server.generation.parsing.formats.hermes import Hermes
-from server.generation.parsing.output_parser import Expected
-from server.generation.parsing.think_tags import ThinkTags
+from server.generation.parsing.formats.json_calls import Hermes
+from server.generation.parsing.output_parser import Expected, ThinkTags
 from tests.server.parsing.harness import Call, Message, parse
 
 BRACKETS = ThinkTags("brackets", "[THINK]", "[/THINK]")

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from model_runner.contract import Thinking
 from scheduler.interface import FinishReason, RequestOutput
 from server.generation.choice import ChoiceParts
-from server.generation.constraints.json_text import JsonObject
+from server.generation.constraints.json_schema import JsonObject
 from server.generation.events import ReasoningDelta, TextDelta
 from server.generation.output_formats import ModelFormats
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from server.generation.parsing.json_text import whole_value
-from server.generation.parsing.python_text import PYTHON
+from server.generation.parsing.json_text import PYTHON, whole_value
 
 STRINGS = ["", "it's", 'a "b"', "\\d+\\", "line\nbreak\ttab", "käse ☕ 🌸", "\x00\x1f\x7f", "\u2028", "C:\\users\\new"]
 

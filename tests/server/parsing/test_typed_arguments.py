@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from server.generation.parsing.arguments import TypedArguments
 from server.generation.parsing.parts import CallArguments
 from server.generation.parsing.reader import result
-from server.generation.parsing.typed_arguments import TypedArguments
 
 STRING_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.generation.parsing import output_parser
+from server.generation.parsing import output_parser, parts
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected, OutputParser
 from server.generation.parsing.parts import CallArguments
@@ -91,7 +91,8 @@ def test_arguments_that_come_back_together_are_copied_once(monkeypatch: pytest.M
             nonlocal copied
             copied += len(self.text)
 
-    monkeypatch.setattr(output_parser, "CallArguments", CountedArguments)
+    for module in (output_parser, parts):
+        monkeypatch.setattr(module, "CallArguments", CountedArguments)
     written = WRITERS["hermes"].write([("f", {"x": "\n" * 2000})])
     OutputParser(TOOL_FORMATS["hermes"], None, Expected()).push(written)
     assert len(written) < copied + 100 < 3 * len(written)

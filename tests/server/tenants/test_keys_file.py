@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from server.api.body_worker import BodyContext
 from server.config import Settings
-from server.generation.constraints.json_text import BOUNDED, strict_fragment
+from server.generation.constraints.json_schema import BOUNDED, strict_fragment
 from server.telemetry.request_trace import Sender
 from server.tenants.keys import KeyRing, KeysError, Tenant, TenantLimits, read_keys
 from tests.server.helpers import chat

@@ -4,11 +4,10 @@ import re
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
 from server.generation.parsing.call_grammar import Wanted, calls_in_text
-from server.generation.parsing.emit import Emit
 from server.generation.parsing.json_text import Notation, escaped, json_value
 from server.generation.parsing.notation_grammar import Keys, NotationGrammar, Writing
-from server.generation.parsing.output_parser import Expected, arguments, content
-from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.output_parser import Expected, calls_after
+from server.generation.parsing.parts import CallBegin, CallEnd, Emit, arguments
 from server.generation.parsing.reader import Reader, Steps
 
 _BEGIN, _END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -26,12 +25,9 @@ class Gemma4:
     ends_reasoning = (_BEGIN,)
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
-        while (before := (yield from reader.until(_BEGIN, emit=content))) is not None:
-            yield from reader.attempt(before, _call(reader), emit=content, at_once=expected.calls_are_whole)
+        return calls_after(reader, expected, (_BEGIN,), lambda _: _call(reader))
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
         quote = wanted.text(_QUOTE)
         writing = Writing(
             string=wanted.rule(sequence(quote, wanted.until(_QUOTE))),

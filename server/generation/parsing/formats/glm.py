@@ -3,14 +3,11 @@
 import re
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
-from server.generation.parsing import property_grammar
+from server.generation.parsing.arguments import PropertyTags, TypedArguments, tagged_arguments
 from server.generation.parsing.call_grammar import Wanted, calls_in_text
-from server.generation.parsing.names import IN_TAG, NAME
-from server.generation.parsing.output_parser import Expected, content
+from server.generation.parsing.output_parser import Expected, calls_after
 from server.generation.parsing.parts import CallBegin, CallEnd
-from server.generation.parsing.property_grammar import PropertyTags
-from server.generation.parsing.reader import WHITESPACE, Reader, Steps
-from server.generation.parsing.typed_arguments import TypedArguments
+from server.generation.parsing.reader import IN_TAG, NAME, WHITESPACE, Reader, Steps
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
@@ -26,13 +23,9 @@ class Glm:
     ends_reasoning = (_BEGIN,)
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
-        while (before := (yield from reader.until(_BEGIN, emit=content, trim=WHITESPACE))) is not None:
-            call = _call(reader, expected)
-            yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
+        return calls_after(reader, expected, (_BEGIN,), lambda _: _call(reader, expected), WHITESPACE)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
         lines = Fragment('"\\n"?')
         tags = PropertyTags(
             begin=lambda key, _: sequence(wanted.text(f"{_KEY}{key}{_KEY_END}"), lines, wanted.text(_VALUE)),
@@ -43,9 +36,7 @@ class Glm:
             after=lines,
             barred=(_END,),
         )
-        calls = [
-            sequence(text(tool.name), lines, property_grammar.arguments(wanted, tool, tags)) for tool in wanted.tools
-        ]
+        calls = [sequence(text(tool.name), lines, tagged_arguments(wanted, tool, tags)) for tool in wanted.tools]
         return calls_in_text(wanted, {_BEGIN: sequence(either(*calls), wanted.text(_END))}, "\n")
 
 

@@ -4,12 +4,10 @@ import re
 
 from server.generation.constraints.fragment import Fragment, either, repeated, sequence
 from server.generation.parsing.call_grammar import FREE, Wanted
-from server.generation.parsing.emit import Emit, Kept
 from server.generation.parsing.json_text import json_object
-from server.generation.parsing.output_parser import Expected, arguments, content
-from server.generation.parsing.parts import CallBegin, CallEnd
+from server.generation.parsing.output_parser import Expected
+from server.generation.parsing.parts import CallBegin, CallEnd, Emit, Kept, arguments, content, reasoning
 from server.generation.parsing.reader import Reader, Steps
-from server.generation.parsing.think_tags import reasoning
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -32,7 +30,6 @@ class Harmony:
     ends_reasoning = ()
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
         while (yield from reader.need()):
             header = yield from reader.attempt("", _header(reader), emit=content, at_once=False)
             name = _function(header, expected)
@@ -42,7 +39,6 @@ class Harmony:
             yield from _text(reader, content if name else _emit(header))
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
         if not all(map(wanted.is_control, self.markers)):
             return None
         next_message = sequence(FREE, wanted.text(f"{_ENDS[0]}{_START}assistant"))
@@ -62,7 +58,7 @@ class Harmony:
 
 
 def _header(reader: Reader) -> Steps[str]:
-    """Read what stands before a message's text; empty if it is not there, or broken."""
+    """Read the header of a message; empty if it is missing or broken."""
     begin = yield from reader.spaced_literal(_START, _CHANNEL, _MESSAGE, "to=")
     if begin is None or begin.endswith(_MESSAGE):
         return begin or ""
@@ -73,7 +69,7 @@ def _header(reader: Reader) -> Steps[str]:
 
 
 def _recipient(header: str) -> str:
-    """To whom the message goes, be it said beside the role or beside the channel; empty if it is not said."""
+    """The recipient of a message, named after the role or after the channel; empty if there is none."""
     found = _TO.findall(header)
     return found[-1] if found else ""
 
@@ -86,7 +82,7 @@ def _function(header: str, expected: Expected) -> str:
 
 
 def _emit(header: str) -> Emit:
-    """What the text of a message is. What goes to tools of the model's own is left out, for there are none here."""
+    """The kind of a message's text. Text for the model's built-in tools is dropped, because there are none here."""
     if _BUILT_IN.match(_recipient(header)):
         return Kept()
     channels = _CHANNEL_NAME.findall(header)

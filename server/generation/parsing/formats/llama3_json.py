@@ -4,12 +4,10 @@ import re
 
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, sequence
 from server.generation.parsing.call_grammar import OfferedTool, Wanted, json_objects, unique
-from server.generation.parsing.json_call import json_call
-from server.generation.parsing.json_text import json_value
-from server.generation.parsing.names import NAME
-from server.generation.parsing.output_parser import Expected, arguments, content
-from server.generation.parsing.parts import CallBegin, CallEnd
-from server.generation.parsing.reader import Reader, Steps
+from server.generation.parsing.json_text import call_with_json, json_call
+from server.generation.parsing.output_parser import Expected
+from server.generation.parsing.parts import CallBegin, content
+from server.generation.parsing.reader import NAME, Reader, Steps
 
 _TAG = "<|python_tag|>"
 _SEPARATOR = ";"
@@ -29,7 +27,6 @@ class Llama3Json:
     ends_reasoning = ()
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
         before: str | None = None if expected.has_form else (yield from reader.skip())
         read_call = _bare_call
         while True:
@@ -42,7 +39,7 @@ class Llama3Json:
             before = (yield from reader.spaced_literal(_SEPARATOR)) if is_call else None
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat. Of any text, what begins as a call of an offered tool does is one."""
+        """In free text, everything that begins like a call of an offered tool is one."""
         if wanted.needs_call or wanted.answer is not None:
             calls = wanted.rule(wanted.several(json_objects(wanted, "parameters"), f"{_SEPARATOR} "))
             marked = sequence(wanted.text(_TAG), calls)
@@ -76,16 +73,9 @@ def _marked_call(reader: Reader) -> Steps[bool]:
 
 def _bare_call(reader: Reader) -> Steps[bool]:
     name = yield from _header(reader)
-    yield from reader.skip()
-    if not name or (yield from reader.need()) != "{":
+    if not name:
         return False
-    yield CallBegin(name)
-    if not (yield from json_value(reader, arguments)):
-        return False
-    if (yield from reader.spaced_literal("}")) is None:
-        return False
-    yield CallEnd()
-    return True
+    return (yield from call_with_json(reader, CallBegin(name), "}"))
 
 
 def _header(reader: Reader) -> Steps[str]:

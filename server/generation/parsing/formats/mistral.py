@@ -2,12 +2,10 @@
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
 from server.generation.parsing.call_grammar import Wanted, calls_in_text, json_objects, optional
-from server.generation.parsing.json_call import json_calls
-from server.generation.parsing.json_text import json_value
-from server.generation.parsing.names import NAME
-from server.generation.parsing.output_parser import Expected, arguments, content
-from server.generation.parsing.parts import CallBegin, CallEnd
-from server.generation.parsing.reader import Reader, Steps
+from server.generation.parsing.json_text import call_with_json, json_calls
+from server.generation.parsing.output_parser import Expected, calls_after
+from server.generation.parsing.parts import CallBegin
+from server.generation.parsing.reader import NAME, Reader, Steps
 
 _BEGIN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
@@ -20,12 +18,9 @@ class Mistral:
     ends_reasoning = ()
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
-        while (before := (yield from reader.until(_BEGIN, emit=content))) is not None:
-            yield from reader.attempt(before, _calls(reader), emit=content, at_once=expected.calls_are_whole)
+        return calls_after(reader, expected, (_BEGIN,), lambda _: _calls(reader))
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
         if not wanted.is_control(_ARGUMENTS):
             calls = sequence(optional(text(" ")), text("["), wanted.several(json_objects(wanted), ", "), text("]"))
             return calls_in_text(wanted, {_BEGIN: calls}, None)
@@ -47,11 +42,6 @@ def _calls(reader: Reader) -> Steps[bool]:
     if (yield from reader.literal(_ID)) is not None:
         given_id = yield from reader.span(NAME)
     yield from reader.literal(_ARGUMENTS)
-    yield from reader.skip()
-    if not tool or (yield from reader.need()) != "{":
+    if not tool:
         return False
-    yield CallBegin(tool, given_id)
-    if not (yield from json_value(reader, arguments)):
-        return False
-    yield CallEnd()
-    return True
+    return (yield from call_with_json(reader, CallBegin(tool, given_id)))

@@ -3,15 +3,13 @@
 import re
 
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, sequence, text
+from server.generation.parsing.arguments import Members
 from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional, unique
-from server.generation.parsing.json_text import json_value
-from server.generation.parsing.members import Members
-from server.generation.parsing.names import NAME
+from server.generation.parsing.json_text import PYTHON, json_value
 from server.generation.parsing.notation_grammar import Keys, NotationGrammar, Writing
-from server.generation.parsing.output_parser import Expected, arguments, content
-from server.generation.parsing.parts import CallBegin, CallEnd
-from server.generation.parsing.python_text import PYTHON
-from server.generation.parsing.reader import Reader, Steps
+from server.generation.parsing.output_parser import Expected
+from server.generation.parsing.parts import CallBegin, CallEnd, arguments, content
+from server.generation.parsing.reader import NAME, Reader, Steps
 
 _SPACE = r"[ \t\r\n]*"
 _TAG, _BEGIN, _END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
@@ -25,7 +23,6 @@ class Pythonic:
     ends_reasoning = ()
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
         before: str | None = yield from reader.skip()
         at_once = expected.calls_are_whole and not expected.has_form  # a form of text may allow half of a call
         while before is not None:
@@ -33,7 +30,7 @@ class Pythonic:
             before = yield from reader.until(_TAG, _BEGIN, emit=content)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat. Of any text, what begins as a call of an offered tool does is one."""
+        """In free text, everything that begins like a call of an offered tool is one."""
         given = [(tool.name, wanted.rule(_arguments_as_written(wanted, tool))) for tool in wanted.tools]
         call = either(*(sequence(text(f"{name}("), rest) for name, rest in given))
         calls = wanted.rule(sequence(text("["), _and_more(wanted, call, call), text("]")))

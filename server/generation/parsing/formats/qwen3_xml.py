@@ -1,14 +1,11 @@
 """Qwen3-Coder, Qwen from 3.5 on, and Seed-OSS: a function and its parameters as tags, the values as plain text."""
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
-from server.generation.parsing import property_grammar
+from server.generation.parsing.arguments import PropertyTags, TypedArguments, tagged_arguments
 from server.generation.parsing.call_grammar import OfferedTool, Wanted, calls_in_text
-from server.generation.parsing.names import IN_TAG, NAME
-from server.generation.parsing.output_parser import Expected, content
+from server.generation.parsing.output_parser import Expected, calls_after
 from server.generation.parsing.parts import CallBegin, CallEnd
-from server.generation.parsing.property_grammar import PropertyTags
-from server.generation.parsing.reader import WHITESPACE, Reader, Steps
-from server.generation.parsing.typed_arguments import TypedArguments
+from server.generation.parsing.reader import IN_TAG, NAME, WHITESPACE, Reader, Steps
 
 _SEED_BEGIN = "<seed:tool_call>"
 _BEGINS = ("<tool_call>", _SEED_BEGIN)
@@ -29,13 +26,15 @@ class Qwen3Xml:
     ends_reasoning = _BEGINS
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
-        while (before := (yield from reader.until(*_BEGINS, _FUNCTION, emit=content, trim=WHITESPACE))) is not None:
-            call = _call(reader, expected, is_bare=before.endswith(_FUNCTION))
-            yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
+        return calls_after(
+            reader,
+            expected,
+            (*_BEGINS, _FUNCTION),
+            lambda begin: _call(reader, expected, is_bare=begin.endswith(_FUNCTION)),
+            WHITESPACE,
+        )
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
         calls = wanted.rule(either(*(_function(wanted, tool) for tool in wanted.tools)))
         begins = {}
         tags = zip(_BEGINS, _ENDS, strict=True)
@@ -54,7 +53,7 @@ def _function(wanted: Wanted, tool: OfferedTool) -> Fragment:
         after=text(_LINE),
         barred=(_PARAMETER, _PARAMETER_END, _FUNCTION_END),
     )
-    given = property_grammar.arguments(wanted, tool, tags)
+    given = tagged_arguments(wanted, tool, tags)
     return sequence(text(f"{tool.name}>\n"), given, text(_FUNCTION_END))
 
 

@@ -1,16 +1,55 @@
-"""DeepSeek V3.2, V4 and V4.1: calls as tags, with a tag for each argument. They differ in a space and a word."""
+"""DeepSeek: sections of calls, with the arguments as JSON or each in a tag."""
+
+import re
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
-from server.generation.parsing import property_grammar
-from server.generation.parsing.attributes import attributes
+from server.generation.parsing.arguments import Members, PropertyTags, in_quotes, quoted, tagged_arguments
 from server.generation.parsing.call_grammar import Wanted, calls_in_text
 from server.generation.parsing.call_sections import CallSections
-from server.generation.parsing.json_text import json_value
-from server.generation.parsing.members import Members, in_quotes, quoted
-from server.generation.parsing.output_parser import Expected, arguments
-from server.generation.parsing.parts import CallBegin, CallEnd
-from server.generation.parsing.property_grammar import PropertyTags
-from server.generation.parsing.reader import Reader, Steps
+from server.generation.parsing.json_text import call_with_json, json_value
+from server.generation.parsing.output_parser import Expected
+from server.generation.parsing.parts import CallBegin, CallEnd, arguments
+from server.generation.parsing.reader import Reader, Steps, attributes
+
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCE, _FENCE_END = "```json", "```"
+_NAME = re.compile(r"[^\s<`{]*")
+_SECTIONS = CallSections(begins=(_BEGIN,), ends=(_END,), calls=(_CALL,))
+
+
+class DeepseekV3:
+    """Implements ToolFormat, for V3, R1 and V3.1: the arguments are JSON."""
+
+    name = "deepseek_v3"
+    markers = (_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END)
+    ends_reasoning = (_BEGIN,)
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        return _SECTIONS.read(reader, expected, _call)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        written = [(tool.name, wanted.rule(tool.arguments())) for tool in wanted.tools]
+        bare = [sequence(wanted.text(name + _SEPARATOR), given) for name, given in written]
+        fenced = [sequence(text(f"{name}\n{_FENCE}\n"), given, text(f"\n{_FENCE_END}")) for name, given in written]
+        typed = sequence(wanted.text(f"function{_SEPARATOR}"), either(*fenced))
+        call = sequence(either(*bare, typed), wanted.text(_CALL_END))
+        return _SECTIONS.grammar(wanted, call)
+
+
+def _call(reader: Reader) -> Steps[bool]:
+    """V3.1 writes `name<sep>{...}`; V3 writes a type there, and then the name and the arguments in a fence."""
+    name = yield from reader.span(_NAME)
+    if (yield from reader.literal(_SEPARATOR)) is None:
+        return False
+    fenced_name = yield from reader.span(_NAME)
+    if fenced_name and (yield from reader.spaced_literal(_FENCE)) is None:
+        return False
+    if not name:
+        return False
+    ends = (_FENCE_END, _CALL_END) if fenced_name else (_CALL_END,)
+    return (yield from call_with_json(reader, CallBegin(fenced_name or name), *ends))
+
 
 _MARKER = "｜DSML｜"
 _BEGINS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
@@ -18,24 +57,22 @@ _ENDS = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>", "</｜DSML｜
 _CALLS, _CALL_ENDS = ("<｜DSML｜invoke", "<｜DSML｜ invoke"), ("</｜DSML｜invoke>", "</｜DSML｜ invoke>")
 _PARAMETERS = ("<｜DSML｜parameter", "<｜DSML｜ parameter")
 _PARAMETER_ENDS = ("</｜DSML｜parameter>", "</｜DSML｜ parameter>")
-_SECTIONS = CallSections(_BEGINS, _ENDS, _CALLS, trim="\n")
+_TAG_SECTIONS = CallSections(_BEGINS, _ENDS, _CALLS, trim="\n")
 _SPACE = Fragment('" "?')
 _SECTION_NAME = either(text("function_calls"), text("tool_calls"), text(" calls"))
 
 
 class DeepseekDsml:
-    """Implements ToolFormat."""
+    """Implements ToolFormat, for V3.2, V4 and V4.1, which differ in a space and a word: each argument has a tag."""
 
     name = "deepseek_dsml"
     markers = (_MARKER,)
     ends_reasoning = _BEGINS
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
-        yield from _SECTIONS.read(reader, expected, _call)
+        return _TAG_SECTIONS.read(reader, expected, _tagged_call)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
         tags = PropertyTags(
             begin=lambda key, is_string: _open(wanted, "parameter", f'"{key}" string="{str(is_string).lower()}"'),
             any_begin=sequence(
@@ -46,9 +83,7 @@ class DeepseekDsml:
             tells_strings=True,
         )
         calls = [
-            sequence(
-                _open(wanted, "invoke", f'"{tool.name}"', end=">\n"), property_grammar.arguments(wanted, tool, tags)
-            )
+            sequence(_open(wanted, "invoke", f'"{tool.name}"', end=">\n"), tagged_arguments(wanted, tool, tags))
             for tool in wanted.tools
         ]
         call = sequence(either(*calls), wanted.text(f"</{_MARKER}"), _SPACE, text("invoke>\n"))
@@ -62,7 +97,7 @@ def _open(wanted: Wanted, tag: str, name: str, *, end: str = ">") -> Fragment:
     return sequence(wanted.text(f"<{_MARKER}"), _SPACE, text(f"{tag} name={name}{end}"))
 
 
-def _call(reader: Reader) -> Steps[bool]:
+def _tagged_call(reader: Reader) -> Steps[bool]:
     name = (yield from attributes(reader)).get("name")
     tag_end = yield from reader.literal(">", "/>")
     if not name or tag_end is None:

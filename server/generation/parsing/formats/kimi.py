@@ -1,29 +1,65 @@
-"""Kimi K3: the reasoning, the answer and the calls are elements, whose tags are control tokens around text."""
+"""Kimi K2 and K3, whose formats have nothing in common."""
+
+import re
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
-from server.generation.parsing import property_grammar
-from server.generation.parsing.attributes import attributes
+from server.generation.parsing.arguments import Members, PropertyTags, in_quotes, quoted, tagged_arguments
 from server.generation.parsing.call_grammar import FREE, Wanted, optional, unique
-from server.generation.parsing.json_text import json_value
-from server.generation.parsing.members import Members, in_quotes, quoted
-from server.generation.parsing.output_parser import Expected, arguments, content
-from server.generation.parsing.parts import CallBegin, CallEnd
-from server.generation.parsing.property_grammar import PropertyTags
-from server.generation.parsing.reader import Reader, Steps
-from server.generation.parsing.think_tags import reasoning
+from server.generation.parsing.call_sections import CallSections
+from server.generation.parsing.json_text import call_with_json, json_value
+from server.generation.parsing.output_parser import Expected
+from server.generation.parsing.parts import CallBegin, CallEnd, arguments, content, reasoning
+from server.generation.parsing.reader import Reader, Steps, attributes
+
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_ID = re.compile(r"[^\s<]*")
+_NAME_IN_ID = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]*)?")
+_NUMBER = Fragment("/[0-9]{1,4}/")
+_SECTIONS = CallSections(begins=(_SECTION,), ends=(_SECTION_END,), calls=(_CALL,))
+
+
+class KimiK2:
+    """Implements ToolFormat: sections of calls, each of which is known by an id that holds the name."""
+
+    name = "kimi_k2"
+    markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END)
+    ends_reasoning = (_SECTION,)
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        return _SECTIONS.read(reader, expected, _call_by_id)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        calls = [
+            sequence(text(f"functions.{tool.name}:"), _NUMBER, wanted.text(_ARGUMENTS), tool.arguments())
+            for tool in wanted.tools
+        ]
+        return _SECTIONS.grammar(wanted, sequence(either(*calls), wanted.text(_CALL_END)))
+
+
+def _call_by_id(reader: Reader) -> Steps[bool]:
+    yield from reader.skip()
+    call_id = yield from reader.span(_ID)
+    named = _NAME_IN_ID.fullmatch(call_id)
+    if named is None or (yield from reader.spaced_literal(_ARGUMENTS)) is None:
+        return False
+    return (yield from call_with_json(reader, CallBegin(named[1], call_id), _CALL_END))
+
 
 _OPEN, _CLOSE, _END = "<|open|>", "<|close|>", "<|sep|>"
 
 
 class KimiK3:
-    """Implements ToolFormat. Reads all of the output; the prompt has opened the reasoning, or else the answer."""
+    """Implements ToolFormat: elements whose tags are control tokens around text.
+
+    Reads all of the output; the prompt has opened the reasoning, or else the answer.
+    """
 
     name = "kimi_k3"
     markers = (_OPEN, _CLOSE, _END)
     ends_reasoning = ()
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
         emit = reasoning if expected.is_thinking else content
         while (marker := (yield from reader.until(_OPEN, _CLOSE, emit=emit))) is not None:
             tag = yield from reader.attempt(marker, _tag(reader, marker), emit=emit, at_once=False)
@@ -33,7 +69,6 @@ class KimiK3:
                 yield from _calls(reader, expected)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
         if not all(map(wanted.is_control, self.markers)):
             return None
         ended = optional(wanted.text(f"{_CLOSE}message{_END}"))
@@ -67,7 +102,7 @@ def _call_as_written(wanted: Wanted) -> Fragment:
             text(f'call tool="{tool.name}" index="'),
             Fragment("/[0-9]{1,4}/"),
             wanted.text(f'"{_END}'),
-            property_grammar.arguments(wanted, tool, tags),
+            tagged_arguments(wanted, tool, tags),
         )
         for tool in wanted.tools
     ]

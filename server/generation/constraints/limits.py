@@ -1,4 +1,4 @@
-"""How much work a schema is once references are followed and alternatives multiplied out, and whether it has an end.
+"""Bounds on the work that a schema takes once references are followed and alternatives multiplied out.
 
 Reads schemas as `reader` writes them. A schema of a hundred bytes can mean more than any machine can compile, or
 nothing that can be finished: both are found here, in a time that grows with the schema's bytes only.
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from server.generation.constraints.errors import ConstraintError
-from server.generation.constraints.schema.numbers import MAX_MULTIPLE, multiple_size
-from server.generation.constraints.schema.unions import Definitions, Schema
+from server.generation.constraints.fragment import ConstraintError
+from server.generation.constraints.values import MAX_MULTIPLE, multiple_size
+
+Schema = Mapping[str, Any] | bool
+Definitions = Mapping[str, Schema]
 
 MAX_OPTIONAL = 400
 """Properties of one object that may be left out: each can be the next one, and a row of a parser holds 2,000 items."""
@@ -27,7 +29,7 @@ _MAX_ROUNDS = 100
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Of everything that applies to one value."""
+    """The size of everything that applies to one value."""
 
     alternatives: int = 1
     combined: int = 1
@@ -85,7 +87,7 @@ class Limits:
         multiple = multiple_size(schema["multipleOf"]) if "multipleOf" in schema else 1
 
         def total(number: Callable[[_Size], int]) -> int:
-            """Of all that apply at once, and of the alternative that has most."""
+            """The sum over all that apply at once, and over the largest alternative."""
             return sum(map(number, together)) + max(map(number, one_of), default=0)
 
         return _Size(

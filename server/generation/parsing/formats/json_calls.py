@@ -1,16 +1,40 @@
-"""Phi and Granite: a list of calls as JSON after a marker."""
+"""Calls as objects of JSON: Hermes, Qwen from 2.5 to 3, Phi and Granite."""
 
 from collections.abc import Sequence
 
 from server.generation.constraints.fragment import Fragment, sequence, text
 from server.generation.parsing.call_grammar import Wanted, calls_in_text, json_objects, optional
-from server.generation.parsing.json_call import json_call, json_calls
-from server.generation.parsing.output_parser import Expected, content
+from server.generation.parsing.json_text import json_call, json_calls
+from server.generation.parsing.output_parser import Expected, calls_after
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """Implements ToolFormat, for Hermes and Qwen from 2.5 to 3: an object between tags."""
+
+    name = "hermes"
+    markers = (_BEGIN, _END)
+    ends_reasoning = (_BEGIN,)
+
+    def read(self, reader: Reader, expected: Expected) -> Steps[None]:
+        return calls_after(reader, expected, (_BEGIN,), lambda _: _call(reader), WHITESPACE)
+
+    def grammar(self, wanted: Wanted) -> Fragment | None:
+        call = sequence(text("\n"), json_objects(wanted), wanted.text(f"\n{_END}"))
+        return calls_in_text(wanted, {_BEGIN: call}, "\n")
+
+
+def _call(reader: Reader) -> Steps[bool]:
+    yield from reader.skip()
+    if not (yield from json_call(reader)):
+        return False
+    return (yield from reader.spaced_literal(_END)) is not None
 
 
 class JsonList:
-    """Implements ToolFormat. A single call may stand there without a list."""
+    """Implements ToolFormat: a list after a marker, or a single object."""
 
     ends_reasoning = ()
 
@@ -22,12 +46,9 @@ class JsonList:
         self.markers = (*begins, *ends)
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        """See ToolFormat."""
-        while (before := (yield from reader.until(*self._begins, emit=content, trim=WHITESPACE))) is not None:
-            yield from reader.attempt(before, self._calls(reader), emit=content, at_once=expected.calls_are_whole)
+        return calls_after(reader, expected, self._begins, lambda _: self._calls(reader), WHITESPACE)
 
     def grammar(self, wanted: Wanted) -> Fragment | None:
-        """See ToolFormat."""
         several = wanted.several(json_objects(wanted), ", ")
         calls = wanted.rule(sequence(text("["), several, text("]"), optional(wanted.text(self._ends[0]))))
         begins = sorted(self._begins, key=wanted.is_control, reverse=True)

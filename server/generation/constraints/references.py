@@ -1,10 +1,10 @@
-"""What `$ref` means: a place in the same document."""
+"""References of a JSON schema to places in the same document."""
 
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from server.generation.constraints.errors import ConstraintError, under
+from server.generation.constraints.fragment import ConstraintError, under
 
 _NO_SCHEMAS = frozenset({"const", "enum", "default", "examples", "example"})
 
@@ -18,7 +18,7 @@ class References:
         self._anchors: dict[str, tuple[Any, str]] | None = None
 
     def resolve(self, reference: object, path: str) -> tuple[Any, str]:
-        """The schema that is named, and its own path.
+        """The schema that a reference names, and its own path.
 
         Raises ConstraintError, with the path of the reference, for one to another document and one to nothing.
         """
@@ -37,7 +37,7 @@ class References:
         return found
 
     def _at(self, pointer: str) -> tuple[Any, str] | None:
-        """What a JSON pointer names, but for what is inside a document of its own."""
+        """The part that a JSON pointer names, except for one inside a document of its own."""
         here, path = self._root, self._path
         for step in pointer[1:].split("/"):
             key = step.replace("~1", "/").replace("~0", "~")
@@ -62,7 +62,7 @@ class References:
 
 
 def is_document(schema: Any) -> bool:
-    """References from inside are relative to this part of a document and not to the whole."""
+    """Whether references from inside are relative to this part of a document and not to the whole."""
     return isinstance(schema, dict) and isinstance(schema.get("$id"), str) and not schema["$id"].startswith("#")
 
 

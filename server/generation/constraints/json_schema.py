@@ -1,0 +1,567 @@
+"""JSON as an answer: any object, or what fits a schema.
+
+A client's schema is read before anything is compiled and written again in JSON schema 2020-12 with few keywords: no
+annotations, references to definitions of their own only, numbers and patterns that mean to llguidance what the
+client's mean. As JSON schema says, unknown keywords constrain nothing. llguidance says what of the rest it cannot
+enforce; because it names no place, the doubtful parts are tried by themselves.
+
+Two things are stricter than the schema: bounds beyond 2**53 are moved inwards to a double, and declared properties
+come in the schema's order. And two are not enforced: that undeclared properties have different names, and when there
+are leap seconds.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from server.generation.constraints.check import compile_error, grammar_error
+from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, literal, under, whole
+from server.generation.constraints.limits import Definitions, Limits, Schema
+from server.generation.constraints.references import References, is_document
+from server.generation.constraints.texts import MAX_EXPANDED, read_pattern, regex_size
+from server.generation.constraints.values import check_constant, read_bound, read_count, read_multiple
+from server.generation.notices import Notice
+
+MAX_CHARACTERS = 1_000_000
+MAX_NODES = 20_000
+"""Schemas and constants together."""
+MAX_DEPTH = 60
+"""Levels of schemas in schemas: two levels of JSON each, of which llguidance reads 125."""
+MAX_ENUM = 10_000
+MAX_PATTERNS = 10 * MAX_EXPANDED
+_MAX_NOTICES = 100
+_MAX_MEMBERS = 200
+"""Schemas of one `oneOf`: each is compared with each."""
+_MAX_OUTLINED = 5_000
+"""Schemas in the outlines of all members of `oneOf`."""
+_MAX_TRIED = 3 * MAX_CHARACTERS
+_TRIAL = 15_000
+"""A trial costs its characters and so many more: one of no characters takes a millisecond, too."""
+_KEPT = 256
+"""Remembered schemas: clients send the same ones again and again."""
+
+_ESCAPES = 'nrbtf\\"'
+"""No `\\uXXXX`: spelt so, a name that is declared could come again with a value of any type."""
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+_LEAP_YEARS = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00"
+_LEAP_DAYS = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|(?:{_LEAP_YEARS})-02-29)"
+"""llguidance itself has 29 February in every year."""
+_ANYTHING: tuple[Any, ...] = (True, {})
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "not": (False,),
+    "if": (),
+    "contains": (),
+    "propertyNames": (*_ANYTHING, {"type": "string"}),
+    "uniqueItems": (False,),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "unevaluatedItems": _ANYTHING,
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+}
+"""Keywords that cannot be enforced, with the values that ask for nothing."""
+_APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
+_DEPENDENTS: Mapping[str, tuple[str, ...]] = {
+    "properties": ("additionalProperties",),
+    "patternProperties": ("additionalProperties",),
+    "prefixItems": ("items",),
+    "items": ("items",),
+}
+"""Keywords that mean more if another one is left out, and so must be left out with it."""
+_OF_PROPERTIES = frozenset(
+    {"minProperties", "maxProperties", "required", "additionalProperties", "properties", "patternProperties"}
+)
+_NOT_DISJOINT = "A value might fit two of these. Use 'anyOf', or a required property with a constant string in each."
+
+
+@dataclass(frozen=True, slots=True)
+class Whitespace:
+    """The whitespace that is allowed between the tokens of JSON."""
+
+    pattern: str | None
+    """An expression in llguidance's dialect, fitted at most once at each place; None for nothing."""
+
+
+BOUNDED = Whitespace(r"[ \t]{1,8}|\r?\n[ \t]{0,32}")
+"""A few blanks, or a new line with an indentation. Unbounded, whitespace is what models go on with for ever."""
+COMPACT = Whitespace(None)
+
+
+def read_whitespace(pattern: str, path: str) -> Whitespace:
+    """Whitespace by a client's expression. Raises ConstraintError for one that cannot be enforced."""
+    rust = read_pattern(pattern, path)
+    error = compile_error(_start({"pattern": rust}))
+    if error is not None:
+        raise ConstraintError(path, error)
+    return Whitespace(rust or None)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that fits a schema."""
+
+    schema: Any
+    path: str
+    whitespace: Whitespace = BOUNDED
+
+    def fragment(self, name: str) -> Fragment:
+        """Raises ConstraintError if anything in the schema cannot be enforced. Needs no rules."""
+        return strict_fragment(json.dumps(self.schema), self.path, self.whitespace)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """Any object of JSON."""
+
+    whitespace: Whitespace = BOUNDED
+
+    def fragment(self, name: str) -> Fragment:
+        """Never raises, and needs no rules."""
+        return json_fragment({"type": "object"}, self.whitespace)
+
+
+@dataclass(frozen=True, slots=True)
+class LooseJson:
+    """JSON that fits a schema as far as that can be enforced."""
+
+    held: Fragment
+    notices: tuple[Notice, ...]
+    """The parts of the schema that cannot be."""
+
+    @classmethod
+    def read(cls, schema: Any, path: str, whitespace: Whitespace = BOUNDED) -> "LooseJson":
+        """Never raises."""
+        return cls(*loose_fragment(json.dumps(schema), path, whitespace))
+
+    def fragment(self, name: str) -> Fragment:
+        """Needs no rules."""
+        return self.held
+
+
+@lru_cache(_KEPT)
+def strict_fragment(schema: str, path: str, whitespace: Whitespace) -> Fragment:
+    """JSON that fits the schema of this text, all of it enforced. Raises ConstraintError."""
+    return json_fragment(read_schema(json.loads(schema), path).schema, whitespace)
+
+
+@lru_cache(_KEPT)
+def loose_fragment(schema: str, path: str, whitespace: Whitespace) -> tuple[Fragment, tuple[Notice, ...]]:
+    """JSON that fits the schema of this text as far as it can be enforced, and notices of the rest."""
+    read = read_schema(json.loads(schema), path, strict=False)
+    fragment = json_fragment(read.schema, whitespace)
+    error = grammar_error(whole(fragment))
+    if error is None:
+        return fragment, read.notices
+    return json_fragment({}, whitespace), (*read.notices, Notice(path, error))
+
+
+def json_fragment(schema: Mapping[str, Any], whitespace: Whitespace) -> Fragment:
+    """JSON that fits a schema that `read_schema` has written. No whitespace stands before or after it."""
+    options: dict[str, Any] = {"json_allowed_escapes": _ESCAPES}
+    if whitespace.pattern is None:
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = whitespace.pattern
+    return Fragment("%json " + json.dumps({"x-guidance": options, **schema}))
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcedSchema:
+    """The enforced part of a schema."""
+
+    schema: Mapping[str, Any]
+    """Empty if anything fits."""
+    notices: tuple[Notice, ...] = ()
+    """The parts that will not be enforced; always empty if the schema was read strictly."""
+
+
+def read_schema(schema: Any, path: str, *, strict: bool = True) -> EnforcedSchema:
+    """The schema as llguidance takes it. Its size and the time that compiling it takes are bounded.
+
+    Raises ConstraintError, with the path inside the schema below `path`, if a part of it cannot be enforced exactly.
+    Unless it is `strict`: then the part is left out, so that more is allowed but nothing less, with a notice.
+    """
+    return _Reader(schema, path, strict=strict).read()
+
+
+@dataclass(slots=True)
+class _Node:
+    """A schema that is being read."""
+
+    given: Mapping[str, Any]
+    path: str
+    depth: int
+    written: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A part of a schema that llguidance may refuse."""
+
+    keyword: str
+    path: str
+    written: dict[str, Any]
+    """The schema that has the keyword."""
+
+    def schema(self) -> Mapping[str, Any]:
+        """The part without the schemas in it, unless they are what matters."""
+        if self.keyword in {"oneOf", "pattern"}:
+            return {self.keyword: self.written[self.keyword]}
+        names = ["patternProperties"] if self.keyword == "patternProperties" else _OF_PROPERTIES
+        return {name: _hollow(name, self.written[name]) for name in names if name in self.written}
+
+
+class _Reader:
+    """Reads one document."""
+
+    def __init__(self, schema: Any, path: str, *, strict: bool) -> None:
+        self._root = schema
+        self._path = path
+        self._strict = strict
+        self._references = References(schema, path)
+        self._names = {id(schema): "#"}
+        """The definitions that will be written, by the schemas that they are read from."""
+        self._waiting: list[tuple[Any, str]] = []
+        self._paths: dict[int, str] = {}
+        self._trials: list[_Trial] = []
+        self._unions: list[_Trial] = []
+        self._notices: list[Notice] = []
+        self._embedded = 0
+        self._nodes = self._characters = self._patterns = self._tried = 0
+
+    def read(self) -> EnforcedSchema:
+        definitions: dict[str, Schema] = {"#": self._schema(self._root, self._path, 0)}
+        while self._waiting:
+            schema, path = self._waiting.pop()
+            definitions[self._names[id(schema)]] = self._schema(schema, path, 0)
+        try:
+            Limits(definitions, self._path_of).check()
+            self._try(definitions)
+        except ConstraintError as error:
+            self._leave_out(error)
+            return EnforcedSchema({}, tuple(self._notices))
+        root = definitions["#"]
+        if root is False:
+            self._leave_out(ConstraintError(self._path, "No value fits."))
+        if isinstance(root, bool):
+            return EnforcedSchema({}, tuple(self._notices))
+        named = {name.removeprefix("#/$defs/"): schema for name, schema in definitions.items() if name != "#"}
+        return EnforcedSchema({**root, **({"$defs": named} if named else {})}, tuple(self._notices))
+
+    def _path_of(self, schema: Schema) -> str:
+        return self._paths.get(id(schema), self._path)
+
+    def _try(self, definitions: Definitions) -> None:
+        """Leave out the parts that llguidance refuses."""
+        self._nodes, self._characters = MAX_NODES - _MAX_OUTLINED, 0
+        unions = [union for union in self._unions if self._is_outlined(union, definitions)]
+        for trial, reason in self._refused([*self._trials, *unions]):
+            self._leave_out(ConstraintError(trial.path, _NOT_DISJOINT if trial.keyword == "oneOf" else reason))
+            for keyword in (trial.keyword, *_DEPENDENTS.get(trial.keyword, ())):
+                trial.written.pop(keyword, None)
+
+    def _refused(self, trials: Sequence[_Trial]) -> Iterator[tuple[_Trial, str]]:
+        """The parts that do not compile, found by halving, and why."""
+        if not trials:
+            return
+        reason: str | None = "Not tried: the schema has too many parts that cannot be enforced."
+        if self._tried < _MAX_TRIED:
+            grammar = _start({"prefixItems": [trial.schema() for trial in trials]})
+            self._tried += len(grammar) + _TRIAL
+            reason = compile_error(grammar)
+        if reason is None:
+            return
+        if len(trials) == 1:
+            yield trials[0], reason
+            return
+        for half in (trials[: len(trials) // 2], trials[len(trials) // 2 :]):
+            yield from self._refused(half)
+
+    def _is_outlined(self, union: _Trial, definitions: Definitions) -> bool:
+        """Replace the members of `oneOf` by outlines; False if that takes too much, which leaves the union out."""
+        try:
+            if len(union.written["oneOf"]) > _MAX_MEMBERS:
+                raise ConstraintError(union.path, f"More than {_MAX_MEMBERS} schemas are not supported.")
+            members = [self._outline(one, definitions, union.path) for one in union.written["oneOf"]]
+        except ConstraintError as error:
+            self._leave_out(error)
+            return False
+        union.written["oneOf"] = _numbers_together(members)
+        return True
+
+    def _outline(self, schema: Schema, definitions: Definitions, path: str, *, is_property: bool = False) -> Schema:
+        """The parts of a schema by which llguidance tells it from others, without references.
+
+        All that fits the schema fits the outline.
+        """
+        self._spend(path)
+        if isinstance(schema, bool):
+            return schema
+        if schema.keys() == {"$ref"}:
+            return self._outline(definitions[schema["$ref"]], definitions, path, is_property=is_property)
+        kept = {keyword: schema[keyword] for keyword in ("type", "enum", "const") if keyword in schema}
+        names = [*schema.get("required", ()), *schema.get("properties", ())]
+        self._spend(path, nodes=len(schema.get("enum", ())), characters=len(json.dumps([kept, names])))
+        if not is_property:
+            kept["required"] = schema.get("required", [])
+            kept["properties"] = {
+                name: self._outline(one, definitions, path, is_property=True)
+                for name, one in schema.get("properties", {}).items()
+            }
+            if schema.get("additionalProperties") is False and "patternProperties" not in schema:
+                kept["additionalProperties"] = False
+        together = [*schema.get("allOf", ()), *([definitions[schema["$ref"]]] if "$ref" in schema else [])]
+        for keyword, parts in (("allOf", together), ("anyOf", schema.get("anyOf", ()))):
+            if parts:
+                kept[keyword] = [self._outline(one, definitions, path, is_property=is_property) for one in parts]
+        return kept
+
+    def _leave_out(self, error: ConstraintError) -> None:
+        if self._strict:
+            raise error
+        if len(self._notices) < _MAX_NOTICES:
+            self._notices.append(Notice(error.path, error.reason))
+
+    def _spend(self, path: str, *, nodes: int = 1, characters: int = 0) -> None:
+        self._nodes += nodes
+        self._characters += characters
+        if self._nodes > MAX_NODES or self._characters > MAX_CHARACTERS:
+            raise ConstraintError(path, "The schema is too large.")
+
+    def _schema(self, schema: Any, path: str, depth: int) -> Schema:
+        """A schema; one that anything fits where the given one is left out."""
+        try:
+            self._spend(path)
+            if isinstance(schema, bool):
+                return schema
+            if not isinstance(schema, dict):
+                raise ConstraintError(path, "Expected a schema: an object or a boolean.")
+            if depth > MAX_DEPTH:
+                raise ConstraintError(path, f"Nested more than {MAX_DEPTH} deep.")
+        except ConstraintError as error:
+            self._leave_out(error)
+            return True
+        node = _Node(schema, path, depth)
+        self._paths[id(node.written)] = path
+        is_embedded = is_document(schema) and schema is not self._root
+        self._embedded += is_embedded
+        without: set[str] = set()
+        for keyword, value in schema.items():
+            try:
+                self._keyword(node, keyword, value, under(path, keyword))
+            except ConstraintError as error:
+                self._leave_out(error)
+                without.update(_DEPENDENTS.get(keyword, ()))
+        for keyword in without:
+            node.written.pop(keyword, None)
+        self._embedded -= is_embedded
+        return node.written
+
+    def _keyword(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        if keyword in _UNSUPPORTED and value not in _UNSUPPORTED[keyword]:
+            raise ConstraintError(path, f"'{keyword}' is not supported.")
+        if keyword in _READERS:
+            _READERS[keyword](self, node, keyword, value, path)
+
+    def _nested(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        node.written[keyword] = self._schema(value, path, node.depth + 1)
+
+    def _several(self, node: _Node, keyword: str, value: Any, path: str) -> list[Schema]:
+        schemas = _list(value, path)
+        return [self._schema(one, under(path, index), node.depth + 1) for index, one in enumerate(schemas)]
+
+    def _by_name(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        """Schemas of properties, by their names or by patterns of them."""
+        if not isinstance(value, dict):
+            raise ConstraintError(path, "Expected an object.")
+        is_pattern = keyword == "patternProperties"
+        written = {}
+        for name, schema in value.items():
+            at = under(path, name)
+            key = self._expression(name, at) if is_pattern else self._text(name, at)
+            written[key] = self._schema(schema, at, node.depth + 1)
+            if is_pattern:
+                self._trials.append(_Trial(keyword, at, {keyword: {key: True}}))
+        node.written[keyword] = written
+        if is_pattern:
+            self._trials.append(_Trial(keyword, path, node.written))
+
+    def _type(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        names = value if isinstance(value, list) else [value]
+        for name in names:
+            if name not in _TYPES:
+                raise ConstraintError(path, f"Expected one of {', '.join(_TYPES)}.")
+        if not names:
+            raise ConstraintError(path, "No type fits.")
+        node.written[keyword] = value
+
+    def _enum(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        values = _list(value, path)
+        if len(values) > MAX_ENUM:
+            raise ConstraintError(path, f"More than {MAX_ENUM} values are not supported.")
+        for index, one in enumerate(values):
+            self._constant(one, under(path, index))
+        node.written[keyword] = values
+
+    def _const(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        self._constant(value, path)
+        node.written[keyword] = value
+
+    def _constant(self, value: Any, path: str) -> None:
+        nodes = check_constant(value, path, MAX_DEPTH)
+        self._spend(path, nodes=nodes, characters=len(literal(value)) if isinstance(value, str) else 0)
+
+    def _text(self, value: Any, path: str) -> str:
+        if not isinstance(value, str):
+            raise ConstraintError(path, "Expected a string.")
+        check_text(value, path)
+        self._spend(path, characters=len(value))
+        return value
+
+    def _expression(self, value: Any, path: str) -> str:
+        rust = read_pattern(self._text(value, path), path)
+        self._patterns += regex_size(rust)
+        if self._patterns > MAX_PATTERNS:
+            raise ConstraintError(path, f"All patterns together may have {MAX_PATTERNS} characters.")
+        return rust
+
+    def _unevaluated(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        """Without other schemas for the same object it means `additionalProperties`."""
+        if value is False and not _APPLICATORS & node.given.keys():
+            node.written.setdefault("additionalProperties", False)
+        elif value not in _ANYTHING:
+            raise ConstraintError(path, f"'{keyword}' is not supported.")
+
+    def _items(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        """One schema, or several as it was before 2020."""
+        if isinstance(value, list):
+            node.written["prefixItems"] = self._several(node, keyword, value, path)
+        else:
+            self._nested(node, keyword, value, path)
+
+    def _additional_items(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        if isinstance(node.given.get("items"), list):
+            self._nested(node, "items", value, path)
+
+    def _prefix_items(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        node.written[keyword] = self._several(node, keyword, value, path)
+
+    def _all_of(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        node.written.setdefault(keyword, []).extend(self._several(node, keyword, value, path))
+
+    def _any_of(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        """Written as `anyOf`, of which a schema has one: the other becomes a part of `allOf`."""
+        members = self._several(node, keyword, value, path)
+        if keyword == "oneOf":
+            self._unions.append(_Trial(keyword, path, {keyword: members}))
+        if "anyOf" in node.written:
+            node.written.setdefault("allOf", []).append({"anyOf": members})
+        else:
+            node.written["anyOf"] = members
+
+    def _required(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        if not isinstance(value, list):
+            raise ConstraintError(path, "Expected a list of names.")
+        node.written[keyword] = list(dict.fromkeys(self._text(name, path) for name in value))
+
+    def _count(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        count = read_count(value, path, is_minimum=keyword.startswith("min"))
+        if count is None:
+            return
+        node.written[keyword] = count
+        if keyword.endswith("Properties"):
+            self._trials.append(_Trial(keyword, path, node.written))
+
+    def _bound(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        is_minimum = keyword.lower().endswith("minimum")
+        exclusive = "exclusiveMinimum" if is_minimum else "exclusiveMaximum"
+        if keyword == exclusive and isinstance(value, bool):  # as it was before 2019: of the other keyword
+            return
+        is_exclusive = keyword == exclusive or node.given.get(exclusive) is True
+        bound, is_exclusive = read_bound(value, path, is_minimum=is_minimum, exclusive=is_exclusive)
+        name = exclusive if is_exclusive else "minimum" if is_minimum else "maximum"
+        other = node.written.get(name, bound)
+        node.written[name] = max(bound, other) if is_minimum else min(bound, other)
+
+    def _multiple_of(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        node.written[keyword] = read_multiple(value, path)
+
+    def _pattern(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        node.written[keyword] = self._expression(value, path)
+        self._trials.append(_Trial(keyword, path, node.written))
+
+    def _format(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        types = node.given.get("type", "string")
+        if "string" not in (types if isinstance(types, list) else [types]):
+            return  # formats are of strings: 'int32' and the like say nothing that a schema is bound to
+        if value not in _FORMATS:
+            raise ConstraintError(path, f"Only these formats are enforced: {', '.join(_FORMATS)}.")
+        node.written[keyword] = value
+        if value in {"date", "date-time"}:
+            node.written.setdefault("allOf", []).append({"pattern": _LEAP_DAYS})
+
+    def _ref(self, node: _Node, keyword: str, value: Any, path: str) -> None:
+        schema, at = self._references.resolve(value, path)
+        if self._embedded:
+            raise ConstraintError(path, "References in a part with an '$id' of its own are not supported.")
+        if id(schema) not in self._names:
+            self._names[id(schema)] = f"#/$defs/{len(self._names)}"
+            self._waiting.append((schema, at))
+        node.written[keyword] = self._names[id(schema)]
+
+
+_READERS: Mapping[str, Callable[[_Reader, _Node, str, Any, str], None]] = {
+    "type": _Reader._type,
+    "enum": _Reader._enum,
+    "const": _Reader._const,
+    "properties": _Reader._by_name,
+    "patternProperties": _Reader._by_name,
+    "additionalProperties": _Reader._nested,
+    "unevaluatedProperties": _Reader._unevaluated,
+    "required": _Reader._required,
+    "items": _Reader._items,
+    "additionalItems": _Reader._additional_items,
+    "prefixItems": _Reader._prefix_items,
+    "allOf": _Reader._all_of,
+    "anyOf": _Reader._any_of,
+    "oneOf": _Reader._any_of,
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _Reader._bound),
+    "multipleOf": _Reader._multiple_of,
+    "pattern": _Reader._pattern,
+    "format": _Reader._format,
+    "$ref": _Reader._ref,
+    **dict.fromkeys(
+        ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), _Reader._count
+    ),
+}
+
+
+def _start(schema: Mapping[str, Any]) -> str:
+    return f"start: %json {json.dumps(schema)}"
+
+
+def _hollow(keyword: str, value: Any) -> Any:
+    """The value of a keyword of properties, without their schemas."""
+    if keyword == "additionalProperties":
+        return value is not False
+    return dict.fromkeys(value, True) if isinstance(value, dict) else value
+
+
+def _list(value: Any, path: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ConstraintError(path, "Expected a list that is not empty.")
+    return value
+
+
+def _numbers_together(members: Sequence[Schema]) -> Sequence[Schema]:
+    """Members of `oneOf`, with one for all that are different numbers, which llguidance does not tell apart."""
+    constants = [one.get("enum", [one.get("const")]) if isinstance(one, Mapping) else [None] for one in members]
+    is_number = [all(type(value) in {int, float} for value in values) for values in constants]
+    numbers = [value for values, is_one in zip(constants, is_number, strict=True) if is_one for value in values]
+    if len(set(numbers)) < len(numbers) or sum(is_number) < 2:
+        return members
+    return [*(one for one, is_one in zip(members, is_number, strict=True) if not is_one), {"enum": numbers}]
