@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.roofline import Roofline
-from model_runner.models.inspection import inspect_model
-from model_runner.models.loading import load_config
+from model_runner.models.loading import inspect_model, load_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,8 @@ from bench.page_tabs import Page
 from bench.surroundings import Kind, Surroundings
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
-from model_runner.info import RunnerInfo, SpeculationStats
 from model_runner.models.repository import resolve_model
-from model_runner.runner_interface import DoneAtLaunch
+from model_runner.runner_interface import DoneAtLaunch, RunnerInfo, SpeculationStats
 from scheduler.engine import Engine
 from scheduler.interface import SchedulerConfig
 from scheduler.prefix_cache import CacheLog

@@ -17,7 +17,6 @@ from rich.table import Table
 from torch import Tensor
 
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
-from model_runner.contrastive_search import ContrastiveSearch
 from model_runner.draft_tree import NO_DRAFT
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
@@ -26,6 +25,7 @@ from model_runner.sampling.draw import NativeDraw, TorchDraw
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.truncations import NativeTruncations
+from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.draft_model import Handouts
 from model_runner.speculative.speculator import Speculator

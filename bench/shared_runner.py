@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, StepPlan, StepResult
-from model_runner.info import SpeculationStats
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
 from model_runner.runner import ModelRunner
-from model_runner.runner_interface import DoneAtLaunch
+from model_runner.runner_interface import DoneAtLaunch, SpeculationStats
 from scheduler.engine import Engine
 from scheduler.interface import SchedulerConfig
 from scheduler.scheduler import Scheduler

@@ -15,25 +15,23 @@ from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
-from model_runner.contrastive_search import ContrastiveSearch
-from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import Learned, MakeLink, choose_learned, fresh_proposer, make_learning
-from model_runner.memory import MemoryPlan, Needs, plan_memory
-from model_runner.models.classification import load_classification_head
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
-from model_runner.models.inspection import ModelShape, inspect_model
-from model_runner.models.loading import check_tokenizers
+from model_runner.models.loading import ModelShape, check_tokenizers, inspect_model, load_classification_head
 from model_runner.models.target import OtherVocabulary, TargetModel
 from model_runner.platforms.choose import choose_platform
+from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
-from model_runner.pooler import Pooler
+from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState
-from model_runner.scoring import ContrastiveDecoding, Guidance, LayerContrast, ScoreTransform, Scoring
+from model_runner.scoring.contrastive_search import ContrastiveSearch
+from model_runner.scoring.pooler import Pooler
+from model_runner.scoring.transforms import ContrastiveDecoding, Guidance, LayerContrast, ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.draft_model import Handouts
 from model_runner.speculative.grammar import GrammarProposer

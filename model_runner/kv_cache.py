@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.config import KVCacheDType
+from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, huge_pages
-from model_runner.kernels.structs import KVCacheStruct
 
 
 class KVLayout(Protocol):
@@ -47,51 +47,42 @@ class KVLayout(Protocol):
         """[n, kv_heads, block_size, value_dim] of n blocks."""
 
 
-class SingleNumbers:
+class PlainLayout(KVLayout):
     """Keys [.., kv_heads, key_dim, block_size] and values [.., kv_heads, block_size, value_dim]."""
 
     def key_shape(self, kv_heads: int, key_dim: int, block_size: int) -> tuple[int, ...]:
-        """See KVLayout."""
         return kv_heads, key_dim, block_size
 
     def value_shape(self, kv_heads: int, value_dim: int, block_size: int) -> tuple[int, ...]:
-        """See KVLayout."""
         return kv_heads, block_size, value_dim
 
     def put_keys(self, keys: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
-        """See KVLayout."""
         keys[block, :, :, offset] = new
 
     def put_values(self, values: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
-        """See KVLayout."""
         values[block, :, offset] = new
 
     def keys_at(self, keys: Tensor, block: Tensor, offset: Tensor) -> Tensor:
-        """See KVLayout."""
         return keys[block, :, :, offset]
 
     def values_at(self, values: Tensor, block: Tensor, offset: Tensor) -> Tensor:
-        """See KVLayout."""
         return values[block, :, offset]
 
     def keys_of(self, keys: Tensor, blocks: Tensor, key_dim: int) -> Tensor:
-        """See KVLayout."""
         return keys.index_select(0, blocks)
 
     def values_of(self, values: Tensor, blocks: Tensor) -> Tensor:
-        """See KVLayout."""
         return values.index_select(0, blocks)
 
 
-class Couples:
-    """Couples of a key's dimensions and of a value's places, as cpu/bfloat16.h multiplies them.
+class Bf16Pairs(KVLayout):
+    """Pairs of a key's dimensions and of a value's places, as cpu/half_precision.h multiplies them.
 
     Keys [.., kv_heads, key_dim / 2, block_size, 2], with zeros if key_dim is odd, and values
     [.., kv_heads, block_size / 2, value_dim, 2].
     """
 
     def key_shape(self, kv_heads: int, key_dim: int, block_size: int) -> tuple[int, ...]:
-        """See KVLayout."""
         return kv_heads, -(-key_dim // 2), block_size, 2
 
     def value_shape(self, kv_heads: int, value_dim: int, block_size: int) -> tuple[int, ...]:
@@ -99,28 +90,22 @@ class Couples:
         return kv_heads, block_size // 2, value_dim, 2
 
     def put_keys(self, keys: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
-        """See KVLayout."""
         whole = torch.nn.functional.pad(new, (0, new.shape[-1] % 2))
         keys[block, :, :, offset] = whole.reshape(*whole.shape[:-1], -1, 2)
 
     def put_values(self, values: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
-        """See KVLayout."""
         values[block, :, offset // 2, :, offset % 2] = new
 
     def keys_at(self, keys: Tensor, block: Tensor, offset: Tensor) -> Tensor:
-        """See KVLayout."""
         return keys[block, :, :, offset].flatten(-2)
 
     def values_at(self, values: Tensor, block: Tensor, offset: Tensor) -> Tensor:
-        """See KVLayout."""
         return values[block, :, offset // 2, :, offset % 2]
 
     def keys_of(self, keys: Tensor, blocks: Tensor, key_dim: int) -> Tensor:
-        """See KVLayout."""
         return keys.index_select(0, blocks).transpose(3, 4).flatten(2, 3)[:, :, :key_dim].contiguous()
 
     def values_of(self, values: Tensor, blocks: Tensor) -> Tensor:
-        """See KVLayout."""
         return values.index_select(0, blocks).transpose(3, 4).flatten(2, 3)
 
 
@@ -131,9 +116,9 @@ _SMALLEST = 1e-30
 """A vector without a larger number is stored as zeros with scales: 448 / x must be finite."""
 
 _TINY = 2.0**-56
-"""A smaller number in couples is stored as zero, so that no sum of products is subnormal: see cpu/bfloat16.h."""
+"""A smaller number in pairs is stored as zero, so that no sum of products is subnormal: see cpu/half_precision.h."""
 
-_NATIVE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_NATIVE_TYPES = {torch.float32: "SW_KV_FLOAT32", torch.bfloat16: "SW_KV_BFLOAT16", torch.int8: "SW_KV_INT8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +135,7 @@ class KVShape:
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Memory for each token, including the scales of each head's key and value if the type has them."""
         scales = 2 * torch.float32.itemsize if dtype in LARGEST else 0
-        padding = self.key_dim % 2 if dtype == torch.bfloat16 else 0  # where they stand in couples
+        padding = self.key_dim % 2 if dtype == torch.bfloat16 else 0  # where they stand in pairs
         return self.num_heads * ((self.key_dim + padding + self.value_dim) * dtype.itemsize + scales)
 
 
@@ -186,7 +171,7 @@ class KVCache:
     The first position of a block is a multiple of `block_size`. Within a block the heads stand outside, so that a block
     is a matrix for each head; keys are transposed, so that a query meets a row of neighbouring positions at a time.
     On CUDA only their shape is: in memory the numbers of a key stand side by side, as a tensor core reads them. On CPU
-    numbers in bfloat16 stand in couples.
+    numbers in bfloat16 stand in pairs.
     In int8 and fp8, each head's key and value has a scale of its own: its largest magnitude / 127 or 448.
     """
 
@@ -220,11 +205,9 @@ class KVCache:
         self.block_size = block_size
         self.dtype = dtype
         whole_keys = device.type == "cuda" if whole_keys is None else whole_keys
-        self._in_couples = dtype == torch.bfloat16 and device.type == "cpu" and not whole_keys
-        self._layout: KVLayout = Couples() if self._in_couples else SingleNumbers()
-        self.keys: list[
-            Tensor
-        ] = []  # each [num_blocks, kv_heads, key_dim, block_size], or in couples: see kv_layout.py
+        self._in_pairs = dtype == torch.bfloat16 and device.type == "cpu" and not whole_keys
+        self._layout: KVLayout = Bf16Pairs() if self._in_pairs else PlainLayout()
+        self.keys: list[Tensor] = []  # each [num_blocks, kv_heads, key_dim, block_size], or see Bf16Pairs
         self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim], likewise
         self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries without scales
         self.value_scales: list[Tensor] = []
@@ -244,7 +227,7 @@ class KVCache:
         """On CPU, of each tensor its blocks as numpy copies them: for few of them that takes an eighth of the time."""
         self._move_natively: Callable[[Sequence[Move]], None] | None = None
         if kernels is not None:
-            layers = (KVCacheStruct * len(shapes))(*cache_structs(self))
+            layers = CPU.array("SwKvCache", [struct[0] for struct in cache_structs(self)])
             self._move_natively = partial(kernels.move_kv, layers)
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:
@@ -330,7 +313,7 @@ class KVCache:
     def _stored(self, vectors: Tensor) -> Tensor:
         """Keys or values in the type of the cache, if that has no scales."""
         rounded = vectors.to(self.dtype)
-        return torch.where(rounded.abs() < _TINY, 0, rounded) if self._in_couples else rounded
+        return torch.where(rounded.abs() < _TINY, 0, rounded) if self._in_pairs else rounded
 
     def _tensors(self) -> list[Tensor]:
         return [*map(_movable, (*self.keys, *self.values)), *self.key_scales, *self.value_scales]
@@ -343,35 +326,34 @@ class KVCaches:
         self._caches = caches
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """See KVCache.copy_blocks."""
         for cache in self._caches:
             cache.copy_blocks(copies)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """See KVCache.move."""
         for cache in self._caches:
             cache.move(moves)
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """See KVCache.clear."""
         for cache in self._caches:
             cache.clear(blocks)
 
 
-def cache_structs(cache: KVCache) -> list[KVCacheStruct]:
-    """For each layer, where the kernels find its keys and values. The cache must outlive them.
+def cache_structs(cache: KVCache) -> list[CData]:
+    """An SwKvCache for each layer. The cache must outlive them.
 
     Raises:
-        ValueError: if they cannot read what the cache stores.
+        ValueError: if the kernels cannot read what the cache stores.
     """
     device = cache.keys[0].device
     if cache.dtype not in _NATIVE_TYPES or device.type != "cpu" or not cache.keys[0].is_contiguous():
         raise ValueError(f"the CPU kernels cannot read a cache of {cache.dtype} on {device} or one of whole keys")
+    kind, null = CPU.constants("SwKvType")[_NATIVE_TYPES[cache.dtype]], CPU.ffi.NULL
     structs = []
     for layer, (shape, keys, values) in enumerate(zip(cache.shapes, cache.keys, cache.values, strict=True)):
-        scales = [s[layer].data_ptr() if s else None for s in (cache.key_scales, cache.value_scales)]
-        sizes = (cache.block_size, shape.num_heads, shape.key_dim, shape.value_dim)
-        structs.append(KVCacheStruct(keys.data_ptr(), values.data_ptr(), *scales, _NATIVE_TYPES[cache.dtype], *sizes))
+        scales = [pointer(s[layer], *s[layer].shape) if s else null for s in (cache.key_scales, cache.value_scales)]
+        numbers = pointer(keys, *keys.shape), pointer(values, *values.shape)
+        sizes = cache.block_size, shape.num_heads, shape.key_dim, shape.value_dim
+        structs.append(CPU.new("SwKvCache", (*numbers, *scales, kind, *sizes)))
     return structs
 
 

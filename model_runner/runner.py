@@ -3,9 +3,9 @@
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,23 +21,89 @@ from model_runner.contract import (
     StepPlan,
     StepResult,
 )
-from model_runner.draft_tree import NO_DRAFT, chain
-from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
+from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
 from model_runner.kv_cache import Move
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
-from model_runner.memory import shortage
 from model_runner.models.refusal import refused
+from model_runner.platforms.memory import oom_reason
 from model_runner.platforms.platform import Platform
-from model_runner.runner_interface import LaunchedStep
+from model_runner.runner_interface import LaunchedStep, LearningStats, RunnerInfo, SpeculationStats
 from model_runner.sampling.logprobs import logprobs_of_prompts
 from model_runner.sampling.picks import PickPlan, Prepicks
-from model_runner.scoring import RawStep
+from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_times import StepLoad, StepTimes
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
-from model_runner.work import Work, choice_steps, guided_by, load_of, next_load
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """The choices of a step and what is computed for them. Lists have an entry for each scheduled choice."""
+
+    keys: Sequence[str]
+    batch: Batch
+    choices: Sequence[Choice]
+    slots: Sequence[int]
+    load: StepLoad
+    """Without drafts."""
+    drafts: Sequence[DraftTree]
+    guided: Mapping[int, int]
+    """For each guide, by its index, the choice that it guides."""
+
+
+def choice_steps(
+    plan: StepPlan, context: StepContext, verdicts: Sequence[Verdict], indices: Sequence[int]
+) -> list[ChoiceStep]:
+    """What a step that is committed brought some of its choices, named by their indices."""
+    if not indices:
+        return []
+    first_row = np.searchsorted(context.batch.choice_of, np.arange(len(context.choices))).tolist()
+    samples = {sample.choice: sample for sample in context.batch.samples}
+    steps = []
+    for index in indices:
+        choice, verdict, row = context.choices[index], verdicts[index], first_row[index]
+        drafts = row + plan.scheduled[index].num_tokens
+        steps.append(
+            ChoiceStep(
+                slot=choice.slot,
+                tokens=choice.tokens,
+                num_prompt=choice.num_prompt,
+                num_new=len(verdict.tokens),
+                num_computed=choice.num_computed,
+                rows=[*range(row, drafts), *(drafts + node for node in verdict.nodes)],
+                blocks=choice.blocks,
+                max_nodes=0,
+                sampling=choice.sampling,
+                sample=samples.get(index),
+            )
+        )
+    return steps
+
+
+def guided_by(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> dict[int, int]:
+    """For each guide, which choice it guides; guides have its drafts and take its tokens."""
+    index_of = {entry.key: index for index, entry in enumerate(scheduled)}
+    return {index: index_of[choice.guides] for index, choice in enumerate(choices) if choice.guides in index_of}
+
+
+def load_of(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> StepLoad:
+    """What a step computes for these choices, drafts and beams apart."""
+    rows = context = ready = 0
+    for choice, entry in zip(choices, scheduled, strict=True):
+        end = choice.num_computed + entry.num_tokens
+        rows += entry.num_tokens
+        context += entry.num_tokens * (choice.num_computed + end + 1) // 2
+        ready += end == len(choice.tokens) and choice.guides is None
+    return StepLoad(rows, context, ready)
+
+
+def next_load(choices: Sequence[Choice], ready: int) -> StepLoad:
+    """What the next step computes if only those go on that have just got tokens, and guides."""
+    rows = ready + sum(choice.guides is not None for choice in choices)
+    return StepLoad(rows, sum(len(choice.tokens) for choice in choices) * rows // max(len(choices), 1), ready)
+
 
 logger = logging.getLogger("samewise.runner")
 
@@ -65,7 +131,7 @@ class ModelRunner:
         self._pool = parts.pooler
         self._picks_ahead = parts.picks_ahead
         self._runs_beside = parts.runs_beside
-        self._launched: Work | None = None
+        self._launched: StepContext | None = None
         """What the step launched last computes."""
         self._last_s = 0.0
         """When the last step was done."""
@@ -111,19 +177,18 @@ class ModelRunner:
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
-        """See Runner.launch."""
-        work = self._follow(plan) if is_ahead else self._lay_out(plan)
+        context = self._follow(plan) if is_ahead else self._lay_out(plan)
         start = time.perf_counter()
         try:
-            step = self._forward(work, is_ahead=is_ahead)
+            step = self._forward(context, is_ahead=is_ahead)
         except (MemoryError, RuntimeError) as error:
-            reason = shortage(error)
-            return LaunchedStep(can_follow=False, result=lambda: self._give_up(work, reason))
-        self._launched = work
+            reason = oom_reason(error)
+            return LaunchedStep(can_follow=False, result=lambda: self._give_up(context, reason))
+        self._launched = context
         picks = self._target.picks()
-        return LaunchedStep(self._can_follow(work, step), lambda: self._finish(plan, work, step, picks, start))
+        return LaunchedStep(self._can_follow(context, step), lambda: self._finish(plan, context, step, picks, start))
 
-    def _lay_out(self, plan: StepPlan) -> Work:
+    def _lay_out(self, plan: StepPlan) -> StepContext:
         """Bring cache and choices to where the plan has them, and lay out what the step computes."""
         if self._needs_clean_blocks:
             self._kv_cache.clear(plan.fresh_blocks(self.info.block_size))
@@ -137,63 +202,63 @@ class ModelRunner:
         drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
         trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
         batch = self._state.gather(choices, plan.scheduled, trees)
-        return Work(plan.keys, batch, choices, slots, load, drafts, guided)
+        return StepContext(plan.keys, batch, choices, slots, load, drafts, guided)
 
-    def _follow(self, plan: StepPlan) -> Work:
+    def _follow(self, plan: StepPlan) -> StepContext:
         """The same for a plan that was made before the result of the step before it."""
         choices = self._state.apply(plan)
         load = StepLoad(len(choices), sum(len(choice.tokens) + 1 for choice in choices), len(choices))
         batch = self._state.gather_ahead(choices)
         slots = [choice.slot for choice in choices]
-        return Work(plan.keys, batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
+        return StepContext(plan.keys, batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
 
-    def _forward(self, work: Work, *, is_ahead: bool) -> RawStep:
+    def _forward(self, context: StepContext, *, is_ahead: bool) -> RawStep:
         """What the model says, and what of its hidden states these choices need."""
-        sampling = [choice.sampling for choice in work.choices]
-        needs = self._scoring.needs(sampling) | self._search.needs(work.slots) | self._pool.needs(sampling)
-        plan = self._state.plan_picks(work.batch, work.choices, int(is_ahead)) if self._picks_ahead else None
-        follows = self._rows_before(work) if is_ahead else None
+        sampling = [choice.sampling for choice in context.choices]
+        needs = self._scoring.needs(sampling) | self._search.needs(context.slots) | self._pool.needs(sampling)
+        plan = self._state.plan_picks(context.batch, context.choices, int(is_ahead)) if self._picks_ahead else None
+        follows = self._rows_before(context) if is_ahead else None
         if self._runs_beside:
-            self._state.begin_masks(work.batch, work.choices)
-        logits = self._target.forward(work.batch, needs, plan, follows)
-        return RawStep(work.batch, sampling, logits, self._target.features(), plan)
+            self._state.begin_masks(context.batch, context.choices)
+        logits = self._target.forward(context.batch, needs, plan, follows)
+        return RawStep(context.batch, sampling, logits, self._target.features(), plan)
 
-    def _rows_before(self, work: Work) -> IntArray:
+    def _rows_before(self, context: StepContext) -> IntArray:
         """For each choice, the row of the step launched last from which its token is picked."""
         assert self._launched is not None, "there is a step to follow"
         before = self._launched
         row_of = {before.keys[sample.choice]: sample.first for sample in before.batch.samples}
-        return np.array([row_of[key] for key in work.keys], dtype=np.int64)
+        return np.array([row_of[key] for key in context.keys], dtype=np.int64)
 
-    def _can_follow(self, work: Work, step: RawStep) -> bool:
+    def _can_follow(self, context: StepContext, step: RawStep) -> bool:
         """Whether nothing is read from the step but the tokens that are found already, one for each choice."""
         if not self._runs_beside or step.plan is None:
             return False
-        are_found = len(step.plan.choices - step.plan.held) == len(work.choices)
-        is_recorded = any(map(self._learning.has, work.slots))
-        is_read = work.batch.prompt_rows or self._speculator.reads_step(work.slots) or is_recorded
-        return are_found and not is_read and len(work.batch.logits_index) == len(work.choices)
+        are_found = len(step.plan.choices - step.plan.held) == len(context.choices)
+        is_recorded = any(map(self._learning.has, context.slots))
+        is_read = context.batch.prompt_rows or self._speculator.reads_step(context.slots) or is_recorded
+        return are_found and not is_read and len(context.batch.logits_index) == len(context.choices)
 
     def _finish(
-        self, plan: StepPlan, work: Work, step: RawStep, picks: Callable[[], Prepicks], start: float
+        self, plan: StepPlan, context: StepContext, step: RawStep, picks: Callable[[], Prepicks], start: float
     ) -> StepResult:
         """Commit what the step brought."""
         reason: str | None = None
         try:
             prompts = logprobs_of_prompts(step.logits, step.batch.prompt_rows, step.sampling)
-            verdicts = self._decide(step, work, picks, start)
-            pooled = self._pool(step, work.choices)  # last, because it adds up
+            verdicts = self._decide(step, context, picks, start)
+            pooled = self._pool(step, context.choices)  # last, because it adds up
         except (MemoryError, RuntimeError) as error:
-            reason = shortage(error)
+            reason = oom_reason(error)
         if reason is not None:
-            return self._give_up(work, reason)
+            return self._give_up(context, reason)
         known = verdicts | pooled
-        decided = [known.get(work.guided.get(index, index), Verdict()) for index in range(len(work.choices))]
-        made_by = self._speculator.made_by(work.slots)
-        self._commit(plan, work.choices, decided)
-        offers = self._propose(next_load(work.choices, len(verdicts)), plan, work, decided, step)
+        decided = [known.get(context.guided.get(index, index), Verdict()) for index in range(len(context.choices))]
+        made_by = self._speculator.made_by(context.slots)
+        self._commit(plan, context.choices, decided)
+        offers = self._propose(next_load(context.choices, len(verdicts)), plan, context, decided, step)
         num_candidates = self._search.num_candidates()
-        parts = zip(plan.scheduled, work.slots, decided, work.drafts, strict=True)
+        parts = zip(plan.scheduled, context.slots, decided, context.drafts, strict=True)
         return StepResult(
             tuple(
                 ChoiceResult(
@@ -215,13 +280,13 @@ class ModelRunner:
             )
         )
 
-    def _give_up(self, work: Work, reason: str) -> StepResult:
+    def _give_up(self, context: StepContext, reason: str) -> StepResult:
         """The memory did not suffice: everything is as before the step.
 
         Called when the error is gone, whose trace would keep the step's tensors.
         """
         self._free_memory()
-        self._state.rewind(work.choices)
+        self._state.rewind(context.choices)
         return StepResult((), out_of_memory=reason)
 
     def _free_memory(self) -> None:
@@ -230,12 +295,12 @@ class ModelRunner:
         torch.cuda.empty_cache()  # does nothing where CUDA is not used
 
     def _propose(
-        self, load: StepLoad, plan: StepPlan, work: Work, verdicts: Sequence[Verdict], step: RawStep
+        self, load: StepLoad, plan: StepPlan, context: StepContext, verdicts: Sequence[Verdict], step: RawStep
     ) -> dict[int, int]:
         """See Speculator.propose. If memory runs out, those who were to get drafts go on without: the step stands."""
-        drafting = self._speculator.begin_cycle(load, work.slots)
-        told = [index for index, slot in enumerate(work.slots) if slot in drafting or self._learning.has(slot)]
-        brought = TargetStep(choice_steps(plan, work, verdicts, told), step.features, step.logits)
+        drafting = self._speculator.begin_cycle(load, context.slots)
+        told = [index for index, slot in enumerate(context.slots) if slot in drafting or self._learning.has(slot)]
+        brought = TargetStep(choice_steps(plan, context, verdicts, told), step.features, step.logits)
         self._learning.observe(brought)
         if not drafting:
             return {}
@@ -243,31 +308,33 @@ class ModelRunner:
         try:
             return self._speculator.propose(load, brought)
         except (MemoryError, RuntimeError) as error:
-            reason = shortage(error)
+            reason = oom_reason(error)
         logger.warning("Out of memory while drafting: %d choices stop speculating. %s", len(drafting), reason)
         self._speculator.give_up(drafting)
         self._free_memory()
         return {}
 
-    def _decide(self, step: RawStep, work: Work, picks: Callable[[], Prepicks], start: float) -> dict[int, Verdict]:
+    def _decide(
+        self, step: RawStep, context: StepContext, picks: Callable[[], Prepicks], start: float
+    ) -> dict[int, Verdict]:
         """A verdict for each choice that is ready, by its index in the batch.
 
         Args:
             step: what the model said.
-            work: what it computed.
+            context: what it computed.
             picks: waits for the tokens that were found already.
             start: when the step was launched.
         """
         found = picks()
         forward_s = time.perf_counter() - max(start, self._last_s)
-        verdicts = self._search.decide(step.batch, work.slots, step.features, step.logits)
+        verdicts = self._search.decide(step.batch, context.slots, step.features, step.logits)
         walks = [sample for sample in step.batch.samples if sample.choice not in verdicts]
-        walking = [work.slots[sample.choice] for sample in walks]
+        walking = [context.slots[sample.choice] for sample in walks]
         scores = self._scoring(step)
         begun = time.perf_counter()
         walked = self._verify(scores, walks, walking, step.logits, found)
         self._last_s = time.perf_counter()
-        self._speculator.observe(work.load, walks, walking, walked, forward_s + self._last_s - begun)
+        self._speculator.observe(context.load, walks, walking, walked, forward_s + self._last_s - begun)
         return verdicts | dict(zip((sample.choice for sample in walks), walked, strict=True))
 
     def _commit(self, plan: StepPlan, choices: Sequence[Choice], verdicts: Sequence[Verdict]) -> None:
@@ -282,7 +349,6 @@ class ModelRunner:
         return self._speculator.stats()
 
     def learning_stats(self) -> LearningStats | None:
-        """See Runner.learning_stats."""
         return self._learning.stats()
 
     def close(self) -> None:

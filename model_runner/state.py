@@ -9,14 +9,21 @@ import numpy as np
 import torch
 
 from model_runner.batch import Batch, IntArray, PooledRows, PromptRows, SampleRows, TreePaths
-from model_runner.contract import AdmittedRequest, Pooling, SamplingParams, ScheduledRequest, StepPlan, Verification
-from model_runner.contrastive_search import ContrastiveSearch
+from model_runner.contract import (
+    AdmittedRequest,
+    Pooling,
+    SamplingParams,
+    ScheduledRequest,
+    SharedList,
+    StepPlan,
+    Verification,
+)
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.picks import PickPlan
 from model_runner.sampling.rows import SamplingState
-from model_runner.shared_list import SharedList
+from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.draft_model import Handouts
 from model_runner.speculative.speculator import Speculator
 

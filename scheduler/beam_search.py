@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from model_runner.contract import Candidate, TokenLogprobs
-from model_runner.shared_list import SharedList
+from model_runner.contract import Candidate, SharedList, TokenLogprobs
 from scheduler.interface import BeamSearch, FinishReason, TextWatch
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
-from model_runner.info import LearningStats, SpeculationStats
+from model_runner.runner_interface import LearningStats, SpeculationStats
 from scheduler.history import ChoiceHistory
 
 BACKGROUND = 1 << 20

@@ -4,8 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from model_runner.contract import ChoiceResult, Failure, SamplingParams, ScheduledRequest, Speculation, TokenLogprobs
-from model_runner.shared_list import SharedList
+from model_runner.contract import (
+    ChoiceResult,
+    Failure,
+    SamplingParams,
+    ScheduledRequest,
+    SharedList,
+    Speculation,
+    TokenLogprobs,
+)
 from scheduler.history import ChoiceHistory, Progress
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason, RequestOutput
 from scheduler.prefix_cache import BlockChain

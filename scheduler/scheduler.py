@@ -29,9 +29,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from model_runner.contract import AdmittedRequest, ChoiceResult, ScheduledRequest, StepPlan, StepResult
-from model_runner.info import LearningStats, SpeculationStats
-from model_runner.shared_list import SharedList
+from model_runner.contract import AdmittedRequest, ChoiceResult, ScheduledRequest, SharedList, StepPlan, StepResult
+from model_runner.runner_interface import LearningStats, SpeculationStats
 from scheduler.background_budget import BackgroundBudget, OthersLoad
 from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
 from scheduler.checks import check_request

@@ -15,7 +15,7 @@ from bench.on_gpu.steps import MARGIN, STEPS, RunnerSteps, StepTime
 from bench.on_gpu.turns import Turns, take_turns
 from bench.on_gpu.work import DecoderWork, Limits
 from model_runner.config import KVCacheDType, Quantization, RunnerConfig
-from model_runner.memory import GIB
+from model_runner.platforms.memory import GIB
 
 PREFILL = 8192
 CONTEXT = 1024

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from model_runner.config import Quantization
-from model_runner.models.inspection import ModelShape, inspect_model
-from model_runner.models.loading import load_config
+from model_runner.models.loading import ModelShape, inspect_model, load_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,40 +9,40 @@ from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch, Int32Array
+from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels
-from model_runner.kernels.structs import AttentionStruct, StepStruct
 from model_runner.kv_cache import KVCache, cache_structs
 
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A step, and the arrays that its struct points into."""
+    """A step as an SwStep, and the arrays that it points into."""
 
-    struct: StepStruct
+    struct: CData
     arrays: tuple[Int32Array, ...]
 
 
 def make_step(batch: Batch) -> NativeStep:
     """The step of a batch on the CPU."""
     table = batch.block_table()
-    num_choices, width = table.shape
-    arrays: list[npt.NDArray[Any]] = [
-        np.searchsorted(batch.choice_of, np.arange(num_choices + 1)),  # first_token
-        batch.positions,
-        batch.block_of,
-        batch.offset_of,
-        table,
+    count, (num_choices, width) = len(batch.positions), table.shape
+    arrays: list[tuple[npt.NDArray[Any], tuple[int, ...]]] = [
+        (np.searchsorted(batch.choice_of, np.arange(num_choices + 1)), (num_choices + 1,)),  # first_token
+        (batch.positions, (count,)),
+        (batch.block_of, (count,)),
+        (batch.offset_of, (count,)),
+        (table, (num_choices, width)),
     ]
-    if batch.paths is not None:
-        arrays += [batch.paths.start, batch.paths.first, batch.paths.places]
-    numbers = tuple(np.ascontiguousarray(array, dtype=np.int32) for array in arrays)
-    struct = StepStruct(len(batch.positions), num_choices, width, *map(_address, numbers))
-    return NativeStep(struct, numbers)
+    if (paths := batch.paths) is not None:
+        arrays += [(paths.start, (count,)), (paths.first, (count + 1,)), (paths.places, (int(paths.first[-1]),))]
+    numbers = tuple(np.ascontiguousarray(array, dtype=np.int32) for array, _ in arrays)
+    pointers = (pointer(array, *shape) for array, (_, shape) in zip(numbers, arrays, strict=True))
+    return NativeStep(CPU.new("SwStep", (count, num_choices, width, *pointers)), numbers)
 
 
-def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+def attention_struct(heads: int, options: AttentionOptions) -> CData:
+    """The options of a layer as an SwAttention."""
+    return CPU.new("SwAttention", (heads, options.window or 0, options.scale, options.softcap or 0.0))
 
 
 class NativeAttention(AttentionBackend[NativeStep]):
@@ -56,13 +56,11 @@ class NativeAttention(AttentionBackend[NativeStep]):
         self._structs = cache_structs(cache)
 
     def prepare(self, batch: Batch) -> NativeStep:
-        """See AttentionBackend.prepare."""
         return make_step(batch)
 
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: NativeStep
     ) -> Tensor:
-        """See AttentionBackend.forward."""
-        struct = AttentionStruct(query.shape[1], options.window or 0, options.scale, options.softcap or 0.0)
+        struct = attention_struct(query.shape[1], options)
         rows = (tensor.float().contiguous() for tensor in (query, key, value))
         return self._kernels.attention(self._structs[layer], metadata.struct, struct, *rows).to(query.dtype)

@@ -76,7 +76,6 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         options: AttentionOptions,
         metadata: ReferenceMetadata,
     ) -> Tensor:
-        """See AttentionBackend.forward."""
         self._cache.write(layer, key, value, metadata.block_of, metadata.offset_of)
         return self.attend(layer, query, options, metadata)
 

@@ -165,7 +165,6 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         return self._metadata(max_tokens, numbers, cutting.block_m)
 
     def prepare(self, batch: Batch) -> TritonMetadata:
-        """See AttentionBackend.prepare."""
         return self.upload(self.plan(batch))
 
     def layouts(self, batch: Batch) -> Mapping[str, TritonMetadata]:
@@ -178,7 +177,6 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: TritonMetadata
     ) -> Tensor:
-        """See AttentionBackend.forward."""
         write_kv(key, value, metadata.slots, cache_layer(self._cache, layer))
         return self.attend(layer, query, options, metadata)
 

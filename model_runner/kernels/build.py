@@ -121,11 +121,11 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _kernel_units(sources: Path) -> list[_Unit]:
-    units = [_Unit(sources / name, Path(name).stem, ()) for name in ("samewise.cpp", "threads.cpp")]
     kinds: dict[str, list[str]] = {"portable": []}
     if platform.machine() in ("x86_64", "AMD64"):
         kinds |= _X86_FLAGS
-    return units + [_Unit(sources / "kernels.cpp", isa, [f"-DSW_ISA={isa}", *flags]) for isa, flags in kinds.items()]
+    kernels = (_Unit(sources / "kernels.cpp", isa, [f"-DSW_ISA={isa}", *flags]) for isa, flags in kinds.items())
+    return [_Unit(sources / "samewise.cpp", "samewise", ()), *kernels]
 
 
 def _digest(units: Sequence[_Unit], extra_flags: Sequence[str], sources: Path) -> str:

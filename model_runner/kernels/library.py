@@ -1,11 +1,10 @@
 """Calls into the library of CPU kernels."""
 
-import ctypes
 import logging
 import mmap
 import weakref
-from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
@@ -16,21 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.kernels.build import NoKernelsError
-from model_runner.kernels.structs import (
-    PICK,
-    AttentionStruct,
-    DecoderLayerStruct,
-    DraftStruct,
-    ExpertsStruct,
-    HydraStruct,
-    KVCacheStruct,
-    ModelStruct,
-    MoveStruct,
-    PassStruct,
-    StepStruct,
-    TruncationStruct,
-    WeightStruct,
-)
+from model_runner.kernels.interface import CPU, CData, pointer
 
 logger = logging.getLogger("samewise.runner")
 
@@ -44,72 +29,57 @@ ROTATED_BLOCK = 64
 """What inputs that are rotated are padded to a multiple of."""
 WIDEST_ROTATED = 32_768
 """Inputs."""
-_KINDS: dict[WeightKind, int] = {"int8": 0, "int4": 1, "int8_rotated": 2}
+_KINDS: dict[WeightKind, str] = {"int8": "SW_INT8", "int4": "SW_INT4", "int8_rotated": "SW_INT8_ROTATED"}
 PANEL = 16
 """Outputs that are packed together; scales and biases are padded to a multiple of it."""
-
-_SIGNATURES = {
-    "sw_create": (c_void_p, [c_int32, c_char_p]),
-    "sw_destroy": (None, [c_void_p]),
-    "sw_isa": (c_char_p, [c_void_p]),
-    "sw_threads": (c_int32, [c_void_p]),
-    "sw_packed_size": (c_int64, [c_int32, c_int32, c_int32]),
-    "sw_pack": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
-    "sw_linear": (c_int32, [c_void_p, POINTER(WeightStruct), c_void_p, c_int32, c_void_p]),
-    "sw_attention": (
-        c_int32,
-        [c_void_p, POINTER(KVCacheStruct), POINTER(StepStruct), POINTER(AttentionStruct), *[c_void_p] * 4],
-    ),
-    "sw_decoder_layer": (
-        c_int32,
-        [c_void_p, POINTER(DecoderLayerStruct), POINTER(StepStruct), *[c_void_p] * 4],
-    ),
-    "sw_forward": (c_int32, [c_void_p, POINTER(ModelStruct), POINTER(StepStruct), POINTER(PassStruct)]),
-    "sw_experts": (c_int32, [c_void_p, POINTER(ExpertsStruct), *[c_void_p] * 3, c_int32, c_void_p]),
-    "sw_pick": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_void_p]),
-    "sw_draft": (c_int32, [c_void_p, POINTER(HydraStruct), POINTER(DraftStruct)]),
-    "sw_truncate": (
-        c_int32,
-        [c_void_p, c_void_p, c_int32, c_int64, POINTER(TruncationStruct), POINTER(c_int32), c_void_p],
-    ),
-    "sw_move_kv": (c_int32, [c_void_p, POINTER(KVCacheStruct), c_int32, POINTER(MoveStruct), c_int32]),
-}
 
 
 class NativeWeight:
     """A weight [outputs, inputs], packed for the kernels."""
 
-    def __init__(self, struct: WeightStruct, packed: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, struct: CData, packed: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        """`struct` is an SwWeight that points into the tensors."""
         self.struct = struct
         self.outputs: int = struct.outputs
         self.inputs: int = struct.inputs
         self.packed = packed
-        """int8 [bytes]: see cpu/int8_panels.h, cpu/rotated_panels.h and cpu/int4_group.h."""
+        """int8 [bytes]: see cpu/int8_panels.h and cpu/int4_panels.h."""
         self.scales = scales[: self.outputs]
         """[outputs] float32: what 1 stands for; a power of two in int4."""
-        self._memory = (packed, scales, bias)  # the struct points into these
+        self._memory = (packed, scales, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPass:
+    """The tokens of a step of T, and float32 memory for what is wanted of them."""
+
+    tokens: NDArray[np.int32]
+    """[T]."""
+    logits_index: NDArray[np.int32]
+    """[R] tokens whose logits are wanted."""
+    logits: Tensor
+    """[R, outputs of the head] takes the logits."""
+    layer_inputs: Mapping[int, Tensor] = field(default_factory=dict)
+    """By the index of a layer, [T, hidden] that takes the layer's input."""
+    last: Tensor | None = None
+    """[T, hidden] takes the output of the last norm."""
 
 
 class Kernels:
     """The loaded library with its own threads. One call at a time.
 
-    All tensors are contiguous and on the CPU; floats are float32.
+    All tensors are contiguous and on the CPU; floats are float32. Calls with other tensors, or with shapes that do not
+    fit the structs, raise ValueError or TypeError before the library sees them.
     """
 
     def __init__(self, library: Path, threads: int, isa: str = "auto") -> None:
         """Raises NoKernelsError if the library cannot be loaded or this machine lacks the instruction set."""
-        try:
-            self._library = ctypes.CDLL(str(library))
-        except OSError as error:
-            raise NoKernelsError(f"the CPU kernels cannot be loaded: {error}") from error
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
-        self._context = self._library.sw_create(threads, isa.encode())
+        self._library = CPU.load(library)
+        self._context: CData = self._library.sw_create(threads, isa.encode())
         if not self._context:
             raise NoKernelsError(f"the CPU kernels cannot run with {threads} threads and instruction set {isa}")
         weakref.finalize(self, self._library.sw_destroy, self._context)
-        self.isa: str = self._library.sw_isa(self._context).decode()
+        self.isa: str = CPU.ffi.string(self._library.sw_isa(self._context)).decode()
         self.int8_kind: WeightKind = "int8_rotated" if self.isa.startswith("avx512") else "int8"
         """The faster form of int8: elsewhere integers are widened to 16 bits to be multiplied, whatever they are."""
         self.threads: int = self._library.sw_threads(self._context)
@@ -124,8 +94,8 @@ class Kernels:
         self._path = library
         self._arena = Arena()
 
-    def beside(self) -> "Kernels":
-        """The same kernels with one thread and memory of their own, for calls beside those of these."""
+    def single_thread_clone(self) -> "Kernels":
+        """The same kernels with one thread and memory of their own, for calls while these are busy."""
         return Kernels(self._path, 1, self.isa)
 
     def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
@@ -143,59 +113,93 @@ class Kernels:
             raise ValueError(f"{inputs} inputs cannot be packed in int4: they are no multiple of {INT4_GROUP}")
         if kind == "int8_rotated" and inputs > WIDEST_ROTATED:
             raise ValueError(f"{inputs:,} inputs cannot be rotated: they are more than {WIDEST_ROTATED:,}")
-        code = _KINDS[kind]
+        code = CPU.constants("SwWeightKind")[_KINDS[kind]]
         packed = self._arena.take(self._library.sw_packed_size(code, outputs, inputs))
-        padded = -(-outputs // PANEL) * PANEL
-        scales = torch.empty(padded, dtype=torch.float32)
-        self._call("sw_pack", code, weight.data_ptr(), outputs, inputs, packed.data_ptr(), scales.data_ptr())
+        scales = torch.empty(-(-outputs // PANEL) * PANEL, dtype=torch.float32)
+        target = pointer(packed, len(packed)), pointer(scales, len(scales))
+        self._call("sw_pack", code, pointer(weight, outputs, inputs), outputs, inputs, *target)
+        struct = CPU.new("SwWeight", kind=code, outputs=outputs, inputs=inputs, packed=target[0], scales=target[1])
         if bias is not None:
-            bias = torch.nn.functional.pad(bias.float(), (0, padded - outputs))
-        pointers = packed.data_ptr(), scales.data_ptr(), None if bias is None else bias.data_ptr()
-        return NativeWeight(WeightStruct(code, outputs, inputs, *pointers), packed, scales, bias)
+            bias = torch.nn.functional.pad(bias.float(), (0, len(scales) - outputs))
+            struct.bias = pointer(bias, len(scales))
+        return NativeWeight(struct, packed, scales, bias)
 
     def linear(self, weight: NativeWeight, rows: Tensor) -> Tensor:
         """Rows [n, inputs] -> [n, outputs]. A row's result does not depend on the other rows."""
-        output = torch.empty(rows.shape[0], weight.outputs, dtype=torch.float32)
-        self._call("sw_linear", weight.struct, rows.data_ptr(), rows.shape[0], output.data_ptr())
+        count = rows.shape[0]
+        output = torch.empty(count, weight.outputs, dtype=torch.float32)
+        source = pointer(rows, count, weight.inputs)
+        self._call("sw_linear", weight.struct, source, count, pointer(output, count, weight.outputs))
         return output
 
-    def attention(
-        self,
-        cache: KVCacheStruct,
-        step: StepStruct,
-        options: AttentionStruct,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-    ) -> Tensor:
+    def attention(self, cache: CData, step: CData, options: CData, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write key and value [T, kv_heads, dim] to the cache, then attend with query [T, heads, key_dim].
+
+        Args:
+            cache: SwKvCache.
+            step: SwStep.
+            options: SwAttention.
+            query: see above, as are key and value.
+            key: likewise.
+            value: likewise.
 
         Returns:
             [T, heads, value_dim].
         """
-        output = torch.empty(*query.shape[:2], value.shape[2], dtype=torch.float32)
-        pointers = (tensor.data_ptr() for tensor in (query, key, value, output))
-        self._call("sw_attention", cache, step, options, *pointers)
+        count, heads, kv_heads = step.num_tokens, options.heads, cache.kv_heads
+        key_dim, value_dim = cache.key_dim, cache.value_dim
+        output = torch.empty(count, heads, value_dim, dtype=torch.float32)
+        self._call(
+            "sw_attention",
+            cache,
+            step,
+            options,
+            pointer(query, count, heads, key_dim),
+            pointer(key, count, kv_heads, key_dim),
+            pointer(value, count, kv_heads, value_dim),
+            pointer(output, count, heads, value_dim),
+        )
         return output
 
-    def decoder_layer(
-        self, layer: DecoderLayerStruct, step: StepStruct, cos: Tensor, sin: Tensor, hidden: Tensor
-    ) -> Tensor:
-        """Run a layer on hidden [T, hidden] with cos and sin [T, rotary_dim]; returns [T, hidden]."""
+    def decoder_layer(self, layer: CData, step: CData, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
+        """Run an SwDecoderLayer on hidden [T, hidden] with cos and sin [T, rotary_dim]; returns [T, hidden]."""
+        if not layer.cache.keys:
+            raise ValueError("a decoder layer needs a cache before its first step")
+        count, rotary_dim = step.num_tokens, layer.rotary_dim
         output = torch.empty_like(hidden)
-        pointers = (tensor.data_ptr() for tensor in (cos, sin, hidden, output))
-        self._call("sw_decoder_layer", layer, step, *pointers)
+        rotation = pointer(cos, count, rotary_dim), pointer(sin, count, rotary_dim)
+        rows = pointer(hidden, count, layer.hidden), pointer(output, count, layer.hidden)
+        self._call("sw_decoder_layer", layer, step, *rotation, *rows)
         return output
 
-    def forward(self, model: ModelStruct, step: StepStruct, what: PassStruct) -> None:
-        """Run a model on a step's tokens; see SwPass for what is wanted of it."""
-        self._call("sw_forward", model, step, what)
+    def forward(self, model: CData, step: CData, wanted: ModelPass) -> None:
+        """Run an SwModel on the tokens of an SwStep.
 
-    def experts(self, experts: ExpertsStruct, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        Raises:
+            IndexError: if logits are wanted of a token that the step does not have.
+        """
+        count, num_logits, hidden = step.num_tokens, len(wanted.logits_index), model.hidden
+        if num_logits and wanted.logits_index.view(np.uint32).max() >= count:
+            raise IndexError(f"logits are wanted of a token that is not in the step of {count}")
+        layer_inputs = CPU.array("float *", model.num_layers)
+        for layer, memory in wanted.layer_inputs.items():
+            layer_inputs[layer] = pointer(memory, count, hidden)
+        outputs = CPU.new(
+            "SwPass",
+            num_logits=num_logits,
+            tokens=pointer(wanted.tokens, count),
+            logits_index=pointer(wanted.logits_index, num_logits),
+            logits=pointer(wanted.logits, num_logits, model.head.outputs),
+            entering=layer_inputs,
+            last=CPU.ffi.NULL if wanted.last is None else pointer(wanted.last, count, hidden),
+        )
+        self._call("sw_forward", model, step, outputs)
+
+    def experts(self, experts: CData, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Sums of what the chosen experts make of rows [n, hidden], added up in the order of the ranks.
 
         Args:
-            experts: without a router.
+            experts: SwExperts without a router.
             rows: [n, hidden].
             chosen: [n, top_k] int32, experts of each row.
             weights: [n, top_k] of what they make of it.
@@ -203,9 +207,10 @@ class Kernels:
         Returns:
             [n, hidden]. A row's sum does not depend on the other rows.
         """
+        count, top_k, hidden = rows.shape[0], experts.top_k, experts.gate_up[0].inputs
         output = torch.empty_like(rows)
-        pointers = (tensor.data_ptr() for tensor in (rows, chosen, weights))
-        self._call("sw_experts", experts, *pointers, len(rows), output.data_ptr())
+        choices = pointer(chosen, count, top_k), pointer(weights, count, top_k)
+        self._call("sw_experts", experts, pointer(rows, count, hidden), *choices, count, pointer(output, count, hidden))
         return output
 
     def pick(
@@ -229,19 +234,32 @@ class Kernels:
 
         Returns:
             [count] int64; -1 where a logit that may be taken is NaN or +inf, or none of them is finite.
+
+        Raises:
+            IndexError: if a row is not in the logits.
         """
-        picks = np.zeros(len(keys), dtype=PICK)
-        picks["row"] = range(len(logits)) if rows is None else rows
+        (num_rows, width), count = logits.shape, len(keys)
+        picks = np.zeros(count, dtype=CPU.array_type("SwPick"))
+        picks["row"] = np.arange(num_rows) if rows is None else rows
+        if rows and not 0 <= min(rows) <= max(rows) < num_rows:
+            raise IndexError(f"there is a row that is not among the {num_rows} of the logits")
         picks["key"] = keys
         picks["temperature"] = temperatures
         if masks is not None:
-            picks["mask"] = masks.ctypes.data + masks.strides[0] * np.arange(len(masks))
-        tokens = torch.empty(len(picks), dtype=torch.int64)
-        self._call("sw_pick", logits.data_ptr(), logits.shape[1], picks.ctypes.data, len(picks), tokens.data_ptr())
+            picks["mask"] = _mask_addresses(masks, count, width)
+        tokens = torch.empty(count, dtype=torch.int64)
+        self._call(
+            "sw_pick",
+            pointer(logits, num_rows, width),
+            width,
+            CPU.structs_of("SwPick", picks),
+            count,
+            pointer(tokens, count),
+        )
         return tokens
 
-    def draft(self, hydra: HydraStruct, draft: DraftStruct) -> None:
-        """Draft trees by Hydra heads; see SwDraft for what is wanted and where it goes."""
+    def draft(self, hydra: CData, draft: CData) -> None:
+        """Draft trees by an SwHydra; see SwDraft for what is wanted and where it goes."""
         self._call("sw_draft", hydra, draft)
 
     def truncate(self, logits: Tensor, steps: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
@@ -250,24 +268,33 @@ class Kernels:
         A step is a number of SwTruncationKind and its setting; sampling.truncations says what it does. Rows that have
         steps have at least one finite entry and none above.
         """
+        count, width = len(steps), logits.shape[1]
         output = torch.empty_like(logits)
-        ends = list(accumulate(map(len, steps), initial=0))
-        first = (c_int32 * len(ends))(*ends)
-        structs = (TruncationStruct * ends[-1])(*(TruncationStruct(*step) for of_row in steps for step in of_row))
-        self._call("sw_truncate", logits.data_ptr(), *logits.shape, structs, first, output.data_ptr())
+        first = CPU.array("int32_t", list(accumulate(map(len, steps), initial=0)))
+        structs = CPU.array("SwTruncation", [step for of_row in steps for step in of_row])
+        source, target = pointer(logits, count, width), pointer(output, count, width)
+        self._call("sw_truncate", source, count, width, structs, first, target)
         return output
 
-    def move_kv(self, layers: "ctypes.Array[KVCacheStruct]", moves: Sequence[tuple[int, int, int, int]]) -> None:
+    def move_kv(self, layers: CData, moves: Sequence[tuple[int, int, int, int]]) -> None:
         """Copy keys and values of tokens in all layers, one move (from block, offset; to block, offset) after another.
 
-        No move reads a place that one before it has written.
+        No move reads a place that one before it has written. `layers` is an array of SwKvCache.
         """
-        structs = (MoveStruct * len(moves))(*(MoveStruct(*move) for move in moves))
-        self._call("sw_move_kv", layers, len(layers), structs, len(moves))
+        self._call("sw_move_kv", layers, len(layers), CPU.array("SwMove", moves), len(moves))
 
     def _call(self, name: str, *arguments: object) -> None:
         if getattr(self._library, name)(self._context, *arguments):
             raise MemoryError(f"out of memory in {name}")
+
+
+def _mask_addresses(masks: NDArray[np.int32], count: int, width: int) -> NDArray[np.int64]:
+    """Where the mask of each row begins."""
+    words = masks.shape[1]
+    if words * 32 < width:
+        raise ValueError(f"masks of {words} words are too short for {width} logits")
+    address = int(CPU.ffi.cast("intptr_t", pointer(masks, count, words)))
+    return address + masks.strides[0] * np.arange(count)
 
 
 _HUGE_PAGE = 2 << 20

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from model_runner.contract import AdmittedRequest
-from model_runner.info import LearningStats
 from model_runner.learning.link import LearnerLink
 from model_runner.learning.recorder import Recorder
-from model_runner.memory import shortage
 from model_runner.models.features import Feature
+from model_runner.platforms.memory import oom_reason
+from model_runner.runner_interface import LearningStats
 from model_runner.speculative.proposer import TargetStep
 
 logger = logging.getLogger("samewise.learning")
@@ -113,7 +113,7 @@ class HeadsLearning:
         try:
             self._recorder.observe(step)
         except (MemoryError, RuntimeError) as error:
-            logger.warning("Out of memory while recording: %s", shortage(error))
+            logger.warning("Out of memory while recording: %s", oom_reason(error))
             self._recorder.forget()
 
     def end(self, slot: int) -> None:

@@ -20,10 +20,10 @@ from model_runner.learning.plan import (
 )
 from model_runner.learning.recorder import Recorder
 from model_runner.learning.store import load_learnt
-from model_runner.memory import GIB
 from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.repository import cache_folder
+from model_runner.platforms.memory import GIB
 from model_runner.platforms.platform import Platform
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.growing import GrowthLimits

@@ -43,7 +43,7 @@ def quick_gelu(x: Tensor) -> Tensor:
     return sigmoid(1.702 * x).mul_(x)
 
 
-_EXACT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+EXACT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.SiLU: silu,
     hf.SiLUActivation: silu,
     nn.Sigmoid: sigmoid,
@@ -59,6 +59,7 @@ _EXACT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     hf.ReLUSquaredActivation: lambda x: torch.relu(x).square_(),
     hf.LinearActivation: lambda x: x,
 }
+"""What computes each class of activation."""
 
 
 class ExactActivation(nn.Module):
@@ -120,7 +121,7 @@ def replace_activations(model: nn.Module) -> None:
     known = {entry[0] if isinstance(entry, tuple) else entry for entry in hf.ACT2CLS.values()}
     for module in list(model.modules()):
         for name, child in module.named_children():
-            function = _EXACT.get(type(child))
+            function = EXACT.get(type(child))
             if function is not None:
                 setattr(module, name, ExactActivation(function))
             elif type(child) in known:

@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.triton import cache_layer
-from model_runner.kernels.triton.gate import activate_and_multiply
+from model_runner.kernels.triton.linear import activate_and_multiply
 from model_runner.kernels.triton.norm import add_and_norm, rms_norm
 from model_runner.kernels.triton.rotary import rotate_and_write
 from model_runner.kv_cache import KVCache

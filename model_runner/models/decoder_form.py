@@ -6,23 +6,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import activations as hf
 
 from model_runner.attention.backend import AttentionOptions
+from model_runner.models.activations import EXACT, gelu_tanh, silu
 from model_runner.models.experts import has_usual_layout
 from model_runner.models.families import LAYER_FAMILIES, LayerFamily, Mixture
 
 Activation = Literal["silu", "gelu_tanh"]
 Scoring = Literal["softmax", "sigmoid"]
 
-_ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.SiLU: "silu",
-    hf.SiLUActivation: "silu",
-    hf.GELUTanh: "gelu_tanh",
-    hf.NewGELUActivation: "gelu_tanh",
-    hf.FastGELUActivation: "gelu_tanh",
-    hf.AccurateGELUActivation: "gelu_tanh",
-}
+_NAMES: dict[Callable[[Tensor], Tensor] | None, Activation] = {silu: "silu", gelu_tanh: "gelu_tanh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +139,7 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
 
 def activation_of(module: nn.Module) -> Activation | None:
     """What an activation computes, if the native operators and the kernels have it."""
-    return _ACTIVATIONS.get(type(module))
+    return _NAMES.get(EXACT.get(type(module)))
 
 
 def replace_recognised(

@@ -98,7 +98,6 @@ class HFEarlyExit:
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> Tensor:
-        """See EarlyExit."""
         self._hidden = hidden.unsqueeze(0)
         tokens = torch.zeros(1, len(hidden), dtype=torch.int64, device=self._device)
         output: Any = self._model(input_ids=tokens, position_ids=tokens, use_cache=False)

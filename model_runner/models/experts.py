@@ -39,7 +39,6 @@ class PackedExperts:
         self._down = [PackedWeight(weight, pack) for weight in down]
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See ExpertsSum."""
         outputs = hidden.new_empty(*chosen.shape, hidden.shape[-1])  # [tokens, k, hidden]
         for expert in torch.unique(chosen).tolist():
             token, rank = torch.where(chosen == expert)

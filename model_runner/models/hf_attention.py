@@ -26,7 +26,6 @@ class StepAttention:
         self.metadata = metadata
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """See AttentionBackend.forward."""
         return self.backend.forward(layer, query, key, value, options, self.metadata)
 
 

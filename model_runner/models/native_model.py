@@ -1,8 +1,6 @@
 """Models of which every part is known: one native call takes them from tokens to logits."""
 
-import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
-from ctypes import POINTER, c_void_p
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,18 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from model_runner.attention.cpu import NativeAttention, NativeStep
-from model_runner.batch import Batch, Int32Array, IntArray
-from model_runner.kernels.library import Kernels, NativeWeight
-from model_runner.kernels.structs import (
-    DecoderLayerStruct,
-    ModelStruct,
-    PassStruct,
-    RotaryStruct,
-    StepStruct,
-)
+from model_runner.batch import Batch, IntArray
+from model_runner.kernels.interface import CPU, CData, pointer
+from model_runner.kernels.library import Kernels, ModelPass, NativeWeight
 from model_runner.models.families import MODEL_FAMILIES
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
-from model_runner.models.fused import FusedDecoderLayer
+from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.packed import NativeProduct, PackedWeight
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 
@@ -42,7 +34,7 @@ class RotaryTable:
         self._compute = compute
         self._cos, self._sin = self._part(0)
         self.dim = self._cos.shape[1]
-        self.struct = RotaryStruct(self._cos.data_ptr(), self._sin.data_ptr())
+        self.struct: CData = CPU.new("SwRotary", self._pointers())
 
     def reach(self, length: int) -> None:
         """Have all positions below `length`; where some are missing, the table at least doubles."""
@@ -53,7 +45,10 @@ class RotaryTable:
         cos = torch.cat([self._cos, *(part for part, _ in parts)])
         sin = torch.cat([self._sin, *(part for _, part in parts)])
         self._cos, self._sin = cos, sin  # both or, when memory runs out, neither
-        self.struct.cos, self.struct.sin = self._cos.data_ptr(), self._sin.data_ptr()
+        self.struct.cos, self.struct.sin = self._pointers()
+
+    def _pointers(self) -> tuple[CData, CData]:
+        return pointer(self._cos, *self._cos.shape), pointer(self._sin, *self._sin.shape)
 
     def _part(self, start: int) -> tuple[Tensor, Tensor]:
         cos, sin = self._compute(torch.arange(start, start + _POSITIONS).unsqueeze(0))
@@ -91,58 +86,38 @@ class NativeModel:
         """Positions that all tables have."""
         for layer, table in zip(parts.layers, parts.rotaries, strict=True):
             layer.struct.rotary_dim = 0 if table is None else table.dim
-        layers = [ctypes.pointer(layer.struct) for layer in parts.layers]
-        rotaries = [
-            POINTER(RotaryStruct)() if table is None else ctypes.pointer(table.struct) for table in parts.rotaries
-        ]
-        self._struct = ModelStruct(
+        null = CPU.ffi.NULL
+        self._layers = CPU.array("SwDecoderLayer *", [layer.struct for layer in parts.layers])
+        self._rotaries = CPU.array("SwRotary *", [null if table is None else table.struct for table in parts.rotaries])
+        self._struct = CPU.new(
+            "SwModel",
             hidden=self.hidden,
             num_layers=self.num_layers,
             embedding_scale=parts.embedding_scale,
             norm_eps=parts.norm_eps,
             logits_scale=parts.logits_scale,
             logits_softcap=parts.logits_softcap or 0.0,
-            embedding=parts.embedding.data_ptr(),
-            layers=(POINTER(DecoderLayerStruct) * self.num_layers)(*layers),
-            rotaries=(POINTER(RotaryStruct) * self.num_layers)(*rotaries),
-            norm=parts.norm.data_ptr(),
-            head=parts.head.struct,
+            embedding=pointer(parts.embedding, *parts.embedding.shape),
+            layers=self._layers,
+            rotaries=self._rotaries,
+            norm=pointer(parts.norm, self.hidden),
+            head=parts.head.struct[0],
         )
 
-    def forward(
-        self,
-        step: NativeStep,
-        tokens: Int32Array,
-        logits_index: Int32Array,
-        num_positions: int,
-        logits: Tensor,
-        entering: Mapping[int, Tensor],
-        last: Tensor | None = None,
-    ) -> None:
-        """Fill float32 memory with what is wanted.
-
-        Args:
-            step: with everything about the tokens but what they are.
-            tokens: [T] of the step.
-            logits_index: [R] tokens whose logits are wanted.
-            num_positions: all positions of the step are below it.
-            logits: [R, num_logits] takes the logits.
-            entering: by the index of a layer, [T, hidden] that takes what enters it.
-            last: [T, hidden] takes what leaves the last norm.
+    def forward(self, step: NativeStep, num_positions: int, wanted: ModelPass) -> None:
+        """Fill the memory of a pass; all positions of the step are below `num_positions`.
 
         Raises:
             IndexError: if a token is not in the vocabulary.
         """
+        tokens = wanted.tokens
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise IndexError(f"there is a token that is not in the vocabulary of {self._vocab_size}")
         if num_positions > self._known:
             for table in self._tables:
                 table.reach(num_positions)
             self._known = num_positions
-        states = (c_void_p * self.num_layers)()
-        for layer, memory in entering.items():
-            states[layer] = memory.data_ptr()
-        self._run(self._struct, step.struct, tokens, logits_index, logits, ctypes.addressof(states), last)
+        self._kernels.forward(self._struct, step.struct, wanted)
 
     def pick(self, logits: Tensor, plan: PickPlan) -> list[int]:
         """The token of each row of logits [R, num_logits], as the plan says; NO_TOKEN where they are not finite."""
@@ -151,32 +126,12 @@ class NativeModel:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [n, num_logits] after hidden states [n, hidden] that leave the last layer or any other."""
-        bare = ModelStruct.from_buffer_copy(self._struct)
-        bare.num_layers, bare.embedding, bare.embedding_scale = 0, hidden.data_ptr(), 1.0
+        bare = CPU.new("SwModel", self._struct[0])
+        bare.num_layers, bare.embedding, bare.embedding_scale = 0, pointer(hidden, len(hidden), self.hidden), 1.0
         rows = np.arange(len(hidden), dtype=np.int32)
         logits = torch.empty(len(hidden), self.num_logits, dtype=torch.float32)
-        self._run(bare, StepStruct(num_tokens=len(hidden)), rows, rows, logits)
+        self._kernels.forward(bare, CPU.new("SwStep", num_tokens=len(hidden)), ModelPass(rows, rows, logits))
         return logits
-
-    def _run(
-        self,
-        model: ModelStruct,
-        step: StepStruct,
-        tokens: Int32Array,
-        logits_index: Int32Array,
-        logits: Tensor,
-        entering: int | None = None,
-        last: Tensor | None = None,
-    ) -> None:
-        what = PassStruct(
-            len(logits_index),
-            tokens.ctypes.data,
-            logits_index.ctypes.data,
-            logits.data_ptr(),
-            entering,
-            None if last is None else last.data_ptr(),
-        )
-        self._kernels.forward(model, step, what)
 
 
 def read_native_model(model: PreTrainedModel, kernels: Kernels) -> NativeModel | None:
@@ -258,12 +213,10 @@ class NativeTargetModel:
         """See TargetModel.settle."""
 
     def features(self) -> Mapping[Feature, Tensor]:
-        """See TargetModel.features."""
         taken, self._taken = self._taken, {}
         return taken
 
     def picks(self) -> Callable[[], Prepicks]:
-        """See TargetModel.picks."""
         picks = self._picks
         return lambda: picks
 
@@ -274,20 +227,18 @@ class NativeTargetModel:
         picks: PickPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
-        """See TargetModel.forward."""
         assert follows is None, "a step is over before the next one begins"
         shape = len(batch.tokens), self._model.hidden
         self._taken = {need: torch.empty(shape, dtype=torch.float32) for need in self._needs.union(also)}
         logits = self._logits(len(batch.logits_index))
-        self._model.forward(
-            self._attention.prepare(batch),
+        wanted = ModelPass(
             batch.tokens.astype(np.int32),
             batch.logits_index.astype(np.int32),
-            int(batch.positions.max(initial=-1)) + 1,
             logits,
             {layer_of(need): memory for need, memory in self._taken.items() if need != LAST},
             self._taken.get(LAST),
         )
+        self._model.forward(self._attention.prepare(batch), int(batch.positions.max(initial=-1)) + 1, wanted)
         self._picks = NO_PICKS if picks is None else Prepicks(self._model.pick(logits, picks), picks.choices)
         return logits
 
@@ -308,5 +259,4 @@ class NativeEarlyExit:
         self._model = model
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """See EarlyExit."""
         return self._model.head(hidden.contiguous())

@@ -158,7 +158,6 @@ class OneDNNProduct:
         return result
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """See packed.Product."""
         return self.row_range.apply(lambda part: self._multiply(part, bias), rows)
 
 
@@ -169,7 +168,6 @@ class OneDNNPacker:
         self._row_ranges: dict[torch.Size, RowRange] = {}
 
     def __call__(self, weight: Tensor) -> OneDNNProduct:
-        """See packed.Packer."""
         product = OneDNNProduct(weight, self._row_ranges.get(weight.shape))
         self._row_ranges[weight.shape] = product.row_range
         return product
@@ -183,7 +181,6 @@ class NativeProduct:
         self.weight = weight
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """See packed.Product."""
         result = self._kernels.linear(self.weight, rows.contiguous())
         return result if bias is None else result.add_(bias)
 
@@ -212,5 +209,4 @@ class NativePacker:
         return self.kind if fits.get(self.kind, True) else "int8"
 
     def __call__(self, weight: Tensor) -> NativeProduct:
-        """See packed.Packer."""
         return NativeProduct(self.kernels, self.pack(weight))

@@ -108,12 +108,10 @@ class HFTargetModel:
             self._functions = None
 
     def features(self) -> Mapping[Feature, Tensor]:
-        """See TargetModel.features."""
         also, self._also = self._also, {}
         return self._tap.take() | also
 
     def picks(self) -> Callable[[], Prepicks]:
-        """See TargetModel.picks."""
         return fetch_picks(self.picked, self._picks)
 
     @torch.inference_mode()
@@ -124,7 +122,6 @@ class HFTargetModel:
         picks: PickPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
-        """See TargetModel.forward."""
         rows = TokenRows.of(batch, self._model.device)
         if follows is not None:
             rows = replace(rows, tokens=take_picks(self.picked, follows))
@@ -185,20 +182,16 @@ class OtherVocabulary:
         picks: PickPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
-        """See TargetModel.forward."""
         known = replace(batch, tokens=np.minimum(batch.tokens, self._num_tokens - 1))
         return self._model.forward(known, also, picks, follows)[:, : self._target_tokens]
 
     def features(self) -> Mapping[Feature, Tensor]:
-        """See TargetModel.features."""
         return self._model.features()
 
     def picks(self) -> Callable[[], Prepicks]:
-        """See TargetModel.picks."""
         return self._model.picks()
 
     def settle(self) -> None:
-        """See TargetModel.settle."""
         self._model.settle()
 
 

@@ -18,21 +18,19 @@ from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
-from model_runner.memory import GIB, Room, StorageTypes, free_memory
 from model_runner.models.activations import replace_activations
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
-from model_runner.models.fused import bind_layers, fuse_layers, part_layers
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.inspection import ModelShape
-from model_runner.models.loading import load_model
-from model_runner.models.native_experts import make_native_experts
+from model_runner.models.loading import ModelShape, load_model
+from model_runner.models.native_layer import bind_layers, fuse_layers, make_native_experts, part_layers
 from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, read_native_model
 from model_runner.models.packed import NativePacker, OneDNNPacker, Packer, pack_weights
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores
 from model_runner.sampling.draw import NativeDraw, TorchDraw, pick, pick_allowed
@@ -77,15 +75,12 @@ class CpuPlatform(Platform):
 
     @property
     def hardware(self) -> str:
-        """See Platform.hardware."""
         return torch.backends.cpu.get_cpu_capability()
 
     def sizes(self, config: RunnerConfig) -> Sizes:
-        """See Platform.sizes."""
         return Sizes(config.max_num_seqs or 64, config.max_num_batched_tokens or 512)
 
     def room(self) -> Room:
-        """See Platform.room."""
         return Room("cpu", free_memory(), _CACHE_SHARE, _CACHE_LIMIT)
 
     def weight_bytes(self, shape: ModelShape) -> int:
@@ -97,7 +92,6 @@ class CpuPlatform(Platform):
         return kept + shape.packed_bytes(self._packer.kind)
 
     def load(self, folder: Path) -> PreTrainedModel:
-        """See Platform.load."""
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
         prepare(model, self._packer)
@@ -106,7 +100,6 @@ class CpuPlatform(Platform):
         return model
 
     def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
-        """See Platform.load_again."""
         model = super().load_again(loaded)
         part_layers(model)
         self._read_natively(model)
@@ -119,11 +112,9 @@ class CpuPlatform(Platform):
         return model in self._native_models
 
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
-        """See Platform.make_cache."""
         return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels)
 
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
-        """See Platform.attention."""
         return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)
 
     def make_target(
@@ -133,7 +124,6 @@ class CpuPlatform(Platform):
         max_model_len: int,
         needs: Collection[Feature] = (),
     ) -> TargetModel:
-        """See Platform.make_target."""
         if self._packer is not None and isinstance(attention, NativeAttention):
             bind_layers(model, cache_structs(attention.cache))
             if (native := self._native_models.get(model)) is not None:
@@ -141,20 +131,19 @@ class CpuPlatform(Platform):
         return HFTargetModel(model, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
 
     def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
-        """See Platform.find_early_exit."""
         native = self._native_models.get(model)
         return super().find_early_exit(model) if native is None else NativeEarlyExit(native)
 
     def prepare_heads(self, heads: nn.Module) -> None:
-        """See Platform.prepare_heads."""
         if self._kernels is not None:
-            packer = replace(self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.beside())
+            packer = replace(
+                self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.single_thread_clone()
+            )
             pack_weights(heads, packer.in_int8, OneDNNPacker())
             if isinstance(heads, HydraHeads):
                 heads.make_native(self._kernels)
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
-        """See Platform.make_sampler."""
         if self._kernels is None:
             return Sampler(TorchDraw(vocab_size, _DEVICE), logprobs_mode)
         divides = logprobs_mode == "raw"  # processed logprobs need what is divided

@@ -15,10 +15,9 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
-from model_runner.kernels.triton.linear_fp8 import FP8
+from model_runner.kernels.triton.linear import FP8
 from model_runner.kernels.triton.pick import pick
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
-from model_runner.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.models.checkpoint_quantization import is_quantized
 from model_runner.models.cuda_layer import compile_layers, replace_layers, replace_norms
 from model_runner.models.cuda_linear import (
@@ -30,12 +29,12 @@ from model_runner.models.cuda_linear import (
     tile_shapes_agree,
 )
 from model_runner.models.features import Feature
-from model_runner.models.inspection import ModelShape
-from model_runner.models.loading import load_config, load_model
+from model_runner.models.loading import ModelShape, load_config, load_model
 from model_runner.models.packed import pack_weights
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
+from model_runner.platforms.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.triton_draw import TritonDraw
@@ -92,17 +91,14 @@ class CudaPlatform(Platform):
 
     @property
     def hardware(self) -> str:
-        """See Platform.hardware."""
         return torch.cuda.get_device_name(self.device)
 
     def sizes(self, config: RunnerConfig) -> Sizes:
-        """See Platform.sizes."""
         is_large = torch.cuda.mem_get_info(self.device)[1] >= _LARGE
         seqs, tokens = (256, 8192) if is_large else (128, 2048)
         return Sizes(config.max_num_seqs or seqs, config.max_num_batched_tokens or tokens)
 
     def room(self) -> Room:
-        """See Platform.room."""
         return Room(str(self.device), torch.cuda.mem_get_info(self.device)[0], _CACHE_SHARE)
 
     def weight_bytes(self, shape: ModelShape) -> int:
@@ -114,7 +110,6 @@ class CudaPlatform(Platform):
         return (shape.num_parameters - num_packed) * itemsize + int(num_packed * _BYTES[self._weights])
 
     def load(self, folder: Path) -> PreTrainedModel:
-        """See Platform.load."""
         register_grouped_experts()
         config = self.read_config(folder)
         if is_quantized(config):  # transformers packs and multiplies in its own way
@@ -124,11 +119,9 @@ class CudaPlatform(Platform):
         return model
 
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
-        """See Platform.make_cache."""
         return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, whole_keys=True)
 
     def attention(self, cache: KVCache) -> TritonAttention:
-        """See Platform.attention."""
         num_heads = max(shape.num_heads * shape.group for shape in cache.shapes)
         return TritonAttention(cache, exact=self.exact, num_heads=num_heads, num_programs=self._num_programs)
 
@@ -139,7 +132,6 @@ class CudaPlatform(Platform):
         max_model_len: int,
         needs: Collection[Feature] = (),
     ) -> TargetModel:
-        """See Platform.make_target."""
         target = HFTargetModel(model, attention, needs, pick)
         if self._make_graphs is None:
             return target
@@ -151,7 +143,6 @@ class CudaPlatform(Platform):
         heads.to(self.device)
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
-        """See Platform.make_sampler."""
         return Sampler(TritonDraw(divides=logprobs_mode == "raw"), logprobs_mode)  # processed ones need what is divided
 
     @torch.inference_mode()

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import NO_TOKENS, Batch, IntArray, to_device
-from model_runner.memory import DoesNotFitError
 from model_runner.models.features import Feature
 from model_runner.models.target import HFTargetModel, TokenRows, fetch_picks, take_picks
+from model_runner.platforms.memory import DoesNotFitError
 from model_runner.sampling.picks import PickPlan, Prepicks
 
 logger = logging.getLogger("samewise.runner")
@@ -135,14 +135,12 @@ class GraphedTarget:
         logger.info("graphs     %d, for steps of up to %d rows, in %.1f s", len(self._sizes), self._sizes[-1], seconds)
 
     def features(self) -> Mapping[Feature, Tensor]:
-        """See TargetModel.features."""
         if self._last is None:
             return self._target.features()
         rows = slice(self._last.num_tokens)
         return {feature: hidden[rows] for feature, hidden in self._last.outputs.features.items()}
 
     def picks(self) -> Callable[[], Prepicks]:
-        """See TargetModel.picks."""
         if self._last is None:
             return self._target.picks()
         num_rows = 0 if self._last.plan is None else len(self._last.plan.keys)
@@ -156,7 +154,6 @@ class GraphedTarget:
         picks: PickPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
-        """See TargetModel.forward."""
         size = self._size_for(batch)
         plan = None if size is None or also else self._attention.plan(batch)
         if plan is None or size is None or plan.block_m != self._metadata.block_m:

@@ -13,14 +13,13 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.trial import first_difference
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.memory import Measured, Room, StorageTypes
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
 from model_runner.models.features import Feature
-from model_runner.models.inspection import ModelShape
-from model_runner.models.loading import load_config
+from model_runner.models.loading import ModelShape, load_config
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.platforms.memory import Measured, Room, StorageTypes
 from model_runner.sampling.picks import PickAllowed
 from model_runner.sampling.sampler import Sampler
 

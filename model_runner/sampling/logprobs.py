@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_runner.batch import PromptRows
 from model_runner.contract import Candidate, SamplingParams, TokenLogprobs
-from model_runner.row_sums import row_log_softmax
+from model_runner.kernels.row_sums import row_log_softmax
 from model_runner.sampling.draw import take
 from model_runner.sampling.truncations import places
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_runner.config import LogprobsMode
 from model_runner.contract import Candidate, Failure, TokenLogprobs, no_token_left
-from model_runner.row_sums import row_log_softmax
+from model_runner.kernels.row_sums import row_log_softmax
 from model_runner.sampling.draw import Draw, take
 from model_runner.sampling.logprobs import candidates_of, describe, values_of
 from model_runner.sampling.picks import NO_TOKEN

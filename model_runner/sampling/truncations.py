@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_runner.contract import SAMPLER_ORDER
 from model_runner.kernels.library import Kernels
-from model_runner.row_sums import cumulative_sums, entropies, row_log_softmax, row_softmax, row_sums
+from model_runner.kernels.row_sums import cumulative_sums, entropies, row_log_softmax, row_softmax, row_sums
 from model_runner.sampling.rows import SamplingRows, Setting
 
 _KINDS: Final = {name: kind for kind, name in enumerate(SAMPLER_ORDER)}

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch, IntArray
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.kernels.structs import DRAFT_CHOICE, DraftStruct
+from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kv_cache import KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import Heads
@@ -227,7 +227,7 @@ class HydraProposer:
         self, native: NativeHydra, choices: Sequence[ChoiceStep], features: Sequence[Tensor]
     ) -> Sequence[DraftTree]:
         assert self._native_draft is not None
-        wanted = np.array([_native_choice(choice) for choice in choices], dtype=DRAFT_CHOICE)
+        wanted = np.array([_native_choice(choice) for choice in choices], dtype=CPU.array_type("SwDraftChoice"))
         return native.draft(self._native_draft, wanted, features)
 
     @torch.inference_mode()
@@ -253,13 +253,14 @@ class HydraProposer:
         return extend
 
 
-def _native_draft(embed: Embed, limits: GrowthLimits) -> DraftStruct | None:
+def _native_draft(embed: Embed, limits: GrowthLimits) -> CData | None:
     """What is the same for all drafts; None if the embedding is no table of float32 in the host's memory."""
     weight = embed.weight if isinstance(embed, nn.Embedding) else None
     scale = 1.0 if type(embed) is nn.Embedding else getattr(embed, "embed_scale", None)
     if weight is None or scale is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return None
-    return DraftStruct(
+    return CPU.new(
+        "SwDraft",
         max_depth=limits.max_depth,
         branches=limits.branches,
         front=limits.front,
@@ -267,7 +268,7 @@ def _native_draft(embed: Embed, limits: GrowthLimits) -> DraftStruct | None:
         least=limits.least,
         followed=limits.followed,
         embedding_scale=float(scale),
-        embedding=weight.data_ptr(),
+        embedding=pointer(weight, *weight.shape),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from model_runner.draft_tree import DraftTree
-from model_runner.info import SpeculationStats
+from model_runner.runner_interface import SpeculationStats
 from model_runner.speculative.step_times import FloatArray
 from model_runner.speculative.verify import Verdict
 

@@ -10,7 +10,7 @@ from math import inf
 from model_runner.batch import SampleRows
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.info import SpeculationStats
+from model_runner.runner_interface import SpeculationStats
 from model_runner.speculative import auto
 from model_runner.speculative.budget import Budget, Offer
 from model_runner.speculative.grammar import MatcherOf, prune

@@ -1,20 +1,19 @@
 """SuffixDecoding: what followed the longest stretch of the last tokens, here and in earlier answers."""
 
-import ctypes
 import weakref
 from array import array
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from ctypes import POINTER, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.kernels.build import NoKernelsError
+from model_runner.kernels.interface import SUFFIX, CData, pointer
 from model_runner.models.features import Feature
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep, share_out
 
@@ -22,36 +21,12 @@ DEPTH = 64
 """Tokens of context that are looked at, at most, those of a draft included."""
 
 
-class _WriterStruct(ctypes.Structure):
-    """SwWriter."""
-
-    _fields_ = (("last", c_int32), ("end_state", c_int32), ("end_length", c_int32))
-
-
-_SIGNATURES = {
-    "sw_create_automaton": (c_void_p, [c_int32]),
-    "sw_destroy_automaton": (None, [c_void_p]),
-    "sw_extend": (c_int32, [c_void_p, POINTER(_WriterStruct), c_void_p, c_int64, c_int32]),
-    "sw_create_choice": (c_void_p, [c_int32, c_void_p, c_int64]),
-    "sw_destroy_choice": (None, [c_void_p]),
-    "sw_propose": (c_int32, [c_void_p, c_int64, *[c_void_p] * 5]),
-}
-_STEP_FIELDS = 8
-"""Numbers of 64 bits that an SwChoiceStep is."""
-
-
 class SuffixLibrary:
     """The loaded library. One call at a time for each automaton and choice."""
 
     def __init__(self, path: Path) -> None:
         """Raises NoKernelsError if the library cannot be loaded."""
-        try:
-            self.functions = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise NoKernelsError(f"the native library suffix cannot be loaded: {error}") from error
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self.functions, name)
-            function.restype, function.argtypes = result, arguments
+        self.functions = SUFFIX.load(path)
 
 
 class SuffixAutomaton:
@@ -59,7 +34,7 @@ class SuffixAutomaton:
 
     def __init__(self, library: SuffixLibrary, depth: int = DEPTH) -> None:
         self.functions = library.functions
-        self.handle: int = _not_null(self.functions.sw_create_automaton(depth))
+        self.handle: CData = _not_null(self.functions.sw_create_automaton(depth))
         weakref.finalize(self, self.functions.sw_destroy_automaton, self.handle)
 
 
@@ -68,12 +43,12 @@ class Writer:
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
         self._automaton = automaton
-        self._struct = _WriterStruct()
+        self._struct = SUFFIX.new("SwWriter")
 
     def extend(self, tokens: "array[int]", *, counted: bool = True) -> None:
         """Add tokens; if they are only context, strings that end in them are not counted as occurrences."""
-        automaton, (address, count) = self._automaton, tokens.buffer_info()
-        _check(automaton.functions.sw_extend(automaton.handle, self._struct, address, count, counted))
+        automaton = self._automaton
+        _check(automaton.functions.sw_extend(automaton.handle, self._struct, _pointer(tokens), len(tokens), counted))
 
 
 class NativeChoice:
@@ -82,7 +57,7 @@ class NativeChoice:
     def __init__(self, library: SuffixLibrary, tokens: Sequence[int], depth: int = DEPTH) -> None:
         """Begins after the last `depth` of the tokens, which are still to be taken in."""
         functions, context = library.functions, as_tokens(tokens[-depth:])
-        self.handle: int = _not_null(functions.sw_create_choice(depth, *context.buffer_info()))
+        self.handle: CData = _not_null(functions.sw_create_choice(depth, _pointer(context), len(context)))
         weakref.finalize(self, functions.sw_destroy_choice, self.handle)
 
 
@@ -94,13 +69,13 @@ class DraftCall:
 
     def __init__(self, library: SuffixLibrary) -> None:
         self._propose = library.functions.sw_propose
-        self._choices: list[int] = []
+        self._choices: list[tuple[Any, ...]] = []
         self._tokens: list[int] = []
         self._room = 0
 
     def add(self, choice: NativeChoice, taken_in: Sequence[int]) -> None:
         """A choice whose prompt is being computed: it takes in tokens, and nothing is drafted."""
-        self._choices += (choice.handle, 0, 0, len(taken_in), 0, 0, 0, 0)
+        self._choices.append((choice.handle, (), len(taken_in)))
         self._tokens += taken_in
 
     def add_running(
@@ -123,20 +98,19 @@ class DraftCall:
             is_whole: whether its own automaton has all its tokens now.
             max_nodes: of the tree.
         """
-        handles = [automaton.handle for automaton in past] + [0, 0]
-        self._choices += (choice.handle, *handles[:2], len(taken_in), is_whole, 1, len(new), max_nodes)
+        handles = [automaton.handle for automaton in past]
+        self._choices.append((choice.handle, handles, len(taken_in), is_whole, True, len(new), max_nodes))
         self._tokens += taken_in
         self._tokens += new
         self._room += max_nodes
 
     def trees(self) -> list[DraftTree]:
         """One for each choice that was added."""
-        choices, tokens = array("q", self._choices), as_tokens(self._tokens)
-        count = len(choices) // _STEP_FIELDS
+        count, tokens = len(self._choices), as_tokens(self._tokens)
         num_nodes = np.empty(count, dtype=np.int32)
         columns = np.empty(self._room, np.int32), np.empty(self._room, np.int32), np.empty(self._room)
-        outputs = (column.ctypes.data for column in (num_nodes, *columns))
-        _check(self._propose(choices.buffer_info()[0], count, tokens.buffer_info()[0], *outputs))
+        outputs = (pointer(column, len(column)) for column in (num_nodes, *columns))
+        _check(self._propose(SUFFIX.array("SwChoiceStep", self._choices), count, _pointer(tokens), *outputs))
         ends = [0, *num_nodes.cumsum().tolist()]
         token_of, parents, confidence = (tuple(column[: ends[-1]].tolist()) for column in columns)
         return [
@@ -150,8 +124,12 @@ def as_tokens(tokens: Sequence[int]) -> "array[int]":
     return array("i", tokens)
 
 
-def _not_null(handle: int | None) -> int:
-    if handle is None:
+def _pointer(tokens: "array[int]") -> CData:
+    return SUFFIX.ffi.from_buffer("int32_t[]", tokens)
+
+
+def _not_null(handle: CData) -> CData:
+    if not handle:
         raise MemoryError("out of memory for a suffix automaton")
     return handle
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import Candidate, Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftTree, Fork
-from model_runner.row_sums import entropies, row_softmax, row_sums
+from model_runner.kernels.row_sums import entropies, row_softmax, row_sums
 from model_runner.sampling.draw import Draw
 from model_runner.sampling.noise import Stream, uniform
 from model_runner.sampling.picks import NO_PICKS, NO_TOKEN, PickAllowed, Prepicks

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from model_runner.processes import describe_end, isolated_module
 from server.api.fields.rules import LENIENT
 from server.config import Settings

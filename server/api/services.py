@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from server.api.body_worker import BodyWorker
 from server.api.jobs import Jobs
 from server.config import Settings

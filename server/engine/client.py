@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
 from server.engine.live_requests import Follower

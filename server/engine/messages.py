@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from model_runner.config import RunnerConfig
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, Policy, RequestOutput
 

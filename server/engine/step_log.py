@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from model_runner.info import SpeculationStats
+from model_runner.runner_interface import SpeculationStats
 from scheduler.interface import EngineStats
 
 MOST_STEPS: Final = 240

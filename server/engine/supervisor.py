@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from model_runner.info import RunnerInfo
 from model_runner.processes import Backoff
+from model_runner.runner_interface import RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import BACKGROUND, EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from model_runner.info import RunnerInfo
 from model_runner.models.repository import cache_folder, hash_file
+from model_runner.runner_interface import RunnerInfo
 from server import __version__
 from server.config import Settings
 

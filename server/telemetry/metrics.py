@@ -12,7 +12,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
+from model_runner.runner_interface import LearningStats, RunnerInfo, SpeculationStats
 from scheduler.interface import STEP_TOKENS, EngineStats
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 

@@ -29,7 +29,7 @@ while left:
         left += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
 modules, ours = packages_distributions(), {"bench", "model_runner", "scheduler", "server", "tests"}
 missing = {name for name, owners in modules.items() if there.isdisjoint(map(canonicalize_name, owners))} - ours
-assert {"llguidance", "msgspec", "fastapi", "pydantic_settings", "zmq", "uvicorn", "gguf", "scipy"} <= missing
+assert {"cffi", "llguidance", "msgspec", "fastapi", "pydantic_settings", "zmq", "uvicorn", "gguf", "scipy"} <= missing
 
 class Bare(PathFinder):
     @classmethod
@@ -49,7 +49,7 @@ def test_measurements_can_be_imported_and_tests_run() -> None:
     """
     folder = ROOT / "bench" / "on_gpu"
     measurements = [f"bench.on_gpu.{path.stem}" for path in folder.glob("*.py") if path.stem not in NEED_THE_SERVER]
-    which = ["-k", "test_distributions_stay_near and int4"]
+    which = ["-k", "test_decoding_gives_the_logits_of_the_whole_text and wide"]
     options = ["--gpu-tests-on=cpu", "--override-ini=addopts=-q", "-W", "ignore::pytest.PytestConfigWarning"]
     arguments = [" ".join(NEEDED), " ".join(["bench.gpu", *measurements]), *PATHS, *which, *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

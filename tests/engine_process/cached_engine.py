@@ -1,6 +1,6 @@
 """An engine with a scheduler of its own and no model, for what its prefix cache holds; it breaks where told to."""
 
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from scheduler.engine import Engine
 from scheduler.interface import SchedulerConfig
 from scheduler.prefix_cache import CacheLog

@@ -8,7 +8,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from scheduler.history import ChoiceHistory, Progress
 from scheduler.interface import BACKGROUND, EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.loop import LoadedEngine

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from model_runner.info import LearningStats
+from model_runner.runner_interface import LearningStats
 from scheduler.interface import EngineStats, RequestOutput
 from scheduler.prefix_cache import CacheLog
 from server.engine.loop import EXIT_CRASHED, EXIT_LOAD_FAILED, EXIT_STOPPED, LoadedEngine, run

@@ -23,7 +23,7 @@ from model_runner.contract import (
     TokenLogprobs,
     Xtc,
 )
-from model_runner.info import LearningStats, RunnerInfo, SpeculationStats
+from model_runner.runner_interface import LearningStats, RunnerInfo, SpeculationStats
 from scheduler.history import ChoiceHistory, MethodDrafts
 from scheduler.interface import (
     BeamScore,

@@ -2,7 +2,7 @@
 
 import time
 
-from model_runner.info import SpeculationStats
+from model_runner.runner_interface import SpeculationStats
 from scheduler.interface import EngineStats
 from server.engine.step_log import MOST_STEPS, DoneStep, StepLog
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model_runner.contrastive_search import HiddenStates
+from model_runner.scoring.contrastive_search import HiddenStates
 
 
 @pytest.mark.parametrize("sizes", [[2100], [1] * 40, [7, 1, 30, 500, 1, 1]])

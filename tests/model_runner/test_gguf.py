@@ -13,8 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from model_runner.models.conversion import convert_gguf
-from model_runner.models.gguf import GgufFile, read_gguf, set_splitting
+from model_runner.models.conversion import GgufFile, convert_gguf, read_gguf, set_splitting
 from model_runner.models.refusal import UnsupportedModelError
 from tests.conftest import tiny_config
 from tests.model_runner.gguf_files import Contents, contents_of, vocabulary

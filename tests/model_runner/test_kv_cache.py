@@ -71,7 +71,7 @@ def test_memory_is_counted_with_the_scales(dtype: torch.dtype, per_token: int) -
 
 
 @pytest.mark.parametrize("key_dim", [4, 5])
-def test_couples_of_dimensions_and_of_places_stand_together(key_dim: int) -> None:
+def test_pairs_of_dimensions_and_of_places_stand_together(key_dim: int) -> None:
     shape = KVShape(2, key_dim, 3)
     cache = KVCache([shape], 2, 16, torch.bfloat16, CPU)
     key, value = torch.arange(2.0 * key_dim).view(1, 2, key_dim) + 1, torch.arange(6.0).view(1, 2, 3) + 1
@@ -86,7 +86,7 @@ def test_couples_of_dimensions_and_of_places_stand_together(key_dim: int) -> Non
     assert torch.equal(keys[0, :, :, 5].float(), key[0])
 
 
-def test_couples_have_no_tiny_numbers() -> None:
+def test_pairs_have_no_tiny_numbers() -> None:
     numbers = torch.tensor([2.0**-56, -(2.0**-56), 2.0**-57, -1e-40])
     cache = written(torch.bfloat16, numbers.expand(2, 4), torch.zeros(2, 6))
     keys, _ = cache.read_blocks(0, torch.tensor([1]))

@@ -15,14 +15,22 @@ from model_runner.assemble import assemble
 from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.memory import GIB, DoesNotFitError, MemoryPlan, Needs, Room, StorageTypes, free_memory, plan_memory
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
-from model_runner.models.inspection import ModelShape, inspect_model
-from model_runner.models.loading import load_config, load_model
+from model_runner.models.loading import ModelShape, inspect_model, load_config, load_model
 from model_runner.models.packed import NativePacker, PackedWeight
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, prepare, resolve_quantization, resolve_rows
+from model_runner.platforms.memory import (
+    GIB,
+    DoesNotFitError,
+    MemoryPlan,
+    Needs,
+    Room,
+    StorageTypes,
+    free_memory,
+    plan_memory,
+)
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 from tests.engine import tiny_heads

@@ -10,10 +10,10 @@ import torch
 
 from model_runner.batch import NO_TOKENS, PooledRows
 from model_runner.contract import Pooling, SamplingParams
-from model_runner.models.classification import ClassificationHead
 from model_runner.models.features import LAST
-from model_runner.pooler import NOT_FINITE, Pooler
-from model_runner.scoring import RawStep
+from model_runner.models.loading import ClassificationHead
+from model_runner.scoring.pooler import NOT_FINITE, Pooler
+from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model_runner.row_sums import (
+from model_runner.kernels.row_sums import (
     _double,
     _filled_up,
     _halve,

@@ -11,16 +11,16 @@ from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, StepResult
-from model_runner.contrastive_search import ContrastiveSearch
-from model_runner.info import RunnerInfo
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
+from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
+from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.budget import Budget
 from model_runner.speculative.draft_model import Handouts
 from model_runner.speculative.lookahead import LookaheadProposer

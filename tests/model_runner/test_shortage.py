@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.memory import shortage
+from model_runner.platforms.memory import oom_reason
 
 HUGE = 1 << 60
 
@@ -33,11 +33,11 @@ def throw(error: Exception) -> None:
 def test_memory_that_ran_out_is_known_wherever_it_was(call: Callable[[], object], words: str) -> None:
     with pytest.raises((MemoryError, RuntimeError)) as caught:
         call()
-    assert words in shortage(caught.value)
+    assert words in oom_reason(caught.value)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), NotImplementedError(), ValueError()])
 def test_any_other_error_goes_on(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
-        shortage(error)
+        oom_reason(error)
     assert caught.value is error

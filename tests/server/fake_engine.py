@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from model_runner.contract import Failure, TokenLogprobs
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError

@@ -14,7 +14,7 @@ import yaml
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from model_runner.info import LearningStats, SpeculationStats
+from model_runner.runner_interface import LearningStats, SpeculationStats
 from scheduler.interface import EngineStats
 from server.engine.client import RequestFailedError
 from server.ray.front import merged

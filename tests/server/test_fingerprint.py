@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from model_runner.info import RunnerInfo
 from model_runner.models.repository import ModelFolder, hash_file
+from model_runner.runner_interface import RunnerInfo
 from server.config import Settings
 from server.generation import fingerprint
 from server.generation.fingerprint import Fingerprint

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from model_runner.info import LearningStats
+from model_runner.runner_interface import LearningStats
 from scheduler.interface import EngineStats
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, requested

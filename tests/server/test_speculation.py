@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from openai import OpenAI
 
 from model_runner.contract import Speculation
-from model_runner.info import SpeculationStats
+from model_runner.runner_interface import SpeculationStats
 from scheduler.interface import EngineStats
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, scripted

@@ -6,18 +6,83 @@
 // rows are beside it. Where a branch of a tree of drafts has positions at other places, the tile is put together first.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
-#include "attention_couples.h"
 #include "attention_tile.h"
-#include "attention_units.h"
 #include "kv_cache.h"
+#include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
-#include "threads.h"
 
 namespace SW_ISA {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// How the attention of a step is cut into units of work, and what its rows see.
+
+// Some rows of one choice, with the query heads of one key-value head.
+struct Unit {
+  int choice;
+  int first_token;
+  int num_rows;
+  int kv_head;
+};
+
+// Deals out the units of a step from the last to the first: the last choices have the longest prompt chunks, and what
+// is left for the end should be small.
+class Units {
+ public:
+  Units(const SwStep &step, int kv_heads, int rows_at_once)
+      : step_(step), kv_heads_(kv_heads), rows_at_once_(rows_at_once), first_(step.num_choices + 1) {
+    for (int choice = 0; choice < step.num_choices; ++choice) {
+      const int rows = step.first_token[choice + 1] - step.first_token[choice];
+      first_[choice + 1] = first_[choice] + kv_heads * ((rows + rows_at_once - 1) / rows_at_once);
+    }
+  }
+
+  int count() const { return first_.back(); }
+
+  // The unit at this place in the order.
+  Unit at(int place) const {
+    const int index = count() - 1 - place;
+    const int choice = static_cast<int>(std::upper_bound(first_.begin(), first_.end(), index) - first_.begin()) - 1;
+    const int of_choice = index - first_[choice];
+    const int token = step_.first_token[choice] + of_choice / kv_heads_ * rows_at_once_;
+    const int end = step_.first_token[choice + 1];
+    return {choice, token, std::min(rows_at_once_, end - token), of_choice % kv_heads_};
+  }
+
+ private:
+  const SwStep &step_;
+  const int kv_heads_;
+  const int rows_at_once_;
+  std::vector<int> first_;  // index of the first unit of each choice, then their number
+};
+
+// What a query row sees: positions first to last. Those below own_end stand at their own places.
+struct Row {
+  int token;
+  int first, last;
+  int own_end;
+
+  // Whether all that the row sees of the tile that begins at this position stands at its own place.
+  bool owns_tile(int position, int block_size) const { return own_end > last || position + block_size <= own_end; }
+};
+
+inline Row row_of(const SwStep &step, const SwAttention &options, int token) {
+  const int last = step.positions[token];
+  Row row{token, options.window ? std::max(0, last - options.window + 1) : 0, last, last + 1};
+  if (step.path_start) {
+    const int32_t *places = step.path_places + step.path_first[token];
+    row.own_end = step.path_start[token];
+    while (row.own_end <= last && places[row.own_end - step.path_start[token]] == row.own_end) ++row.own_end;
+  }
+  return row;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 constexpr int kPairsOfUnit = 24;  // their queries and outputs stay in the first-level cache beside a tile
 
@@ -77,7 +142,7 @@ struct UnitMemory {
     take(queries, num_pairs * query_stride);
     take(totals, num_pairs * kLanes);
     take(outputs, num_pairs * output_stride);
-    take(scores, int64_t{std::max(kPairsAtOnce, kCouplePairs)} * cache.block_size);
+    take(scores, int64_t{std::max(kPairsAtOnce, kBf16PairsAtOnce)} * cache.block_size);
     take(tile.keys, stored_key_dim<T>(cache.key_dim) * cache.block_size);
     take(tile.values, int64_t{cache.block_size} * cache.value_dim);
     take(tile.key_scales, cache.block_size);
@@ -123,7 +188,7 @@ class Attender {
   void run(const Unit &unit, const float *query, int64_t query_stride, float *output, int64_t output_stride) {
     unit_ = unit;
     for (int row = 0; row < unit.num_rows; ++row)
-      ask_for(query + row * query_stride, int64_t{group_} * shape_.key_dim * sizeof(float));
+      prefetch(query + row * query_stride, int64_t{group_} * shape_.key_dim * sizeof(float));
     for (int row = 0; row < unit.num_rows; ++row) begin_row(row, query + row * query_stride);
     attend_own_tiles();
     for (int row = 0; row < unit.num_rows; ++row) {
@@ -247,13 +312,13 @@ class Attender {
 
   void attend_with(const Tile<Bfloat16> &tile, int count) {
     static constexpr void (*kAttend[])(const Tile<Bfloat16> &, const TileShape &, Pair *const *, float *) = {
-        attend_couples<1>, attend_couples<2>, attend_couples<3>, attend_couples<4>,
+        attend_bf16<1>, attend_bf16<2>, attend_bf16<3>, attend_bf16<4>,
 #if defined(__AVX512F__)
-        attend_couples<5>, attend_couples<6>, attend_couples<7>, attend_couples<8>
+        attend_bf16<5>, attend_bf16<6>, attend_bf16<7>, attend_bf16<8>
 #endif
     };
-    static_assert(sizeof kAttend / sizeof *kAttend == kCouplePairs);
-    attend_in_rounds(kAttend, kCouplePairs, tile, count);
+    static_assert(sizeof kAttend / sizeof *kAttend == kBf16PairsAtOnce);
+    attend_in_rounds(kAttend, kBf16PairsAtOnce, tile, count);
   }
 
   template <typename Attend, typename S>

@@ -9,14 +9,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "decoder_layer.h"
-#include "gated.h"
+#include "decoder.h"
 #include "gumbel_max.h"
 #include "linear.h"
-#include "memory.h"
+#include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
-#include "threads.h"
 
 namespace SW_ISA {
 
@@ -74,7 +72,7 @@ struct DraftScratch {
   int32_t *order, *place;   // [choices, nodes]
 
   static int64_t lay_out(const SwHydra &hydra, const SwDraft &draft, char *place, DraftScratch *scratch) {
-    Memory memory{place, 0};
+    ScratchAllocator memory{place, 0};
     DraftScratch s{};
     const int64_t choices = draft.num_choices, depth = std::min(hydra.depth, draft.max_depth);
     s.rows = choices * (depth > 1 ? std::max(draft.front, 1) : 1);

@@ -1,73 +1,70 @@
 // The kernels for the instruction set SW_ISA, which the compiler's options name and allow.
 #include <algorithm>
 
-#include "decoder_layer.h"
-#include "forward.h"
+#include "decoder.h"
 #include "gumbel_max.h"
 #include "hydra.h"
-#include "isa.h"
-#include "kv_move.h"
-#include "memory.h"
+#include "kv_cache.h"
+#include "runtime.h"
 #include "truncate.h"
 
-namespace SW_ISA {
-namespace {
+namespace SW_ISA::entry {
 
-using samewise::ThreadPool;
-
-void pack(ThreadPool &pool, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
-          float *scales) {
+int32_t pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
+             float *scales) {
   with_panels(kind, [&](auto panels) {
-    pool.for_each(num_panels(outputs),
-                  [&](int64_t panel) { panels.pack(weight, outputs, inputs, panel, packed, scales); });
+    context->pool.for_each(num_panels(outputs),
+                           [&](int64_t panel) { panels.pack(weight, outputs, inputs, panel, packed, scales); });
   });
+  return 0;
 }
 
-int64_t linear_scratch(const SwWeight &weight, int32_t rows) {
-  return rows * (row_bytes(weight.inputs) + sizeof(float));
+int32_t linear(SwContext *context, const SwWeight *weight, const float *x, int32_t num_rows, float *y) {
+  const int64_t inputs = weight->inputs, outputs = weight->outputs;
+  char *scratch = context->reserve(num_rows * (row_bytes(inputs) + sizeof(float)));
+  if (!scratch) return 1;
+  float *scales = reinterpret_cast<float *>(scratch + num_rows * row_bytes(inputs));
+  const QuantizedRows rows = lay_out_rows(inputs, scratch, scales);
+  context->pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * inputs, *weight, rows, row); });
+  const auto store = [&](int64_t row, int64_t first, int64_t count, const float *results) {
+    std::memcpy(y + row * outputs + first, results, count * sizeof(float));
+  };
+  multiply_rows(context->pool, *weight, rows, num_rows, store);
+  return 0;
 }
 
-void linear(ThreadPool &pool, const SwWeight &weight, const float *x, int32_t num_rows, float *y, char *scratch) {
-  float *scales = reinterpret_cast<float *>(scratch + num_rows * row_bytes(weight.inputs));
-  const QuantizedRows rows = lay_out_rows(weight.inputs, scratch, scales);
-  pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * weight.inputs, weight, rows, row); });
-  multiply_rows(pool, weight, rows, num_rows, [&](int64_t row, int64_t first, int64_t count, const float *results) {
-    std::memcpy(y + row * weight.outputs + first, results, count * sizeof(float));
+int32_t attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *options,
+                  const float *query, const float *key, const float *value, float *output) {
+  const int64_t kv_heads = cache->kv_heads, key_dim = cache->key_dim, value_dim = cache->value_dim;
+  context->pool.for_each(step->num_tokens, [&](int64_t token) {
+    write_kv(*cache, *step, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
   });
+  attend(context->pool, *cache, *step, *options, query, options->heads * key_dim, output, options->heads * value_dim);
+  return 0;
 }
 
-void attention(ThreadPool &pool, const SwKvCache &cache, const SwStep &step, const SwAttention &options, const float *query,
-               const float *key, const float *value, float *output) {
-  const int64_t kv_heads = cache.kv_heads, key_dim = cache.key_dim, value_dim = cache.value_dim;
-  pool.for_each(step.num_tokens, [&](int64_t token) {
-    write_kv(cache, step, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
-  });
-  attend(pool, cache, step, options, query, options.heads * key_dim, output, options.heads * value_dim);
-}
-
-int64_t layer_scratch(const SwDecoderLayer &layer, int32_t rows) {
-  return Scratch::lay_out(layer, rows, nullptr, nullptr);
-}
-
-void layer(ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, const float *cos, const float *sin,
-           const float *input, float *output, char *memory) {
+int32_t decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
+                      const float *sin, const float *input, float *output) {
+  char *memory = context->reserve(Scratch::lay_out(*layer, step->num_tokens, nullptr, nullptr));
+  if (!memory) return 1;
   Scratch scratch;
-  Scratch::lay_out(layer, step.num_tokens, memory, &scratch);
-  LayerRun(pool, layer, step, scratch).run({cos, sin, nullptr}, input, output);
+  Scratch::lay_out(*layer, step->num_tokens, memory, &scratch);
+  LayerRun(context->pool, *layer, *step, scratch).run({cos, sin, nullptr}, input, output);
+  return 0;
 }
 
-int64_t forward_scratch(const SwModel &model, const SwStep &step, const SwPass &pass) {
-  return PassScratch::lay_out(model, step, pass, nullptr, nullptr);
-}
-
-void forward(ThreadPool &pool, const SwModel &model, const SwStep &step, const SwPass &pass, char *memory) {
+int32_t forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
+  char *memory = context->reserve(PassScratch::lay_out(*model, *step, *pass, nullptr, nullptr));
+  if (!memory) return 1;
   PassScratch scratch;
-  PassScratch::lay_out(model, step, pass, memory, &scratch);
-  ForwardRun(pool, model, step, pass, scratch).run();
+  PassScratch::lay_out(*model, *step, *pass, memory, &scratch);
+  ForwardRun(context->pool, *model, *step, *pass, scratch).run();
+  return 0;
 }
 
-// What the experts need beside their own scratch memory: the rows that all of them share.
-QuantizedRows lay_out_experts(const SwExperts &experts, int32_t num_rows, Memory &memory, ExpertsScratch *scratch) {
+// What the experts need with their own scratch memory: the rows that all of them share.
+static QuantizedRows lay_out_experts(const SwExperts &experts, int32_t num_rows, ScratchAllocator &memory,
+                                     ExpertsScratch *scratch) {
   const int64_t hidden = experts.gate_up[0].inputs;
   char *data = memory(num_rows * row_bytes(hidden));
   float *scales = reinterpret_cast<float *>(memory(num_rows * sizeof(float)));
@@ -75,46 +72,56 @@ QuantizedRows lay_out_experts(const SwExperts &experts, int32_t num_rows, Memory
   return lay_out_rows(hidden, data, scales);
 }
 
-int64_t experts_scratch(const SwExperts &experts, int32_t rows) {
-  Memory memory{};
+int32_t experts(SwContext *context, const SwExperts *experts, const float *x, const int32_t *chosen,
+                const float *weights, int32_t num_rows, float *output) {
   ExpertsScratch scratch;
-  lay_out_experts(experts, rows, memory, &scratch);
-  return memory.used;
-}
-
-void experts(ThreadPool &pool, const SwExperts &experts, const float *x, const int32_t *chosen, const float *weights,
-             int32_t num_rows, float *output, char *place) {
-  Memory memory{place, 0};
-  ExpertsScratch scratch;
-  const QuantizedRows rows = lay_out_experts(experts, num_rows, memory, &scratch);
-  const int64_t hidden = experts.gate_up[0].inputs;
-  pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * hidden, experts.gate_up[0], rows, row); });
-  ExpertsRun run(pool, experts, num_rows, scratch);
+  ScratchAllocator needed{}, memory{};
+  lay_out_experts(*experts, num_rows, needed, &scratch);
+  memory.place = context->reserve(needed.used);
+  if (!memory.place) return 1;
+  const QuantizedRows rows = lay_out_experts(*experts, num_rows, memory, &scratch);
+  const SwWeight &first = experts->gate_up[0];
+  const int64_t hidden = first.inputs;
+  context->pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * hidden, first, rows, row); });
+  ExpertsRun run(context->pool, *experts, num_rows, scratch);
   run.set_choices(chosen, weights);
   run.multiply(rows);
-  pool.for_each(num_rows, [&](int64_t row) { run.add(row, nullptr, output + row * hidden); });
+  context->pool.for_each(num_rows, [&](int64_t row) { run.add(row, nullptr, output + row * hidden); });
+  return 0;
 }
 
-void pick_tokens(ThreadPool &pool, const float *logits, int64_t width, const SwPick *picks, int32_t count,
-                 int64_t *tokens) {
-  pool.for_each(count, [&](int64_t i) {
+int32_t pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
+             int64_t *tokens) {
+  context->pool.for_each(count, [&](int64_t i) {
     const LogitsRow row{logits + picks[i].row * width, width, picks[i].mask};
-    tokens[i] = pick(row, picks[i].temperature, picks[i].key);
+    tokens[i] = SW_ISA::pick(row, picks[i].temperature, picks[i].key);
   });
+  return 0;
 }
 
-int64_t draft_scratch(const SwHydra &hydra, const SwDraft &draft) {
-  return DraftScratch::lay_out(hydra, draft, nullptr, nullptr);
-}
-
-void draft(ThreadPool &pool, const SwHydra &hydra, const SwDraft &draft, char *memory) {
+int32_t draft(SwContext *context, const SwHydra *hydra, const SwDraft *draft) {
+  char *memory = context->reserve(DraftScratch::lay_out(*hydra, *draft, nullptr, nullptr));
+  if (!memory) return 1;
   DraftScratch scratch;
-  DraftScratch::lay_out(hydra, draft, memory, &scratch);
-  DraftRun(pool, hydra, draft, scratch).run();
+  DraftScratch::lay_out(*hydra, *draft, memory, &scratch);
+  DraftRun(context->pool, *hydra, *draft, scratch).run();
+  return 0;
 }
 
-}  // namespace
-}  // namespace SW_ISA
+int32_t truncate(SwContext *context, const float *logits, int32_t rows, int64_t width, const SwTruncation *steps,
+                 const int32_t *first_step, float *output) {
+  char *scratch = context->reserve(truncate_scratch(context->pool.size(), width));
+  if (!scratch) return 1;
+  SW_ISA::truncate(context->pool, logits, rows, width, steps, first_step, output, scratch);
+  return 0;
+}
+
+int32_t move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves, int32_t count) {
+  SW_ISA::move_kv(context->pool, layers, num_layers, moves, count);
+  return 0;
+}
+
+}  // namespace SW_ISA::entry
 
 #define SW_TEXT_OF(name) #name
 #define SW_TEXT(name) SW_TEXT_OF(name)
@@ -123,11 +130,10 @@ void draft(ThreadPool &pool, const SwHydra &hydra, const SwDraft &draft, char *m
 
 namespace samewise {
 
+namespace entry = SW_ISA::entry;
+
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
-    SW_TEXT(SW_ISA),       SW_ISA::pack,          SW_ISA::linear_scratch, SW_ISA::linear,
-    SW_ISA::attention,       SW_ISA::layer_scratch, SW_ISA::layer,            SW_ISA::forward_scratch,
-    SW_ISA::forward,         SW_ISA::experts_scratch, SW_ISA::experts,        SW_ISA::pick_tokens,
-    SW_ISA::draft_scratch,   SW_ISA::draft,
-    SW_ISA::truncate_scratch, SW_ISA::truncate,      SW_ISA::move_kv};
+    SW_TEXT(SW_ISA), entry::pack, entry::linear, entry::attention, entry::decoder_layer, entry::forward,
+    entry::experts,  entry::pick, entry::draft,  entry::truncate,  entry::move_kv};
 
 }  // namespace samewise

@@ -4,8 +4,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "bfloat16.h"
+#include "half_precision.h"
 #include "rounding.h"
+#include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
 
@@ -27,7 +28,7 @@ inline float to_float(float x) { return x; }
 
 inline float to_float(int8_t x) { return x; }
 
-// A block's keys and values of one key-value head. In bfloat16 they stand in couples, see bfloat16.h: of two dimensions
+// A block's keys and values of one key-value head. In bfloat16 they stand in pairs, see half_precision.h: of two dimensions
 // of a key, the last with zero if their number is odd, and of two places of a value.
 template <typename T>
 struct Tile {
@@ -40,24 +41,24 @@ struct Tile {
 };
 
 template <typename T>
-constexpr int64_t kCouple = std::is_same_v<T, Bfloat16> ? 2 : 1;  // numbers that stand together
+constexpr int64_t kInterleaved = std::is_same_v<T, Bfloat16> ? 2 : 1;  // numbers that stand together
 
 // Numbers of a key as they are stored.
 template <typename T>
 inline int64_t stored_key_dim(int64_t key_dim) {
-  return round_up(key_dim, kCouple<T>);
+  return round_up(key_dim, kInterleaved<T>);
 }
 
 // Where dimension d of a place stands in a tile's keys and values.
 template <typename T>
 inline int64_t key_at(int64_t block_size, int64_t place, int64_t d) {
-  constexpr int64_t n = kCouple<T>;
+  constexpr int64_t n = kInterleaved<T>;
   return (d / n * block_size + place) * n + d % n;
 }
 
 template <typename T>
 inline int64_t value_at(int64_t value_dim, int64_t place, int64_t d) {
-  constexpr int64_t n = kCouple<T>;
+  constexpr int64_t n = kInterleaved<T>;
   return (place / n * value_dim + d) * n + place % n;
 }
 
@@ -87,7 +88,7 @@ inline void copy_place(const SwKvCache &cache, const Tile<T> &from, int64_t from
 // Asks for memory that will be needed soon: a cache of keys and values is larger than any processor's, and waiting for one
 // line after the other takes longer than the arithmetic. It is asked for into the second-level cache: of lines on their
 // way to the first, a core can keep too few to use all of the memory's bandwidth.
-inline void ask_for(const void *memory, int64_t bytes) {
+inline void prefetch(const void *memory, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char *>(memory) + i, 0, 2);
 }
 
@@ -154,9 +155,9 @@ template <typename T>
 inline void ask_for_token(const SwKvCache &cache, int64_t block, int64_t place) {
   for (int64_t head = 0; head < cache.kv_heads; ++head) {
     const Tile<T> tile = tile_of<T>(cache, block, head);
-    for (int64_t d = 0; d < cache.key_dim; d += kCouple<T>)
+    for (int64_t d = 0; d < cache.key_dim; d += kInterleaved<T>)
       __builtin_prefetch(tile.keys + key_at<T>(cache.block_size, place, d));
-    ask_for(tile.values + value_at<T>(cache.value_dim, place, 0), kCouple<T> * cache.value_dim * sizeof(T));
+    prefetch(tile.values + value_at<T>(cache.value_dim, place, 0), kInterleaved<T> * cache.value_dim * sizeof(T));
   }
 }
 
@@ -177,6 +178,29 @@ inline void write_kv(const SwKvCache &cache, const SwStep &step, int64_t token, 
     write_token<Bfloat16>(cache, block, place, key, value);
   else
     write_token<int8_t>(cache, block, place, key, value);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Moving keys and values of single tokens within the paged cache, in all layers.
+
+template <typename T>
+inline void move_token(const SwKvCache &cache, const SwMove &move) {
+  for (int64_t head = 0; head < cache.kv_heads; ++head)
+    copy_place(cache, tile_of<T>(cache, move.from_block, head), move.from_offset,
+               tile_of<T>(cache, move.to_block, head), move.to_offset);
+}
+
+// Each layer makes the moves in their order. No place is read after it was written, see sw_move_kv, so that is the same
+// as reading all before writing any.
+inline void move_kv(samewise::ThreadPool &pool, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
+                    int32_t count) {
+  pool.for_each(num_layers, [&](int64_t layer) {
+    const SwKvCache &cache = layers[layer];
+    const auto move = cache.type == SW_KV_FLOAT32    ? move_token<float>
+                      : cache.type == SW_KV_BFLOAT16 ? move_token<Bfloat16>
+                                                     : move_token<int8_t>;
+    for (int32_t i = 0; i < count; ++i) move(cache, moves[i]);
+  });
 }
 
 }  // namespace SW_ISA

@@ -1,21 +1,18 @@
 // The C interface: picks the instruction set, owns threads and scratch memory.
 #include "samewise.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <exception>
 #include <new>
+#include <utility>
 
-#include "isa.h"
-#include "threads.h"
+#include "runtime.h"
 
 namespace {
 
 using samewise::Kernels;
-
-struct Free {
-  void operator()(char *memory) const { std::free(memory); }
-};
 
 bool supports(const Kernels &kernels) {
 #if defined(__x86_64__)
@@ -43,25 +40,19 @@ const Kernels *find_kernels(const char *isa) {
 
 }  // namespace
 
-struct SwContext {
-  SwContext(const Kernels &kernels, int threads) : kernels(kernels), pool(threads) {}
+SwContext::SwContext(const Kernels &kernels, int threads) : kernels(kernels), pool(threads) {}
 
-  // Scratch memory that stays for the next call; null when memory ran out.
-  char *reserve(int64_t bytes) {
-    if (bytes > size) {
-      scratch.reset();
-      const int64_t rounded = (bytes + 4095) / 4096 * 4096;
-      scratch.reset(static_cast<char *>(std::aligned_alloc(64, rounded)));
-      size = scratch ? rounded : 0;
-    }
-    return scratch.get();
+SwContext::~SwContext() { std::free(scratch_); }
+
+char *SwContext::reserve(int64_t bytes) {
+  if (bytes > size_) {
+    std::free(scratch_);
+    const int64_t rounded = (bytes + 4095) / 4096 * 4096;
+    scratch_ = static_cast<char *>(std::aligned_alloc(64, rounded));
+    size_ = scratch_ ? rounded : 0;
   }
-
-  const Kernels &kernels;
-  samewise::ThreadPool pool;
-  std::unique_ptr<char, Free> scratch;
-  int64_t size = 0;
-};
+  return scratch_;
+}
 
 SwContext *sw_create(int32_t threads, const char *isa) {
   const Kernels *kernels = find_kernels(isa);
@@ -88,74 +79,155 @@ int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs) {
 
 int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
                 float *scales) {
-  context->kernels.pack(context->pool, kind, weight, outputs, inputs, packed, scales);
-  return 0;
+  return context->kernels.pack(context, kind, weight, outputs, inputs, packed, scales);
 }
 
 int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y) {
-  if (rows == 0) return 0;
-  char *scratch = context->reserve(context->kernels.linear_scratch(*weight, rows));
-  if (!scratch) return 1;
-  context->kernels.linear(context->pool, *weight, x, rows, y, scratch);
-  return 0;
+  return rows == 0 ? 0 : context->kernels.linear(context, weight, x, rows, y);
 }
 
 int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
                      const float *query, const float *key, const float *value, float *output) {
   if (step->num_tokens == 0) return 0;
-  context->kernels.attention(context->pool, *cache, *step, *attention, query, key, value, output);
-  return 0;
+  return context->kernels.attention(context, cache, step, attention, query, key, value, output);
 }
 
 int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
                          const float *sin, const float *input, float *output) {
-  if (step->num_tokens == 0) return 0;
-  char *scratch = context->reserve(context->kernels.layer_scratch(*layer, step->num_tokens));
-  if (!scratch) return 1;
-  context->kernels.layer(context->pool, *layer, *step, cos, sin, input, output, scratch);
-  return 0;
+  return step->num_tokens == 0 ? 0 : context->kernels.decoder_layer(context, layer, step, cos, sin, input, output);
 }
 
 int32_t sw_forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
-  if (step->num_tokens == 0) return 0;
-  char *scratch = context->reserve(context->kernels.forward_scratch(*model, *step, *pass));
-  if (!scratch) return 1;
-  context->kernels.forward(context->pool, *model, *step, *pass, scratch);
-  return 0;
+  return step->num_tokens == 0 ? 0 : context->kernels.forward(context, model, step, pass);
 }
 
 int32_t sw_experts(SwContext *context, const SwExperts *experts, const float *x, const int32_t *chosen,
                    const float *weights, int32_t rows, float *output) {
-  if (rows == 0) return 0;
-  char *scratch = context->reserve(context->kernels.experts_scratch(*experts, rows));
-  if (!scratch) return 1;
-  context->kernels.experts(context->pool, *experts, x, chosen, weights, rows, output, scratch);
-  return 0;
+  return rows == 0 ? 0 : context->kernels.experts(context, experts, x, chosen, weights, rows, output);
 }
 
 int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
                 int64_t *tokens) {
-  context->kernels.pick(context->pool, logits, width, picks, count, tokens);
-  return 0;
+  return context->kernels.pick(context, logits, width, picks, count, tokens);
 }
 
 int32_t sw_draft(SwContext *context, const SwHydra *hydra, const SwDraft *draft) {
-  char *scratch = context->reserve(context->kernels.draft_scratch(*hydra, *draft));
-  if (!scratch) return 1;
-  context->kernels.draft(context->pool, *hydra, *draft, scratch);
-  return 0;
+  return context->kernels.draft(context, hydra, draft);
 }
 
 int32_t sw_truncate(SwContext *context, const float *logits, int32_t rows, int64_t width, const SwTruncation *steps,
                     const int32_t *first_step, float *output) {
-  char *scratch = context->reserve(context->kernels.truncate_scratch(context->pool.size(), width));
-  if (!scratch) return 1;
-  context->kernels.truncate(context->pool, logits, rows, width, steps, first_step, output, scratch);
-  return 0;
+  return context->kernels.truncate(context, logits, rows, width, steps, first_step, output);
 }
 
 int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
                    int32_t count) {
-  context->kernels.move_kv(context->pool, layers, num_layers, moves, count);
-  return 0;
+  return context->kernels.move_kv(context, layers, num_layers, moves, count);
 }
+
+int64_t sw_size_of(const char *name) {
+#define SIZE_OF(type) {#type, sizeof(type)}
+  static constexpr std::pair<const char *, int64_t> sizes[] = {
+      SIZE_OF(SwKvCache), SIZE_OF(SwStep), SIZE_OF(SwAttention), SIZE_OF(SwWeight), SIZE_OF(SwExperts),
+      SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwModel), SIZE_OF(SwPass), SIZE_OF(SwPick),
+      SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
+      SIZE_OF(SwMove)};
+#undef SIZE_OF
+  for (const auto &[struct_name, size] : sizes)
+    if (!std::strcmp(name, struct_name)) return size;
+  return -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The threads of a pool.
+
+namespace samewise {
+namespace {
+
+constexpr int kAwakeTurns = 4000;  // some tens of microseconds: longer than Python needs between two layers
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+inline uint32_t loop_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
+
+inline uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  try {
+    workers_.reserve(std::max(threads - 1, 0));
+    for (int index = 1; index < threads; ++index) workers_.emplace_back([this] { serve(); });
+  } catch (const std::exception &) {
+    // The system gives no more threads, or no memory for them: those that there are do the work.
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  ending_.store(true);
+  wake_.fetch_add(1);
+  wake_.notify_all();
+  for (std::thread &worker : workers_) worker.join();
+}
+
+void ThreadPool::run(uint32_t count, Call call, const void *context) {
+  call_ = call;
+  context_ = context;
+  count_ = count;
+  done_.store(0, std::memory_order_relaxed);
+  const uint32_t loop = loop_of(ticket_.load(std::memory_order_relaxed)) + 1;
+  ticket_.store(uint64_t{loop} << 32 | count);
+  if (asleep_.load() > 0) {
+    wake_.fetch_add(1);
+    wake_.notify_all();
+  }
+  while (take_unit(loop)) {
+  }
+  uint32_t done;
+  for (int turns = 0; (done = done_.load(std::memory_order_acquire)) != count; ++turns) {
+    if (turns < kAwakeTurns)
+      pause();
+    else
+      done_.wait(done, std::memory_order_acquire);
+  }
+}
+
+bool ThreadPool::take_unit(uint32_t loop) {
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  do {
+    if (loop_of(ticket) != loop || left_of(ticket) == 0) return false;
+  } while (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  const uint32_t count = count_;
+  call_(context_, count - left_of(ticket));
+  if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();
+  return true;
+}
+
+void ThreadPool::serve() {
+  for (uint32_t loop = 0; !ending_.load();) {
+    loop = next_loop(loop);
+    while (take_unit(loop)) {
+    }
+  }
+}
+
+// Waits for a loop after the last one, or for the end; awake at first, then asleep, for with few cores whoever else
+// has work needs this one.
+uint32_t ThreadPool::next_loop(uint32_t last) {
+  for (int turns = 0; turns < kAwakeTurns; ++turns) {
+    const uint32_t loop = loop_of(ticket_.load(std::memory_order_acquire));
+    if (loop != last) return loop;
+    pause();
+  }
+  const uint32_t woken = wake_.load();
+  asleep_.fetch_add(1);
+  while (loop_of(ticket_.load()) == last && !ending_.load() && wake_.load() == woken) wake_.wait(woken);
+  asleep_.fetch_sub(1);
+  return loop_of(ticket_.load(std::memory_order_acquire));
+}
+
+}  // namespace samewise

@@ -1,22 +1,25 @@
 // The C interface between Python and the CPU kernels. Pointers are borrowed for the call, but for packed weights and
-// caches inside a layer, which must outlive it. Every function returns 0, or 1 when memory ran out.
+// caches inside a layer, which must outlive it. Every function returns 0, or 1 when memory ran out. Python reads this
+// file (kernels/interface.py), so it is plain C.
 #pragma once
-#include <cstdint>
+#include <stdint.h>
 
 #define SW_PUBLIC __attribute__((visibility("default")))
 
+#ifdef __cplusplus
 extern "C" {
+#endif
 
-struct SwContext;  // threads, scratch memory and the instruction set in use
+typedef struct SwContext SwContext;  // threads, scratch memory and the instruction set in use
 
-enum SwKvType : int32_t { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 };
-enum SwWeightKind : int32_t { SW_INT8 = 0, SW_INT4 = 1, SW_INT8_ROTATED = 2 };
-enum SwActivation : int32_t { SW_SILU = 0, SW_GELU_TANH = 1 };
-enum SwScoring : int32_t { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
+enum SwKvType { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 };
+enum SwWeightKind { SW_INT8 = 0, SW_INT4 = 1, SW_INT8_ROTATED = 2 };
+enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1 };
+enum SwScoring { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
 
 // The paged cache of one layer. With int8 every key and value has one scale for each token and head. In bfloat16 two
 // dimensions of a key and two places of a value stand together.
-struct SwKvCache {
+typedef struct SwKvCache {
   void *keys;           // [num_blocks, kv_heads, key_dim, block_size]; bfloat16: [.., (key_dim + 1) / 2, block_size, 2]
   void *values;         // [num_blocks, kv_heads, block_size, value_dim]; bfloat16: [.., block_size / 2, value_dim, 2]
   float *key_scales;    // [num_blocks, kv_heads, block_size]; null unless int8
@@ -26,10 +29,10 @@ struct SwKvCache {
   int32_t kv_heads;
   int32_t key_dim;
   int32_t value_dim;
-};
+} SwKvCache;
 
 // The tokens of one step: T tokens of C choices, those of a choice one after the other.
-struct SwStep {
+typedef struct SwStep {
   int32_t num_tokens;
   int32_t num_choices;
   int32_t table_width;
@@ -44,30 +47,30 @@ struct SwStep {
   const int32_t *path_start;   // [T]
   const int32_t *path_first;   // [T + 1]
   const int32_t *path_places;  // [path_first[T]]
-};
+} SwStep;
 
-struct SwAttention {
+typedef struct SwAttention {
   int32_t heads;
   int32_t window;  // last positions that a query sees, its own included; 0 for all
   float scale;
   float softcap;  // scores s become softcap * tanh(s / softcap); 0 for none
-};
+} SwAttention;
 
 // A linear layer's weight: int8 with one scale for each output, as it is or rotated, with at most 32,768 inputs, or int4
 // with a scale and a minimum for each output and group of 32 inputs, which the inputs are a multiple of. Rotated weights
 // are multiplied with rows that are rotated, too, and rounded to integers of 8 bits, others with rows of 12 bits.
-struct SwWeight {
+typedef struct SwWeight {
   int32_t kind;          // SwWeightKind
   int32_t outputs;
   int32_t inputs;
   const int8_t *packed;  // see sw_packed_size
   const float *scales;   // [outputs], padded to a multiple of 16
   const float *bias;     // likewise; null for none
-};
+} SwWeight;
 
 // A mixture of experts, each a gated MLP. A row goes to those with the highest scores, the lowest index among equals; the
 // weights of what they make of it are these scores, and it is added up in the order of the scores.
-struct SwExperts {
+typedef struct SwExperts {
   int32_t num_experts;
   int32_t top_k;       // experts of each row, the number of experts at most
   int32_t activation;  // SwActivation
@@ -79,12 +82,12 @@ struct SwExperts {
   const float *choice_bias;  // [num_experts] added to the scores for the choice, not for the weights; null for none
   const SwWeight *gate_up;   // [num_experts] outputs: gate, then up. All of one shape and kind
   const SwWeight *down;      // [num_experts] likewise
-};
+} SwExperts;
 
 // A decoder layer: RMSNorm, attention with rotary positions, RMSNorm, gated MLP, each with its residual connection. With
 // experts, their sum is added to what the MLP makes of the same rows; gate_up, of 0 outputs where there is no MLP beside
 // them, is of the kind of theirs.
-struct SwDecoderLayer {
+typedef struct SwDecoderLayer {
   int32_t hidden;
   int32_t intermediate;
   int32_t rotary_dim;  // leading dimensions of a head that are rotated; 0 for none
@@ -104,16 +107,16 @@ struct SwDecoderLayer {
   const float *query_norm;           // [key_dim] for each head; null for none
   const float *key_norm;
   const SwExperts *experts;          // null for none
-};
+} SwDecoderLayer;
 
 // Cos and sin of all rotary positions, [positions, dim] each.
-struct SwRotary {
+typedef struct SwRotary {
   const float *cos;
   const float *sin;
-};
+} SwRotary;
 
 // A model: embedding, decoder layers, RMSNorm, head. All that it points at must outlive it.
-struct SwModel {
+typedef struct SwModel {
   int32_t hidden;
   int32_t num_layers;
   float embedding_scale;
@@ -125,37 +128,37 @@ struct SwModel {
   const SwRotary *const *rotaries;      // [num_layers] as wide as the layer's rotary_dim; null where that is 0
   const float *norm;                    // [hidden]
   SwWeight head;
-};
+} SwModel;
 
 // What a pass of a model takes beside the step, and what is wanted of it.
-struct SwPass {
+typedef struct SwPass {
   int32_t num_logits;
   const int32_t *tokens;        // [T] below the size of the vocabulary
   const int32_t *logits_index;  // [num_logits] tokens whose logits are wanted
   float *logits;                // [num_logits, outputs of the head]
   float *const *entering;       // [num_layers] takes what enters each layer, [T, hidden], where not null; null for none
   float *last;                  // [T, hidden] takes what leaves the last norm; null if not wanted
-};
+} SwPass;
 
 // How the token of a row of logits is found.
-struct SwPick {
+typedef struct SwPick {
   int64_t row;
   uint64_t key;          // of the noise
   double temperature;    // what the logits are still to be divided by; 0 takes the highest
   const uint32_t *mask;  // bit t % 32 of word t / 32 tells whether token t may be taken; null where all may
-};
+} SwPick;
 
 // A Hydra head: u = R z + r + silu(W z + b), then u + silu(V u + c) for each further layer, then the logits of u.
-struct SwHydraHead {
+typedef struct SwHydraHead {
   SwWeight linear;          // W and b: [hidden, inputs], see SwHydra
   SwWeight res_connection;  // R and r: likewise, and of the same kind
   const SwWeight *layers;   // [num_layers - 1] V and c: [hidden, hidden] each
   SwWeight logits;          // [draft vocabulary, hidden]
-};
+} SwHydraHead;
 
 // Draft heads: number i (1, 2, ...) takes what the target's features are at a token and the embeddings of the i tokens
 // after it, joined, and guesses the next token.
-struct SwHydra {
+typedef struct SwHydra {
   int32_t hidden;
   int32_t num_features;
   int32_t depth;
@@ -163,10 +166,10 @@ struct SwHydra {
   const SwHydraHead *heads;  // [depth]
   const int32_t *draft_ids;  // [draft vocabulary] the target's ids; null where they are the same
   const float *feature_scale;  // [num_features, hidden] factors of the features
-};
+} SwHydra;
 
 // A choice that wants a draft.
-struct SwDraftChoice {
+typedef struct SwDraftChoice {
   int64_t row;         // of the features: the last token that was computed
   int32_t token;       // the newest one, after that
   int32_t max_nodes;   // of its tree
@@ -174,10 +177,10 @@ struct SwDraftChoice {
   uint64_t seed;       // of the target's noise for the next token, as are ...
   int64_t choice;      // ... the number of the choice ...
   int64_t position;    // ... and of the token in the output; see noise_key in sampling/noise.py
-};
+} SwDraftChoice;
 
 // What heads are to draft, and where it goes. The limits are those of GrowthLimits in speculative/growing.py.
-struct SwDraft {
+typedef struct SwDraft {
   int32_t num_choices;
   int32_t width;  // max_nodes of any choice at most
   int32_t max_depth;
@@ -194,10 +197,10 @@ struct SwDraft {
   int32_t *tokens;               // [num_choices, width] takes its tokens, the most probable nodes first
   int32_t *parents;              // likewise: a node before it, or -1 for the newest token
   double *confidence;            // likewise
-};
+} SwDraft;
 
 // The steps of sampling/truncations.py.
-enum SwTruncationKind : int32_t {
+enum SwTruncationKind {
   SW_TEMPERATURE,
   SW_TOP_N_SIGMA,
   SW_TYPICAL_P,
@@ -210,18 +213,18 @@ enum SwTruncationKind : int32_t {
   SW_MIROSTAT
 };
 
-struct SwTruncation {
+typedef struct SwTruncation {
   int32_t kind;  // SwTruncationKind
   double value;
-};
+} SwTruncation;
 
 // A token's key and value that go to another place.
-struct SwMove {
+typedef struct SwMove {
   int32_t from_block;
   int32_t from_offset;
   int32_t to_block;
   int32_t to_offset;
-};
+} SwMove;
 
 // isa: "avx512bf16", "avx512vnni", "avx2", "portable", or "auto" for the best that this machine has; null is returned if it has not.
 // Where the system refuses to make so many threads, there are fewer: see sw_threads.
@@ -271,4 +274,10 @@ SW_PUBLIC int32_t sw_truncate(SwContext *context, const float *logits, int32_t r
 // Makes the moves in the caches of all layers. No move reads a place that one before it has written.
 SW_PUBLIC int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
                    int32_t count);
+
+// The size of a struct by its name, or -1: Python compares it with what it reads here.
+SW_PUBLIC int64_t sw_size_of(const char *name);
+
+#ifdef __cplusplus
 }
+#endif

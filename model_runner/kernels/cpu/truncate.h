@@ -11,8 +11,8 @@
 #include <cstring>
 #include <limits>
 
+#include "runtime.h"
 #include "samewise.h"
-#include "threads.h"
 
 namespace SW_ISA {
 namespace truncation {

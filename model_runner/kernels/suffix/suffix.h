@@ -1,24 +1,27 @@
 // The C interface between Python and the suffix automata. Pointers are borrowed for the call. A function that returns
-// null, or 1, has run out of memory; what it was to change can only be freed then.
+// null, or 1, has run out of memory; what it was to change can only be freed then. Python reads this file
+// (kernels/interface.py), so it is plain C.
 #pragma once
-#include <cstdint>
+#include <stdint.h>
 
 #define SW_PUBLIC __attribute__((visibility("default")))
 
+#ifdef __cplusplus
 extern "C" {
+#endif
 
-struct SwAutomaton;  // of past outputs
-struct SwChoice;     // one running choice, its own automaton included
+typedef struct SwAutomaton SwAutomaton;  // of past outputs
+typedef struct SwChoice SwChoice;     // one running choice, its own automaton included
 
 // A sequence on its way into an automaton; zeros at first.
-struct SwWriter {
+typedef struct SwWriter {
   int32_t last;
   int32_t end_state;
   int32_t end_length;
-};
+} SwWriter;
 
 // What a step brought one choice.
-struct SwChoiceStep {
+typedef struct SwChoiceStep {
   SwChoice *choice;
   const SwAutomaton *past[2];  // in which drafts are looked for beside its own tokens; null for none
   int64_t num_taken_in;        // tokens for its own automaton, in order
@@ -26,7 +29,7 @@ struct SwChoiceStep {
   int64_t is_running;          // 0 while the prompt is computed: all that follows is 0 as well then
   int64_t num_new;             // tokens since the last such step
   int64_t max_nodes;
-};
+} SwChoiceStep;
 
 SW_PUBLIC SwAutomaton *sw_create_automaton(int32_t depth);
 SW_PUBLIC void sw_destroy_automaton(SwAutomaton *automaton);
@@ -44,4 +47,10 @@ SW_PUBLIC void sw_destroy_choice(SwChoice *choice);
 // each.
 SW_PUBLIC int32_t sw_propose(const SwChoiceStep *choices, int64_t count, const int32_t *tokens, int32_t *num_nodes,
                              int32_t *node_tokens, int32_t *node_parents, double *node_confidence);
+
+// The size of a struct by its name, or -1: Python compares it with what it reads here.
+SW_PUBLIC int64_t sw_size_of(const char *name);
+
+#ifdef __cplusplus
 }
+#endif

@@ -1,4 +1,4 @@
-"""Products of rows and weights in 16-bit or 32-bit floats, or in fp8 with scales; of one weight or of many experts'."""
+"""Linear layers in 16-bit or 32-bit floats, or in fp8 with scales, of one weight or of many experts; gates of MLPs."""
 
 from dataclasses import dataclass
 
@@ -222,3 +222,136 @@ def linear(
         **shape.launch_options(None if experts is None else experts.number),
     )
     return out
+
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+"""The largest number of e4m3."""
+
+
+@triton.jit
+def _quantize_kernel(rows_ptr, out_ptr, scale_ptr, K, row_stride, BLOCK: tl.constexpr):
+    """One row for each program. The largest magnitude is the same in any order."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    largest = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, K, BLOCK):
+        x = tl.load(rows_ptr + row * row_stride + start + k, mask=start + k < K, other=0.0)
+        largest = tl.maximum(largest, tl.abs(x.to(tl.float32)))
+    scale = tl.div_rn(tl.max(largest, 0), 448.0)
+    scale = tl.where(scale > 0, scale, 1.0)  # a row of zeros, or of what float32 cannot divide
+    tl.store(scale_ptr + row, scale)
+    for start in range(0, K, BLOCK):
+        x = tl.load(rows_ptr + row * row_stride + start + k, mask=start + k < K, other=0.0)
+        # An exact division can exceed the largest number by its own rounding.
+        scaled = tl.div_rn(x.to(tl.float32), scale)
+        scaled = tl.clamp(scaled, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(out_ptr + row * K + start + k, scaled.to(out_ptr.dtype.element_ty), mask=start + k < K)
+
+
+def quantize_rows(rows: Tensor, out: Tensor, scales: Tensor) -> None:
+    """Round each row to fp8 such that its largest magnitude becomes 448. What is no number stays so.
+
+    Args:
+        rows: [n, in] float16, bfloat16 or float32; each row contiguous.
+        out: [n, in] float8_e4m3fn contiguous, receives the numbers.
+        scales: [n] float32, receives what they are to be multiplied by.
+    """
+    count, inputs = rows.shape
+    if count == 0:
+        return
+    block = min(4096, triton.next_power_of_2(inputs))
+    _quantize_kernel[(count,)](
+        rows, out, scales, inputs, rows.stride(0), BLOCK=block, num_warps=8, enable_fp_fusion=False
+    )
+
+
+@triton.jit
+def _expert_sum_kernel(
+    outputs_ptr,  # [T * RANKS, H]
+    place_ptr,  # [T, RANKS]
+    weight_ptr,  # [T, RANKS]
+    out_ptr,  # [T, H]
+    H,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), dtype=tl.float32)
+    for rank in range(RANKS):
+        row = tl.load(place_ptr + token * RANKS + rank).to(tl.int64)
+        weight = tl.load(weight_ptr + token * RANKS + rank).to(tl.float32)
+        acc += tl.load(outputs_ptr + row * H + h, mask=h < H, other=0.0).to(tl.float32) * weight
+    tl.store(out_ptr + token * H + h, acc.to(out_ptr.dtype.element_ty), mask=h < H)
+
+
+def expert_sum(outputs: Tensor, places: Tensor, weights: Tensor, out: Tensor) -> Tensor:
+    """Weighted sums in float32, each added in the order of the token's ranks and rounded once.
+
+    Args:
+        outputs: [T * k, hidden] contiguous.
+        places: [T, k] contiguous integers: the row of `outputs` that is the token's k-th.
+        weights: [T, k] contiguous.
+        out: [T, hidden] contiguous, receives the sums.
+
+    Returns:
+        `out`.
+    """
+    tokens, hidden = out.shape
+    if tokens == 0:
+        return out
+    block = min(1024, triton.next_power_of_2(hidden))
+    _expert_sum_kernel[(tokens, triton.cdiv(hidden, block))](
+        outputs, places, weights, out, hidden, RANKS=places.shape[1], BLOCK=block, num_warps=4, enable_fp_fusion=False
+    )
+    return out
+
+
+_BLOCK = 1024
+"""Numbers of a program: 8 for each thread of its 4 warps, an access of 16 bytes in half precision."""
+
+
+def activate_and_multiply(gate_up: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
+    """Activation(gate) * up, in float32 and rounded once.
+
+    Args:
+        gate_up: [n, 2 * intermediate] gate and up side by side; rows of any stride.
+        activation: "silu" or "gelu_tanh".
+        out: [n, intermediate], contiguous; where the result goes.
+
+    Returns:
+        [n, intermediate] of the type of gate_up.
+    """
+    num_rows, width = gate_up.shape
+    width //= 2
+    if out is None:
+        out = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if num_rows:
+        grid = (num_rows, triton.cdiv(width, _BLOCK))
+        _gate_kernel[grid](gate_up, out, gate_up.stride(0), width, ACTIVATION=activation, BLOCK=_BLOCK, num_warps=4)
+    return out
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):
+    """Silu is x sigmoid(x), and 1 + tanh(y), of which gelu_tanh is made, 2 sigmoid(2 y)."""
+    if ACTIVATION == "silu":
+        y = x
+    else:
+        tl.static_assert(ACTIVATION == "gelu_tanh")
+        y = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 sqrt(2 / pi)
+    e = tl.exp(-tl.abs(y))  # at most 1
+    return x * tl.where(y >= 0, 1.0, e) / (1 + e)
+
+
+@triton.jit
+def _gate_kernel(gate_up, out, row_stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """BLOCK numbers of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    place = gate_up + row * row_stride + column
+    gate = tl.load(place, mask, 0.0).to(tl.float32)
+    up = tl.load(place + width, mask, 0.0).to(tl.float32)
+    tl.store(out + row * width + column, (_activated(gate, ACTIVATION) * up).to(out.dtype.element_ty), mask)

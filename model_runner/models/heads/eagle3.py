@@ -87,12 +87,10 @@ class Eagle3Heads(RecurrentHeads):
             self.embed_tokens = nn.Embedding(config.vocab_size, layer.hidden)
 
     def first_state(self, features: Mapping[Feature, Tensor]) -> Tensor:
-        """See RecurrentHeads."""
         state: Tensor = self.fc(torch.cat([features[need] for need in self.needs], dim=-1))
         return state
 
     def step(self, embedded: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See RecurrentHeads."""
         normed = self.midlayer.hidden_norm(state)
         rows = torch.cat([self.midlayer.input_layernorm(embedded), normed], dim=-1)
         residual = normed if self.shape.norm_before_residual else state

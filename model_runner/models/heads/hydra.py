@@ -19,7 +19,6 @@ first layers have [hidden, (F + i + 1) * hidden]. And they have `feature_scale` 
 multiplied before anything else: see HydraHeads.
 """
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model_runner.draft_tree import DraftTree
+from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import PANEL, Kernels
-from model_runner.kernels.structs import DraftStruct, HydraHeadStruct, HydraStruct, WeightStruct
 from model_runner.models.features import LAST, Feature, entering, layer_of
 from model_runner.models.heads.base import Heads, TargetShape, to_offsets
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
@@ -102,32 +101,45 @@ class NativeHydra:
     ) -> None:
         """The memory of the weights is the modules' own."""
         self._kernels = kernels
-        self._feature_scale = feature_scale.contiguous()
-        self._heads = heads  # the structs point into these, ...
-        self._biases: list[Tensor] = []  # ... these ...
-        self._draft_ids = None if draft_ids is None else draft_ids.numpy().astype(np.int32)  # ... and these
-        num_features = heads[0].linear.in_features // hidden - 1
-        structs = (HydraHeadStruct * len(heads))(*(self._head(linears) for linears in heads))
-        ids = None if self._draft_ids is None else self._draft_ids.ctypes.data
-        scale = self._feature_scale.data_ptr()
-        self._struct = HydraStruct(hidden, num_features, len(heads), num_layers, structs, ids, scale)
+        self._hidden = hidden
+        self._heads = heads
+        self._kept: list[object] = []
+        """Further memory that the structs point into."""
+        self._num_features = heads[0].linear.in_features // hidden - 1
+        self._struct = CPU.new(
+            "SwHydra",
+            hidden=hidden,
+            num_features=self._num_features,
+            depth=len(heads),
+            num_layers=num_layers,
+            heads=self._keep(CPU.array("SwHydraHead", [self._head(linears) for linears in heads])),
+            feature_scale=self._numbers(feature_scale.contiguous()),
+        )
+        if draft_ids is not None:
+            self._struct.draft_ids = self._numbers(draft_ids.int())
 
-    def draft(self, draft: DraftStruct, choices: NDArray[np.void], features: Sequence[Tensor]) -> list[DraftTree]:
+    def draft(self, draft: CData, choices: NDArray[np.void], features: Sequence[Tensor]) -> list[DraftTree]:
         """A tree for each of the choices.
 
         Args:
-            draft: the limits and the embedding; the rest is filled in here.
-            choices: of the type DRAFT_CHOICE.
+            draft: an SwDraft with the limits and the embedding; the rest is filled in here.
+            choices: items of SwDraftChoice.
             features: those that the heads take, in this order, [., hidden] float32 each.
+
+        Raises:
+            ValueError: if the features are not as many, or not as long, as the heads and the choices need.
         """
         shape = len(choices), int(choices["max_nodes"].max())
+        fewest = min(map(len, features), default=0)
+        if len(features) != self._num_features or not 0 <= choices["row"].min() <= choices["row"].max() < fewest:
+            raise ValueError(f"{len(features)} features of {fewest} rows do not suit the heads and the choices")
+        pointers = CPU.array("float *", [pointer(feature, len(feature), self._hidden) for feature in features])
         num_nodes = np.empty(shape[0], dtype=np.int32)
         of_nodes = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.int32), np.empty(shape)
-        pointers = (ctypes.c_void_p * len(features))(*(feature.data_ptr() for feature in features))
         draft.num_choices, draft.width = shape
-        draft.features, draft.choices = ctypes.addressof(pointers), choices.ctypes.data
-        draft.num_nodes = num_nodes.ctypes.data
-        draft.tokens, draft.parents, draft.confidence = (column.ctypes.data for column in of_nodes)
+        draft.features, draft.choices = pointers, CPU.structs_of("SwDraftChoice", choices)
+        draft.num_nodes = pointer(num_nodes, shape[0])
+        draft.tokens, draft.parents, draft.confidence = (pointer(column, *shape) for column in of_nodes)
         self._kernels.draft(self._struct, draft)
         columns = zip(num_nodes.tolist(), *(column.tolist() for column in of_nodes), strict=True)
         return [
@@ -135,21 +147,26 @@ class NativeHydra:
             for count, tokens, parents, confidence in columns
         ]
 
-    def _head(self, linears: HydraLinears) -> HydraHeadStruct:
-        layers = (WeightStruct * len(linears.layers))(*map(self._weight, linears.layers))
+    def _head(self, linears: HydraLinears) -> tuple[CData, ...]:
+        layers = self._keep(CPU.array("SwWeight", [self._weight(linear) for linear in linears.layers]))
         first = self._weight(linears.linear), self._weight(linears.res_connection)
-        return HydraHeadStruct(*first, layers, self._weight(linears.logits))
+        return *first, layers, self._weight(linears.logits)
 
-    def _weight(self, linear: nn.Linear) -> WeightStruct:
+    def _weight(self, linear: nn.Linear) -> CData:
         packed: Any = linear.weight
         assert isinstance(packed, PackedWeight)
         assert isinstance(packed.product, NativeProduct)
-        struct = WeightStruct.from_buffer_copy(packed.product.weight.struct)
+        struct = CPU.new("SwWeight", packed.product.weight.struct[0])
         if linear.bias is not None:
-            bias = F.pad(linear.bias.detach().float(), (0, -linear.out_features % PANEL))
-            self._biases.append(bias)
-            struct.bias = bias.data_ptr()
-        return struct
+            struct.bias = self._numbers(F.pad(linear.bias.detach().float(), (0, -linear.out_features % PANEL)))
+        return self._keep(struct)[0]
+
+    def _numbers(self, tensor: Tensor) -> CData:
+        return pointer(self._keep(tensor), *tensor.shape)
+
+    def _keep(self, memory: Any) -> Any:
+        self._kept.append(memory)
+        return memory
 
 
 class HydraHeads(Heads):

@@ -63,11 +63,9 @@ class MTPHeads(RecurrentHeads):
         self.scale = self.layer.self_attn.scaling
 
     def first_state(self, features: Mapping[Feature, Tensor]) -> Tensor:
-        """See RecurrentHeads."""
         return features[LAST]
 
     def step(self, embedded: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See RecurrentHeads."""
         embedded = embedded.where((positions > 0).unsqueeze(1), 0.0)
         rows = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(state)], dim=-1)).unsqueeze(0)  # [1, n, d]
         rotation = self.rotary(rows, positions.unsqueeze(0))
@@ -75,7 +73,6 @@ class MTPHeads(RecurrentHeads):
         return hidden[0]
 
     def logits(self, state: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """See RecurrentHeads."""
         return target_head(self.shared_norm(state))
 
 

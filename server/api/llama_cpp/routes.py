@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 from pydantic import Field
 
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from server import __version__
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import BodyContext

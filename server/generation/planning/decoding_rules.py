@@ -8,7 +8,7 @@ from typing import Literal
 
 from model_runner.config import METHOD_ALIASES, REMOVED_METHODS
 from model_runner.contract import SAMPLER_ORDER, Contrastive, DoLa, Dry, Mirostat, SamplingParams, Speculation, Xtc
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from scheduler.interface import BeamSearch
 from server.errors import InvalidRequestError
 from server.generation.served_model import ServedModel

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from model_runner.contract import SamplingParams
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from scheduler.interface import BeamSearch, EngineRequest
 from server.errors import ContextLengthError, InvalidRequestError
 from server.generation.notices import Notice

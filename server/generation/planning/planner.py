@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from model_runner.contract import SamplingParams, Speculation
-from model_runner.info import RunnerInfo
+from model_runner.runner_interface import RunnerInfo
 from scheduler.interface import ChoiceState, EngineRequest
 from server.config import Settings
 from server.errors import InvalidRequestError

@@ -17,9 +17,8 @@ from model_runner.models.activations import replace_activations
 from model_runner.models.decoder_form import DecoderForm, recognise
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
-from model_runner.models.fused import FusedDecoderLayer, bind_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.native_experts import make_native_experts
+from model_runner.models.native_layer import FusedDecoderLayer, bind_layers, make_native_experts
 from model_runner.models.native_model import NativeTargetModel, read_native_model
 from model_runner.models.packed import NativePacker, OneDNNPacker, pack_weights
 from model_runner.models.target import HFTargetModel

@@ -66,7 +66,7 @@ def random_heads(case: Case, seed: int = 0) -> HydraHeads:
 def prepared(kernels: Kernels, heads: HydraHeads, kind: WeightKind = "int8_rotated") -> HydraHeads:
     """A copy in the form that the kernels take, made beside what they do."""
     packed = copy.deepcopy(heads)
-    pack_weights(packed, NativePacker(kernels, kind, kernels.beside()), OneDNNPacker())
+    pack_weights(packed, NativePacker(kernels, kind, kernels.single_thread_clone()), OneDNNPacker())
     packed.make_native(kernels)
     return packed
 

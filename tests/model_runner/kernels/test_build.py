@@ -18,7 +18,6 @@ def sources(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "answer.h").write_text("constexpr int kAnswer = 42;\n")
     (folder / "samewise.cpp").write_text('#include "answer.h"\nint answer() { return kAnswer; }\n')
-    (folder / "threads.cpp").write_text("")
     (folder / "kernels.cpp").write_text("namespace SW_ISA { int answer() { return 1; } }\n")
     return folder
 

@@ -12,8 +12,7 @@ from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.decoder_form import DecoderForm, Experts
 from model_runner.models.experts import PackedExperts
-from model_runner.models.fused import FusedDecoderLayer
-from model_runner.models.native_experts import NativeExperts
+from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
 from model_runner.models.packed import NativePacker
 from model_runner.platforms.cpu import prepare
 from tests.model_runner.decoder_oracle import sum_of_experts

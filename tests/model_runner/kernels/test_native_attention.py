@@ -159,7 +159,7 @@ def test_the_cache_gets_what_the_reference_writes(make: Make, dtype: torch.dtype
         rows[3, :, 0] = 127
         rows[4] = 1 + 2**-8 * torch.arange(rows[4].numel()).view(rows[4].shape)  # ties of bfloat16
         rows[5] *= 1e37
-        rows[6] = 2.0**-56 * torch.linspace(-1.1, 1.1, rows[6].numel()).view(rows[6].shape)  # the smallest in couples
+        rows[6] = 2.0**-56 * torch.linspace(-1.1, 1.1, rows[6].numel()).view(rows[6].shape)  # the smallest in pairs
     shape = sequences.shape
     caches = []
     for kind in (make, ReferenceAttention):

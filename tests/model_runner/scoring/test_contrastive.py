@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from model_runner.assemble import assemble
 from model_runner.config import RunnerConfig
 from model_runner.contract import Contrastive
-from model_runner.scoring import contrast
+from model_runner.scoring.transforms import contrast
 
 LOGITS = torch.randn(4, 50, generator=torch.Generator().manual_seed(1)) * 4
 AMATEUR = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 4

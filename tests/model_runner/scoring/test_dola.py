@@ -8,7 +8,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 
 from model_runner.contract import DoLa
-from model_runner.scoring import candidate_layers, divergence
+from model_runner.scoring.transforms import candidate_layers, divergence
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model_runner.kernels import build
+from model_runner.kernels.interface import SUFFIX
 from model_runner.models.repository import cache_folder
 from model_runner.speculative.suffix import SuffixAutomaton, SuffixLibrary, SuffixProposer
 from tests.conftest import COMPILER_FLAGS
@@ -64,7 +65,7 @@ class Reader:
 
     @property
     def _handle(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self._automaton.handle)
+        return ctypes.c_void_p(int(SUFFIX.ffi.cast("intptr_t", self._automaton.handle)))
 
     def advance(self, match: Match, token: int) -> Match:
         struct = _MatchStruct(*match)

@@ -240,10 +240,10 @@ class ShortOfMemory:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._functions, name)
 
-    def sw_create_automaton(self, depth: int) -> int | None:
+    def sw_create_automaton(self, depth: int) -> Any:
         return None if self.is_short else self._functions.sw_create_automaton(depth)
 
-    def sw_extend(self, automaton: int, writer: Any, tokens: int, count: int, counted: bool) -> int:
+    def sw_extend(self, automaton: Any, writer: Any, tokens: Any, count: int, counted: bool) -> int:
         self._functions.sw_extend(automaton, writer, tokens, count // 2 if self.is_short else count, counted)
         return int(self.is_short)
 

@@ -4,8 +4,8 @@ from itertools import product
 
 import torch
 
-from model_runner.kernels.triton.gate import activate_and_multiply
 from model_runner.kernels.triton.kv_write import CacheLayer, write_kv
+from model_runner.kernels.triton.linear import activate_and_multiply
 from model_runner.kernels.triton.norm import add_and_norm, rms_norm
 from model_runner.kernels.triton.rotary import rotate_and_write
 from tests.model_runner.triton.hopper import report

@@ -2,9 +2,7 @@
 
 import torch
 
-from model_runner.kernels.triton.expert_sum import expert_sum
-from model_runner.kernels.triton.linear import Addends, Experts, Scales, linear, shapes
-from model_runner.kernels.triton.linear_fp8 import FP8, quantize_rows
+from model_runner.kernels.triton.linear import FP8, Addends, Experts, Scales, expert_sum, linear, quantize_rows, shapes
 from model_runner.kernels.triton.linear_int4 import Int4Weight, int4_operands, linear_int4
 from model_runner.kernels.triton.tiles import all_shapes
 from tests.model_runner.triton.hopper import report

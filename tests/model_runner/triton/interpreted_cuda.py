@@ -5,9 +5,9 @@ import torch
 
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.kv_cache import KVCache
-from model_runner.memory import GIB, Room
-from model_runner.models.inspection import ModelShape
+from model_runner.models.loading import ModelShape
 from model_runner.platforms.cuda import CudaPlatform
+from model_runner.platforms.memory import GIB, Room
 from model_runner.runner import ModelRunner
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs
 

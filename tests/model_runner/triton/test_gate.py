@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model_runner.kernels.triton.gate import activate_and_multiply
+from model_runner.kernels.triton.linear import activate_and_multiply
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 

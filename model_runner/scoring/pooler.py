@@ -13,9 +13,9 @@ from torch import Tensor
 
 from model_runner.batch import IntArray, PooledRows
 from model_runner.contract import Failure, Pooling, SamplingParams
-from model_runner.models.classification import ClassificationHead, FloatArray
 from model_runner.models.features import LAST, Feature
-from model_runner.scoring import RawStep
+from model_runner.models.loading import ClassificationHead, FloatArray
+from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
 

@@ -197,7 +197,7 @@ _HOST_TENSORS = ("you tried to allocate", "std::bad_alloc")
 """Torch has no class of errors for the memory of tensors on the CPU."""
 
 
-def shortage(error: Exception) -> str:
+def oom_reason(error: Exception) -> str:
     """What an error says if it says that memory ran out: never empty.
 
     Raises:

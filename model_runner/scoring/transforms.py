@@ -9,10 +9,10 @@ from torch import Tensor
 
 from model_runner.batch import Batch
 from model_runner.contract import Contrastive, DoLa, SamplingParams
+from model_runner.kernels.row_sums import entropies, row_log_softmax
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature, entering
 from model_runner.models.target import TargetModel
-from model_runner.row_sums import entropies, row_log_softmax
 from model_runner.sampling.picks import PickPlan
 
 
@@ -95,7 +95,6 @@ class Scoring:
         return scores
 
     def warm_up(self, batch: Batch) -> None:
-        """See ScoreTransform.warm_up."""
         for transform in self._transforms:
             transform.warm_up(batch)
 
@@ -123,11 +122,9 @@ class ContrastiveDecoding:
         self._amateur = amateur
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
-        """See ScoreTransform.is_asked_by."""
         return sampling.contrastive is not None
 
     def needs(self, sampling: SamplingParams) -> Collection[Feature]:
-        """See ScoreTransform.needs."""
         return ()
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
@@ -137,7 +134,6 @@ class ContrastiveDecoding:
         return contrast(step.logits.index_select(0, share.rows), amateur, settings)
 
     def warm_up(self, batch: Batch) -> None:
-        """See ScoreTransform.warm_up."""
         self._amateur.forward(batch)
         self._amateur.settle()
 
@@ -175,15 +171,12 @@ class LayerContrast:
         self._ties_embeddings = ties_embeddings
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
-        """See ScoreTransform.is_asked_by."""
         return sampling.dola is not None
 
     def needs(self, sampling: SamplingParams) -> Collection[Feature]:
-        """See ScoreTransform.needs."""
         return [entering(layer) for layer in self._candidates(sampling)]
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
-        """See ScoreTransform."""
         scores = step.logits.new_empty(len(share.rows), step.logits.shape[1])
         for start in range(0, len(scores), _ROWS):
             piece = slice(start, start + _ROWS)
@@ -249,15 +242,12 @@ class Guidance:
     """
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
-        """See ScoreTransform.is_asked_by."""
         return sampling.guidance is not None
 
     def needs(self, sampling: SamplingParams) -> Collection[Feature]:
-        """See ScoreTransform.needs."""
         return ()
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
-        """See ScoreTransform."""
         scales = [[sampling.guidance] for sampling in share.sampling]
         ready = [step.batch.guides[choice] for choice in share.choices if choice in step.batch.guides]
         guides = [row for guide in ready for row in guide.rows]

@@ -1,0 +1,181 @@
+"""Decoder layers of the common family, and mixtures of experts, as one native operator each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_runner.attention.cpu import attention_struct
+from model_runner.kernels.interface import CPU, CData, pointer
+from model_runner.kernels.library import NativeWeight
+from model_runner.models.decoder_form import Activation, DecoderForm, Experts, activation_of, replace_recognised
+from model_runner.models.experts import has_usual_gate
+from model_runner.models.hf_attention import StepAttention
+from model_runner.models.packed import NativePacker
+
+_ACTIVATIONS: dict[Activation, str] = {"silu": "SW_SILU", "gelu_tanh": "SW_GELU_TANH"}
+_SCORINGS = {"softmax": "SW_SOFTMAX", "sigmoid": "SW_SIGMOID"}
+_ROUTER_PANEL = 16
+
+
+class NativeExperts:
+    """All experts of one layer, packed: an experts.ExpertsSum."""
+
+    def __init__(self, packer: NativePacker, gate_up: Tensor, down: Tensor, activation: Activation) -> None:
+        """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
+        self._kernels = packer.kernels
+        self._weights = [[packer.pack(weight) for weight in weights] for weights in (gate_up, down)]
+        self._arrays = [CPU.array("SwWeight", [weight.struct[0] for weight in weights]) for weights in self._weights]
+        self.struct: CData = CPU.new(
+            "SwExperts",
+            num_experts=len(gate_up),
+            activation=native_activation(activation),
+            gate_up=self._arrays[0],
+            down=self._arrays[1],
+        )
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        self.struct.top_k = chosen.shape[1]
+        return self._kernels.experts(
+            self.struct, hidden.contiguous(), chosen.int().contiguous(), weights.float().contiguous()
+        )
+
+
+class RoutedExperts(NativeExperts):
+    """The same with their router, for a decoder layer that is one operator."""
+
+    def __init__(self, packer: NativePacker, form: Experts) -> None:
+        super().__init__(packer, form.gate_up, form.down, form.activation)
+        self._router = _router_panels(form)
+        self._bias = None if form.choice_bias is None else form.choice_bias.float().contiguous()
+        struct = self.struct
+        struct.top_k = form.top_k
+        struct.scoring = CPU.constants("SwScoring")[_SCORINGS[form.scoring]]
+        struct.normalised = form.normalised
+        struct.gates_mlp = form.mlp_gate is not None
+        struct.scale = form.scale
+        struct.router = pointer(self._router, *self._router.shape)
+        if self._bias is not None:
+            struct.choice_bias = pointer(self._bias, len(form.gate_up))
+
+
+def make_native_experts(packer: NativePacker, module: Any, gate_up: Tensor, down: Tensor) -> NativeExperts | None:
+    """The experts of a module whose activation is not replaced yet; None if the kernels lack it. See MakeExperts."""
+    act_fn = getattr(module, "act_fn", None)
+    activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
+    return None if activation is None else NativeExperts(packer, gate_up, down, activation)
+
+
+def native_activation(activation: Activation) -> int:
+    """The number of the activation in SwActivation."""
+    return CPU.constants("SwActivation")[_ACTIVATIONS[activation]]
+
+
+def _router_panels(form: Experts) -> Tensor:
+    """[outputs / 16, hidden, 16] float32, of the experts and then the MLP's gate."""
+    outputs = [form.router] if form.mlp_gate is None else [form.router, form.mlp_gate[None]]
+    weight = torch.cat(outputs).float()  # [outputs, hidden]
+    padded = F.pad(weight, (0, 0, 0, -len(weight) % _ROUTER_PANEL))
+    return padded.view(-1, _ROUTER_PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+class FusedDecoderLayer(nn.Module):
+    """Stands in for a transformers decoder layer: quantised linears, everything else in float32, all rows at once."""
+
+    def __init__(self, index: int, form: DecoderForm, packer: NativePacker) -> None:
+        super().__init__()
+        self.index = index
+        self._kernels = packer.kernels
+        self.uses_rotary = form.uses_rotary
+        self._weights = {
+            name: packer.pack(linear.weight, linear.bias)
+            for name, linear in (
+                ("qkv", form.qkv),
+                ("attention_output", form.attention_output),
+                ("gate_up", form.gate_up),
+                ("down", form.down),
+            )
+            if linear.weight.numel() > 0  # there may be no MLP beside experts
+        }
+        self._experts = None if form.experts is None else RoutedExperts(packer, form.experts)
+        norms = form.norms
+        self._norms = {
+            name: factor.float().contiguous()
+            for name, factor in (
+                ("attention_norm", norms.attention),
+                ("attention_post_norm", norms.attention_post),
+                ("mlp_norm", norms.mlp),
+                ("mlp_post_norm", norms.mlp_post),
+                ("query_norm", norms.query),
+                ("key_norm", norms.key),
+            )
+            if factor is not None
+        }
+        self.struct = _layer_struct(form, self._weights, self._norms)
+        if self._experts is not None:
+            self.struct.experts = self._experts.struct
+
+    def part_from_twin(self) -> None:
+        """Be bound by itself, if this is a copy of a layer."""
+        self.struct = CPU.new("SwDecoderLayer", self.struct[0])
+
+    def bind(self, cache: CData) -> None:
+        """Say where the layer's keys and values are kept; before the first forward."""
+        self.struct.cache = cache[0]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention: StepAttention,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Hidden states [1, T, hidden] -> the same shape. What a layer of transformers takes beside is not needed."""
+        cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
+        self.struct.rotary_dim = cos.shape[-1]
+        output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])
+        return output.unsqueeze(0)
+
+    def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
+        """Cos and sin [T, rotary_dim]; of width 0 for a layer that does not rotate."""
+        if not self.uses_rotary:
+            return torch.empty(count, 0), torch.empty(count, 0)
+        assert position_embeddings is not None, "the model has rotary positions"
+        cos, sin = position_embeddings  # each [1, T, rotary_dim]
+        return cos[0].contiguous(), sin[0].contiguous()
+
+
+def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
+    """Replace every decoder layer that is recognised; returns how many were."""
+    return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer), with_experts=True)
+
+
+def part_layers(model: nn.Module) -> None:
+    """Let each fused layer of a model's twin have a cache of its own."""
+    for module in model.modules():
+        if isinstance(module, FusedDecoderLayer):
+            module.part_from_twin()
+
+
+def bind_layers(model: nn.Module, caches: Sequence[CData]) -> None:
+    """Give each fused layer its cache."""
+    for module in model.modules():
+        if isinstance(module, FusedDecoderLayer):
+            module.bind(caches[module.index])
+
+
+def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:
+    return CPU.new(
+        "SwDecoderLayer",
+        hidden=form.hidden,
+        intermediate=form.intermediate,
+        activation=native_activation(form.activation),
+        norm_eps=form.norms.eps,
+        residual_scale=form.residual_scale,
+        attention=attention_struct(form.heads, form.attention)[0],
+        **{name: weight.struct[0] for name, weight in weights.items()},
+        **{name: pointer(norm, len(norm)) for name, norm in norms.items()},
+    )
