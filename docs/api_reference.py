@@ -4,10 +4,10 @@ import inspect
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from fastapi.routing import APIRoute
-from schema_tables import answer_table, request_table, response_table
+from schema_tables import answer_table, request_table
 
 from model_runner.contract import SAMPLER_ORDER
 from server.api.answer_object import schema_of
@@ -27,7 +27,6 @@ from server.generation.settings import DecodingSettings, facts_of
 from server.http.auth import OPEN_PATHS
 from server.http.json_body import MAX_DEPTH
 
-CHUNKS = {path: event for dialect in DIALECTS for path, event in dialect.events.items()}
 """The events of streams that have another form than the answer."""
 BODIES = bodies_of(DIALECTS)
 TREATMENTS = {
@@ -221,16 +220,6 @@ def _section(route: APIRoute) -> Iterator[str]:
     if takes_body and (request := BODIES.get(route.path)):
         yield from _request(request)
     yield from _answers(route.responses.get(200, {}).get("content", {}))
-    for model in get_args(route.response_model) or (route.response_model,):
-        if inspect.isclass(model):
-            yield "The answer:\n"
-            yield response_table(model)
-        elif entries := get_args(model):
-            yield "To `texts`, the answer is an array, of which each entry has:\n"
-            yield response_table(*entries)
-    if takes_body and (chunk := CHUNKS.get(route.path)):
-        yield "Each event of a stream:\n"
-        yield response_table(chunk)
 
 
 def _answers(content: Mapping[str, Any]) -> Iterator[str]:

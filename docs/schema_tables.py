@@ -4,8 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from server.api.answer_object import components
 from server.api.capabilities import FieldCapability, resolve
 
@@ -27,12 +25,6 @@ def request_table(fields: Mapping[str, FieldCapability]) -> str:
 def answer_table(answer: Schema) -> str:
     """A row for each property of an answer, at whatever depth. The schema may refer to AnswerObjects."""
     return _table(resolve(answer, components(answer)))
-
-
-def response_table(model: type[BaseModel]) -> str:
-    """A row for each property, at whatever depth."""
-    schema = model.model_json_schema(mode="serialization")
-    return _table(resolve(schema, schema.get("$defs", {})))
 
 
 def _table(schema: Schema) -> str:

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from model_runner.runner_interface import RunnerInfo
 from model_runner.processes import describe_end, isolated_module
+from model_runner.runner_interface import RunnerInfo
 from server.api.fields.rules import LENIENT
 from server.config import Settings
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.body_worker import read_as
-from server.api.generation_api import Answering, GenerationApi, Taken, take_in
+from server.api.dialect import AnswerContext, GenerationApi, PlannedRequest, take_in
 from server.api.services import Services
 from server.errors import InvalidRequestError
 from server.generation.notices import as_headers
@@ -51,14 +51,14 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
     return await answer(api, await from_body(request, services, take_in, api), request, services)
 
 
-async def answer(api: GenerationApi, taken: Taken, request: Request, services: Services) -> Response:
+async def answer(api: GenerationApi, taken: PlannedRequest, request: Request, services: Services) -> Response:
     """Run a planned request, and answer as `respond` does."""
     plan, record = taken.plan, record_of(request)
     check_whole(record, stream=plan.stream)
     fingerprint = await services.fingerprint.of(services.info())
     run = await start_run(plan, record, services)
     try:
-        answering = Answering(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
+        answering = AnswerContext(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
         frames = api.answer(answering, taken.options)
     except BaseException:
         run.close()

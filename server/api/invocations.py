@@ -7,9 +7,8 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Raw
 
 from server.api.body_worker import BodyContext
-from server.api.dialect import Dialect
+from server.api.dialect import Dialect, GenerationApi, PlannedRequest, take_in
 from server.api.endpoint import answer, from_body
-from server.api.generation_api import GenerationApi, Taken, take_in
 from server.api.openai.routes import CHAT, COMPLETIONS
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.pooling.routes import EMBEDDINGS, RERANK, SCORES, PoolingApi, answer_with_numbers, take_in_pooling
@@ -58,7 +57,7 @@ async def ping(services: ServicesDep) -> Response:
 router.post("/ping", responses=_READY)(ping)
 
 
-def take_in_by_form(context: BodyContext, body: bytes) -> tuple[GenerationApi | PoolingApi, Taken]:
+def take_in_by_form(context: BodyContext, body: bytes) -> tuple[GenerationApi | PoolingApi, PlannedRequest]:
     """The API that a body is for, and its plan. Raises ApiError and HeavyError."""
     api = _api_of(_fields_of(body), generates=context.model.abilities.generates)
     if isinstance(api, PoolingApi):

@@ -53,13 +53,6 @@ def answers(
     return {200: success, **documented_errors(*errors, body=error_body)}
 
 
-def streamed(chunk: type[BaseModel], end: str = ", then `[DONE]`") -> dict[str, Any]:
-    """A 200 response that is also offered as a stream of these chunks, and what comes after them."""
-    reference = {"$ref": _REFERENCES.format(model=chunk.__name__)}
-    description = f"The answer; with `stream`, events whose data is a chunk each{end}."
-    return {"description": description, "content": {"text/event-stream": {"x-event-schema": reference}}}
-
-
 def takes(*bodies: type[BaseModel]) -> dict[str, Any]:
     """A route's `openapi_extra`: its body, in one of several forms, which the route reads by itself."""
     forms = [{"$ref": _REFERENCES.format(model=body.__name__)} for body in bodies]
@@ -77,8 +70,6 @@ def takes_form(body: type[BaseModel]) -> dict[str, Any]:
 
 def documented_errors(*statuses: int, body: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """A route's `responses` with these statuses."""
-    if issubclass(body, BaseModel):
-        return {status: {"model": body, "description": ERRORS[status]} for status in statuses}
     content = {"application/json": {"schema": schema_of(body)}}
     return {status: {"description": ERRORS[status], "content": content} for status in statuses}
 
@@ -103,8 +94,7 @@ def _build(app: FastAPI, dialects: Sequence[Dialect]) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     bodies = [(body, "validation") for dialect in dialects for body in dialect.requests.values()]
-    events = [(event, "serialization") for dialect in dialects for event in dialect.events.values()]
-    _, others = models_json_schema([*bodies, *events], ref_template=_REFERENCES)  # type: ignore[list-item]
+    _, others = models_json_schema(bodies, ref_template=_REFERENCES)  # type: ignore[arg-type]
     for name, schema in others["$defs"].items():
         schemas.setdefault(name, schema)
     schemas.update(components(document))

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from server.api.answer_object import AnswerObject, doc
 from server.api.chat.schema import ChatCompletionRequest
-from server.api.generation_api import Answering
+from server.api.dialect import AnswerContext
 from server.api.openai.answer import (
     FINISH_REASON,
     OUTPUT_IDS,
@@ -201,7 +201,7 @@ def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) 
 class ChatAnswer(OpenAIAnswer):
     """Implements Answer. A stream has the role of each choice, its text and its end."""
 
-    def __init__(self, answering: Answering, options: ChatOptions) -> None:
+    def __init__(self, answering: AnswerContext, options: ChatOptions) -> None:
         super().__init__(answering, options, ChatCompletion, ChatCompletionChunk)
         self._options = options
         self._begun: set[int] = set()

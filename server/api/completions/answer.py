@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from scheduler.interface import BeamScore
 from server.api.answer_object import AnswerObject, doc
 from server.api.completions.schema import CompletionRequest
-from server.api.generation_api import Answering
+from server.api.dialect import AnswerContext
 from server.api.openai.answer import (
     FINISH_REASON,
     OUTPUT_IDS,
@@ -179,7 +179,7 @@ def _joined(before: bytes, values: Sequence[Any]) -> msgspec.Raw:
 class CompletionAnswer(OpenAIAnswer):
     """Implements Answer. A stream has the echo of each choice, its text and its end."""
 
-    def __init__(self, answering: Answering, options: CompletionOptions) -> None:
+    def __init__(self, answering: AnswerContext, options: CompletionOptions) -> None:
         super().__init__(answering, options, Completion, Completion)
         self._options = options
         self._begun: set[int] = set()

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.api.answer_object import WARNINGS, AnswerObject, Warnings, doc
-from server.api.generation_api import Answering
+from server.api.dialect import AnswerContext
 from server.api.llama_cpp.errors import error_frame
 from server.api.llama_cpp.intent import LlamaOptions
 from server.api.openai.logprobs import finite
@@ -94,7 +94,7 @@ class LlamaAnswer:
 
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
 
-    def __init__(self, answering: Answering, options: LlamaOptions) -> None:
+    def __init__(self, answering: AnswerContext, options: LlamaOptions) -> None:
         self._run = answering.run
         self._tokenizer = answering.tokenizer
         self._options = options

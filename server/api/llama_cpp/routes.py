@@ -12,12 +12,11 @@ from model_runner.runner_interface import RunnerInfo
 from server import __version__
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import BodyContext
-from server.api.dialect import Dialect
+from server.api.dialect import Dialect, GenerationApi
 from server.api.endpoint import from_body, respond
 from server.api.fields.messages import Message
 from server.api.fields.rules import RequestModel, related
 from server.api.fields.tools import ToolFields
-from server.api.generation_api import GenerationApi
 from server.api.llama_cpp.answer import LlamaAnswer, LlamaChunk, LlamaCompletion
 from server.api.llama_cpp.errors import LlamaErrorBody, error_response, stream_error
 from server.api.llama_cpp.intent import completion_intent, generation_settings, infill_intent, llama_options

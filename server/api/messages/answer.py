@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from scheduler.interface import BeamScore
 from server.api.answer_object import AnswerObject, Warnings, doc
-from server.api.generation_api import Answering
+from server.api.dialect import AnswerContext
 from server.api.messages.blocks import signature_of
 from server.api.messages.errors import MessagesErrorBody, error_frame
 from server.api.messages.schema import MessagesRequest, ThinkingOff
@@ -241,7 +241,7 @@ class MessagesAnswer:
 
     keep_alive = event_frame(Ping())
 
-    def __init__(self, answering: Answering, options: MessageOptions) -> None:
+    def __init__(self, answering: AnswerContext, options: MessageOptions) -> None:
         self._answering = answering
         self._run = answering.run
         self._options = options

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from server.api.body_worker import BodyContext
-from server.api.dialect import Dialect
+from server.api.dialect import Dialect, GenerationApi, refused_constraints
 from server.api.endpoint import from_body, respond
-from server.api.generation_api import GenerationApi, refused_constraints
 from server.api.messages.answer import AnsweredMessage, MessageEvent, MessagesAnswer, TokenCount, message_options
 from server.api.messages.errors import OVERLOADED, MessagesErrorBody, error_response, stream_error
 from server.api.messages.schema import CountTokensRequest, MessagesRequest, messages_intent

@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from scheduler.interface import BeamScore
 from server.api.answer_object import WARNINGS, AnswerObject, doc
+from server.api.dialect import AnswerContext
 from server.api.fields.openai import SamplingFields
-from server.api.generation_api import Answering
 from server.api.openai.errors import DONE, error_frames
 from server.errors import ApiError
 from server.generation.events import OutputToken
@@ -135,7 +135,7 @@ class OpenAIAnswer:
 
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
 
-    def __init__(self, answering: Answering, options: OpenAIOptions, whole: _Maker, chunk: _Maker) -> None:
+    def __init__(self, answering: AnswerContext, options: OpenAIOptions, whole: _Maker, chunk: _Maker) -> None:
         """`whole` and `chunk` are the classes of an answer and of a chunk of its stream."""
         self.run = answering.run
         self.tokenizer = answering.tokenizer

@@ -6,9 +6,8 @@ from server.api.chat.answer import ChatAnswer, ChatCompletion, ChatCompletionChu
 from server.api.chat.schema import ChatCompletionRequest, chat_intent
 from server.api.completions.answer import Completion, CompletionAnswer, completion_options
 from server.api.completions.schema import CompletionRequest, completion_intent
-from server.api.dialect import Dialect
+from server.api.dialect import Dialect, GenerationApi
 from server.api.endpoint import respond
-from server.api.generation_api import GenerationApi
 from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.services import ServicesDep
 

@@ -8,10 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.api.body_worker import BodyContext
-from server.api.dialect import Dialect
+from server.api.dialect import Dialect, PlannedRequest
 from server.api.endpoint import from_body, start_run
 from server.api.fields.rules import RequestModel
-from server.api.generation_api import Taken
 from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.pooling.answer import (
     EmbeddingList,
@@ -93,15 +92,15 @@ async def _respond(api: PoolingApi, request: Request, services: Services) -> Res
     return await answer_with_numbers(await from_body(request, services, take_in_pooling, api), request, services)
 
 
-def take_in_pooling(context: BodyContext, body: bytes, api: PoolingApi) -> Taken:
+def take_in_pooling(context: BodyContext, body: bytes, api: PoolingApi) -> PlannedRequest:
     """Validate and plan a request. Raises ApiError and HeavyError."""
     asked = context.validated(api.schema, body)
     request = api.intent(asked)
     context.weigh(request.asks.num_bytes)
-    return Taken(context.pooling().plan(request), api.answer(asked))
+    return PlannedRequest(context.pooling().plan(request), api.answer(asked))
 
 
-async def answer_with_numbers(taken: Taken, request: Request, services: Services) -> Response:
+async def answer_with_numbers(taken: PlannedRequest, request: Request, services: Services) -> Response:
     """Run a request that was taken in, and answer when all of its numbers are there.
 
     Raises ApiError and ClientDisconnect.

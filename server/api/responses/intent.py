@@ -8,9 +8,9 @@ from msgspec import UNSET
 from pydantic import TypeAdapter
 
 from server.api.body_worker import BodyContext
+from server.api.dialect import refused_constraints
 from server.api.fields.generation import generation_fields
 from server.api.fields.messages import arguments_of
-from server.api.generation_api import refused_constraints
 from server.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,

@@ -2,10 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.dialect import Dialect
+from server.api.dialect import AnswerContext, Dialect, GenerationApi
 from server.api.endpoint import respond
 from server.api.fields.rules import RequestModel
-from server.api.generation_api import Answering, GenerationApi
 from server.api.services import ServicesDep
 from server.errors import ApiError
 from server.generation.events import Event, TextDelta
@@ -32,7 +31,7 @@ class Loud:
 
     keep_alive = b"..."
 
-    def __init__(self, answering: Answering, options: None) -> None: ...
+    def __init__(self, answering: AnswerContext, options: None) -> None: ...
 
     def whole(self, choices) -> bytes:
         return choices[0].text.upper().encode()
