@@ -21,13 +21,12 @@ from model_runner.draft_tree import NO_DRAFT
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.models.repository import cache_folder
-from model_runner.sampling.draw import NativeDraw, TorchDraw
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw
 from model_runner.sampling.truncations import NativeTruncations
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.draft_model import Handouts
+from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.speculator import Speculator
 from model_runner.state import RunnerState
 
@@ -66,8 +65,8 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
     else:
         sampler = Sampler(NativeDraw(kernels, divides=True), truncations=NativeTruncations(kernels))
     search = ContrastiveSearch(sampling, sampler, 8192)
-    handouts = Handouts(num_rows * CONTEXT // BLOCK_SIZE)
-    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search, handouts)
+    generations = BlockGenerations(num_rows * CONTEXT // BLOCK_SIZE)
+    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search, generations)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)
     slots = [choice.slot for choice in choices]

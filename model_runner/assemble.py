@@ -33,7 +33,7 @@ from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.scoring.pooler import Pooler
 from model_runner.scoring.transforms import ContrastiveDecoding, Guidance, LayerContrast, ScoreTransform, Scoring
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.draft_model import Handouts
+from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.grammar import GrammarProposer
 from model_runner.speculative.heads import (
     BY_WORTH,
@@ -107,7 +107,7 @@ def assemble(
         logger.info(line)
     if shapes.aux is not None:
         _check_length(plan, shapes.aux)
-    blocks = Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs, Handouts(plan.num_blocks))
+    blocks = Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs, BlockGenerations(plan.num_blocks))
     parts, num_early_exits = _put_together(config, HeadsRoom(platform, blocks), plan, shapes, loaded, make_link)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
@@ -248,7 +248,7 @@ def _put_together(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
         kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
         state=RunnerState(
-            blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.handouts, learning
+            blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.generations, learning
         ),
         speculator=speculator,
         budget=budget,

@@ -29,8 +29,8 @@ from model_runner.models.refusal import refused
 from model_runner.platforms.memory import oom_reason
 from model_runner.platforms.platform import Platform
 from model_runner.runner_interface import LaunchedStep, LearningStats, RunnerInfo, SpeculationStats
+from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
 from model_runner.sampling.logprobs import logprobs_of_prompts
-from model_runner.sampling.picks import PickPlan, Prepicks
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_times import StepLoad, StepTimes
@@ -240,7 +240,7 @@ class ModelRunner:
         return are_found and not is_read and len(context.batch.logits_index) == len(context.choices)
 
     def _finish(
-        self, plan: StepPlan, context: StepContext, step: RawStep, picks: Callable[[], Prepicks], start: float
+        self, plan: StepPlan, context: StepContext, step: RawStep, picks: Callable[[], PreSampledTokens], start: float
     ) -> StepResult:
         """Commit what the step brought."""
         reason: str | None = None
@@ -315,7 +315,7 @@ class ModelRunner:
         return {}
 
     def _decide(
-        self, step: RawStep, context: StepContext, picks: Callable[[], Prepicks], start: float
+        self, step: RawStep, context: StepContext, picks: Callable[[], PreSampledTokens], start: float
     ) -> dict[int, Verdict]:
         """A verdict for each choice that is ready, by its index in the batch.
 
@@ -394,7 +394,7 @@ class ModelRunner:
         return TargetStep([choice], self._target.features(), logits)
 
     def _first_forward(self, batch: Batch) -> Tensor:
-        plan = PickPlan.greedy(len(batch.logits_index)) if self._picks_ahead else None
+        plan = FusedSamplingPlan.greedy(len(batch.logits_index)) if self._picks_ahead else None
         return self._target.forward(batch, (), plan)
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:

@@ -21,10 +21,10 @@ from model_runner.contract import (
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
-from model_runner.sampling.picks import PickPlan
+from model_runner.sampling.fused_sampling import FusedSamplingPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
-from model_runner.speculative.draft_model import Handouts
+from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.speculator import Speculator
 
 
@@ -57,7 +57,7 @@ class RunnerState:
         sampling: SamplingState,
         speculator: Speculator,
         search: ContrastiveSearch,
-        handouts: Handouts,
+        generations: BlockGenerations,
         learning: Learning = NO_LEARNING,
     ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
@@ -66,7 +66,7 @@ class RunnerState:
         self._sampling = sampling
         self._speculator = speculator
         self._search = search
-        self._handouts = handouts
+        self._generations = generations
         self._learning = learning
 
     def apply(self, plan: StepPlan) -> list[Choice]:
@@ -79,7 +79,7 @@ class RunnerState:
             self._learning.end(choice.slot)
             self._free_slots.append(choice.slot)
         if written := plan.written_blocks(self._block_size):
-            self._handouts.note(written)
+            self._generations.note(written)
         for admitted in plan.admitted:
             self._admit(admitted)
         scheduled = [self._choices[entry.key] for entry in plan.scheduled]
@@ -171,7 +171,7 @@ class RunnerState:
         """While the step is computed, find out what the grammars of those who are ready allow next."""
         self._sampling.fill_masks([choices[sample.choice].slot for sample in batch.samples], beside=True)
 
-    def plan_picks(self, batch: Batch, choices: Sequence[Choice], num_pending: int = 0) -> PickPlan:
+    def plan_picks(self, batch: Batch, choices: Sequence[Choice], num_pending: int = 0) -> FusedSamplingPlan:
         """How a kernel can find tokens in the logits of these choices, each with so many tokens not committed yet."""
         slots = [choices[sample.choice].slot for sample in batch.samples]
         return self._sampling.plan_picks(batch.samples, slots, batch.positions[batch.logits_index], num_pending)

@@ -18,7 +18,7 @@ from model_runner.models.families import MODEL_FAMILIES
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
 from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.packed import NativeProduct, PackedWeight
-from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
+from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
 _STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
 """Types of rotary positions whose angles depend on the position alone."""
@@ -119,7 +119,7 @@ class NativeModel:
             self._known = num_positions
         self._kernels.forward(self._struct, step.struct, wanted)
 
-    def pick(self, logits: Tensor, plan: PickPlan) -> list[int]:
+    def pick(self, logits: Tensor, plan: FusedSamplingPlan) -> list[int]:
         """The token of each row of logits [R, num_logits], as the plan says; NO_TOKEN where they are not finite."""
         tokens: list[int] = self._kernels.pick(logits, plan.keys, plan.temperatures).tolist()
         return tokens
@@ -216,7 +216,7 @@ class NativeTargetModel:
         taken, self._taken = self._taken, {}
         return taken
 
-    def picks(self) -> Callable[[], Prepicks]:
+    def picks(self) -> Callable[[], PreSampledTokens]:
         picks = self._picks
         return lambda: picks
 
@@ -224,7 +224,7 @@ class NativeTargetModel:
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: PickPlan | None = None,
+        picks: FusedSamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         assert follows is None, "a step is over before the next one begins"
@@ -239,7 +239,7 @@ class NativeTargetModel:
             self._taken.get(LAST),
         )
         self._model.forward(self._attention.prepare(batch), int(batch.positions.max(initial=-1)) + 1, wanted)
-        self._picks = NO_PICKS if picks is None else Prepicks(self._model.pick(logits, picks), picks.choices)
+        self._picks = NO_PICKS if picks is None else PreSampledTokens(self._model.pick(logits, picks), picks.choices)
         return logits
 
     def _logits(self, rows: int) -> Tensor:

@@ -15,7 +15,7 @@ from model_runner.batch import Batch, IntArray, to_device
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention
-from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
+from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TokenRows:
 
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From logits [R, vocab], and the keys and temperatures of a PickPlan, to tokens [R] int64; NO_TOKEN for none."""
+"""Maps logits [R, vocab] and a FusedSamplingPlan's keys and temperatures to tokens [R] int64; NO_TOKEN for none."""
 
 
 class TargetModel(Protocol):
@@ -44,7 +44,7 @@ class TargetModel(Protocol):
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: PickPlan | None = None,
+        picks: FusedSamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`. They hold until the next pass.
@@ -61,7 +61,7 @@ class TargetModel(Protocol):
         """Those of all tokens of the last forward pass, [T, width] each; once."""
         ...
 
-    def picks(self) -> Callable[[], Prepicks]:
+    def picks(self) -> Callable[[], PreSampledTokens]:
         """Waits for those of the last forward pass, if it was given a plan; to be asked for before the next pass."""
         ...
 
@@ -95,7 +95,7 @@ class HFTargetModel:
         self._model = model
         self._attention = attention
         self._pick = pick
-        self._picks: PickPlan | None = None
+        self._picks: FusedSamplingPlan | None = None
         self.picked = torch.empty(0)
         """[R] int64 of the last forward pass that found tokens, in a graph or not."""
         self._tap = FeatureTap(model, needs)
@@ -111,7 +111,7 @@ class HFTargetModel:
         also, self._also = self._also, {}
         return self._tap.take() | also
 
-    def picks(self) -> Callable[[], Prepicks]:
+    def picks(self) -> Callable[[], PreSampledTokens]:
         return fetch_picks(self.picked, self._picks)
 
     @torch.inference_mode()
@@ -119,7 +119,7 @@ class HFTargetModel:
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: PickPlan | None = None,
+        picks: FusedSamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         rows = TokenRows.of(batch, self._model.device)
@@ -179,7 +179,7 @@ class OtherVocabulary:
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: PickPlan | None = None,
+        picks: FusedSamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         known = replace(batch, tokens=np.minimum(batch.tokens, self._num_tokens - 1))
@@ -188,7 +188,7 @@ class OtherVocabulary:
     def features(self) -> Mapping[Feature, Tensor]:
         return self._model.features()
 
-    def picks(self) -> Callable[[], Prepicks]:
+    def picks(self) -> Callable[[], PreSampledTokens]:
         return self._model.picks()
 
     def settle(self) -> None:
@@ -200,20 +200,20 @@ def take_picks(picked: Tensor, rows: IntArray) -> Tensor:
     return picked.index_select(0, to_device(rows, picked.device)).clamp_(min=0)
 
 
-def fetch_picks(picked: Tensor, plan: PickPlan | None) -> Callable[[], Prepicks]:
+def fetch_picks(picked: Tensor, plan: FusedSamplingPlan | None) -> Callable[[], PreSampledTokens]:
     """Begin to copy picks [R] to the host; what is returned waits for them."""
     if plan is None:
         return lambda: NO_PICKS
     if picked.device.type != "cuda":
         tokens = picked.tolist()
-        return lambda: Prepicks(tokens, plan.choices)
+        return lambda: PreSampledTokens(tokens, plan.choices)
     host = torch.empty(picked.shape, dtype=picked.dtype, pin_memory=True)
     host.copy_(picked, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
 
-    def wait() -> Prepicks:
+    def wait() -> PreSampledTokens:
         copied.synchronize()
-        return Prepicks(host.tolist(), plan.choices)
+        return PreSampledTokens(host.tolist(), plan.choices)
 
     return wait

@@ -33,8 +33,7 @@ from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores
-from model_runner.sampling.draw import NativeDraw, TorchDraw, pick, pick_allowed
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
 logger = logging.getLogger("samewise.runner")

@@ -19,7 +19,7 @@ from model_runner.batch import NO_TOKENS, Batch, IntArray, to_device
 from model_runner.models.features import Feature
 from model_runner.models.target import HFTargetModel, TokenRows, fetch_picks, take_picks
 from model_runner.platforms.memory import DoesNotFitError
-from model_runner.sampling.picks import PickPlan, Prepicks
+from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
 
 logger = logging.getLogger("samewise.runner")
 
@@ -140,7 +140,7 @@ class GraphedTarget:
         rows = slice(self._last.num_tokens)
         return {feature: hidden[rows] for feature, hidden in self._last.outputs.features.items()}
 
-    def picks(self) -> Callable[[], Prepicks]:
+    def picks(self) -> Callable[[], PreSampledTokens]:
         if self._last is None:
             return self._target.picks()
         num_rows = 0 if self._last.plan is None else len(self._last.plan.keys)
@@ -151,7 +151,7 @@ class GraphedTarget:
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: PickPlan | None = None,
+        picks: FusedSamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         size = self._size_for(batch)
@@ -205,11 +205,11 @@ class GraphedTarget:
 @dataclass(frozen=True, slots=True)
 class _LastStep:
     num_tokens: int
-    plan: PickPlan | None
+    plan: FusedSamplingPlan | None
     outputs: _Outputs
 
 
-def _inputs(batch: Batch, picks: PickPlan | None, size: int) -> IntArray:
+def _inputs(batch: Batch, picks: FusedSamplingPlan | None, size: int) -> IntArray:
     """Tokens, positions, rows with logits, keys and temperatures (the bits of float64): [5, size], filled with 0."""
     inputs = np.zeros((5, size), dtype=np.int64)
     arrays = [batch.tokens, batch.positions, batch.logits_index]

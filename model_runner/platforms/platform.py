@@ -20,7 +20,7 @@ from model_runner.models.loading import ModelShape, load_config
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.memory import Measured, Room, StorageTypes
-from model_runner.sampling.picks import PickAllowed
+from model_runner.sampling.fused_sampling import PickAllowed
 from model_runner.sampling.sampler import Sampler
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from model_runner.batch import PromptRows
 from model_runner.contract import Candidate, SamplingParams, TokenLogprobs
 from model_runner.kernels.row_sums import row_log_softmax
-from model_runner.sampling.draw import take
 from model_runner.sampling.truncations import places
 
 _LOWEST = -9999.0
@@ -176,3 +175,8 @@ def _top_of_any(scores: Tensor, num: int) -> Tensor:
     backwards = torch.arange(vocab_size - 1, -1, -1, device=scores.device)
     keys = (ordered.long() << 32) | backwards
     return vocab_size - 1 - (keys.topk(num, -1).values & 0xFFFFFFFF)
+
+
+def take(scores: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows, in ascending order; not a copy if they are all."""
+    return scores if len(rows) == len(scores) else scores.index_select(0, torch.tensor(rows, device=scores.device))

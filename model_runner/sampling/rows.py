@@ -14,8 +14,8 @@ from torch import Tensor
 
 from model_runner.batch import IntArray, SampleRows
 from model_runner.contract import Failure, SamplingParams
+from model_runner.sampling.fused_sampling import FusedSamplingPlan, MaskedRows
 from model_runner.sampling.noise import Stream, noise_key, noise_keys
-from model_runner.sampling.picks import MaskedRows, PickPlan
 from model_runner.sampling.slot import Slot, TokenValues
 from model_runner.sampling.thinking import ThinkingBudget
 
@@ -251,7 +251,7 @@ class SamplingState:
 
     def plan_picks(
         self, samples: Sequence[SampleRows], slots: Sequence[int], positions: IntArray, num_pending: int = 0
-    ) -> PickPlan:
+    ) -> FusedSamplingPlan:
         """How a kernel can find the tokens of choices that ask for nothing but the model's own choice or a draw.
 
         They may have a grammar, which is not looked at.
@@ -266,7 +266,7 @@ class SamplingState:
         served = [
             (sample, state) for sample, state in zip(samples, states, strict=True) if _can_be_picked(sample, state)
         ]
-        plan = PickPlan.greedy(len(positions))
+        plan = FusedSamplingPlan.greedy(len(positions))
         drawn = [(sample, state) for sample, state in served if state.sampling.temperature > 0]
         if drawn:
             first = np.array([sample.first for sample, _ in drawn])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.triton.pick import pick
-from model_runner.sampling.picks import PickPlan
+from model_runner.sampling.fused_sampling import FusedSamplingPlan
 from model_runner.sampling.rows import SamplingRows
 
 
@@ -21,7 +21,7 @@ class TritonDraw:
 
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
         """See Draw. Whatever a truncation has left is drawn from the whole row: to cut it out costs more."""
-        plan = PickPlan.greedy(len(scores))
+        plan = FusedSamplingPlan.greedy(len(scores))
         drawn = (*rows.whole, *rows.truncated)
         for row in drawn:
             plan.keys[row] = rows.key(row)

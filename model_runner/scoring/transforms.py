@@ -13,7 +13,7 @@ from model_runner.kernels.row_sums import entropies, row_log_softmax
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature, entering
 from model_runner.models.target import TargetModel
-from model_runner.sampling.picks import PickPlan
+from model_runner.sampling.fused_sampling import FusedSamplingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RawStep:
     logits: Tensor  # [rows, vocab] float32
     features: Mapping[Feature, Tensor]
     """[T, width] each: at least what the transforms need of the step."""
-    plan: PickPlan | None = None
+    plan: FusedSamplingPlan | None = None
     """Which tokens are found in the logits already."""
 
 

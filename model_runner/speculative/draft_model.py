@@ -11,7 +11,7 @@ from model_runner.batch import Batch, IntArray, TreePaths
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.models.features import Feature
 from model_runner.models.target import TargetModel
-from model_runner.speculative.growing import Bud, GrowthLimits, grow
+from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
 
 
@@ -36,7 +36,7 @@ class _Slot:
     """Of each node of the tree that is growing: the places of its ancestors and its own."""
 
 
-class Handouts:
+class BlockGenerations:
     """How often each of the target's blocks was handed out to be written to.
 
     Who gets a block may use another drafter, or none, and those after that find its new content in the prefix cache. So
@@ -70,26 +70,26 @@ class DraftKV:
                 | known tokens, at their own places             | last token?  | nodes   |
     """
 
-    def __init__(self, handouts: Handouts, block_size: int, nodes: int, *, lag: int = 0) -> None:
+    def __init__(self, generations: BlockGenerations, block_size: int, nodes: int, *, lag: int = 0) -> None:
         """
         Args:
-            handouts: of the target's blocks.
+            generations: of the target's blocks.
             block_size: of both.
             nodes: of one tree that are computed, at most.
             lag: how many of the last known tokens have no keys and values; the tree grows from the one before them.
         """
         self._lag = lag
-        self._handouts = handouts
+        self._generations = generations
         self._block_size = block_size
         self._scratch = _scratch_of_slot(block_size, nodes)
-        self._filled_in = np.full(len(handouts), -1, dtype=np.int64)
+        self._filled_in = np.full(len(generations), -1, dtype=np.int64)
         """How often a block had been handed out when all its tokens had their keys and values here."""
         self._slots: dict[int, _Slot] = {}
 
     def begin(self, choice: NewChoice) -> None:
         """A choice begins; what is in the blocks that it shares need not be computed again if it is here."""
         shared = choice.blocks[: choice.num_computed // self._block_size]
-        is_filled = self._filled_in[list(shared)] == self._handouts.of(shared)
+        is_filled = self._filled_in[list(shared)] == self._generations.of(shared)
         num_filled = int(np.logical_and.accumulate(is_filled).sum())
         self._slots[choice.slot] = _Slot(num_filled * self._block_size, len(choice.blocks))
 
@@ -110,7 +110,7 @@ class DraftKV:
     def _take_up(self, step: ChoiceStep) -> _Slot:
         slot = self._slots[step.slot]
         slot.num_blocks = len(step.blocks)
-        first = len(self._handouts) + step.slot * self._scratch
+        first = len(self._generations) + step.slot * self._scratch
         slot.table = [*step.blocks, *range(first, first + self._scratch)]
         slot.paths = {}
         return slot
@@ -132,35 +132,35 @@ class DraftKV:
         slot = self._slots[step.slot]
         slot.length = min(span.stop, len(step.blocks) * self._block_size)
         filled = step.blocks[span.start // self._block_size : slot.length // self._block_size]
-        self._filled_in[list(filled)] = self._handouts.of(filled)
+        self._filled_in[list(filled)] = self._generations.of(filled)
 
-    def node_batch(self, buds: Sequence[Bud]) -> Batch:
+    def node_batch(self, frontier: Sequence[FrontierNode]) -> Batch:
         """Nodes of trees, whose ancestors but the root were in earlier such batches; logits are wanted of all."""
-        choices = sorted({bud.choice for bud in buds})
-        ordered = sorted(range(len(buds)), key=lambda index: buds[index].choice)
-        paths = [self._path(buds[index]) for index in ordered]
-        nodes = [buds[index] for index in ordered]
-        start = np.array([len(bud.step.tokens) - self._lag for bud in nodes], dtype=np.int64)
-        positions = start - 1 + np.array([bud.depth for bud in nodes], dtype=np.int64)
-        row_of = np.argsort(ordered)  # of each bud
+        choices = sorted({leaf.choice for leaf in frontier})
+        ordered = sorted(range(len(frontier)), key=lambda index: frontier[index].choice)
+        paths = [self._path(frontier[index]) for index in ordered]
+        nodes = [frontier[index] for index in ordered]
+        start = np.array([len(leaf.step.tokens) - self._lag for leaf in nodes], dtype=np.int64)
+        positions = start - 1 + np.array([leaf.depth for leaf in nodes], dtype=np.int64)
+        row_of = np.argsort(ordered)  # of each leaf
         first = np.cumsum([0, *(len(path) for path in paths)])
-        slots = {bud.choice: self._slots[bud.step.slot] for bud in nodes}
+        slots = {leaf.choice: self._slots[leaf.step.slot] for leaf in nodes}
         return self._batch(
-            np.array([bud.token for bud in nodes]),
+            np.array([leaf.token for leaf in nodes]),
             positions,
             np.array([path[-1] for path in paths], dtype=np.int64),
-            np.searchsorted(choices, [bud.choice for bud in nodes]),
+            np.searchsorted(choices, [leaf.choice for leaf in nodes]),
             [slots[choice].table for choice in choices],
             row_of,
             TreePaths(start, first, np.array([place for path in paths for place in path], dtype=np.int64)),
         )
 
-    def _path(self, bud: Bud) -> list[int]:
+    def _path(self, leaf: FrontierNode) -> list[int]:
         """Places of the node's ancestors and its own, which it gets now."""
-        slot = self._slots[bud.step.slot]
-        first = max(len(bud.step.tokens) - self._lag, slot.num_blocks * self._block_size)
-        path = [*slot.paths.get(bud.parent, ()), first + len(slot.paths)]
-        slot.paths[bud.node] = path
+        slot = self._slots[leaf.step.slot]
+        first = max(len(leaf.step.tokens) - self._lag, slot.num_blocks * self._block_size)
+        path = [*slot.paths.get(leaf.parent, ()), first + len(slot.paths)]
+        slot.paths[leaf.node] = path
         return path
 
     def _batch(
@@ -227,5 +227,5 @@ class DraftModelProposer:
         """See Proposer.end."""
         self._kv.end(slot)
 
-    def _extend(self, buds: Sequence[Bud]) -> Tensor:
-        return self._model.forward(self._kv.node_batch(buds))
+    def _extend(self, frontier: Sequence[FrontierNode]) -> Tensor:
+        return self._model.forward(self._kv.node_batch(frontier))

@@ -78,7 +78,7 @@ class GrowthLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Bud:
+class FrontierNode:
     """A node from which a tree can grow further."""
 
     step: ChoiceStep
@@ -91,7 +91,7 @@ class Bud:
     depth: int
 
 
-Extend = Callable[[Sequence[Bud]], Tensor]
+Extend = Callable[[Sequence[FrontierNode]], Tensor]
 """Logits [n, draft vocabulary] of what follows each of these nodes; all are of one depth, children of earlier ones."""
 
 
@@ -150,71 +150,71 @@ def grow(
         limits: of every tree.
     """
     growths = [_Growth() for _ in steps]
-    buds = [Bud(step, index, ROOT, -1, ROOT, 0) for index, step in enumerate(steps) if step.max_nodes]
-    logits = first[[bud.choice for bud in buds]] if len(buds) < len(steps) else first
-    while buds:
-        grown = _sprout(buds, logits, growths, draft_ids, limits)
-        buds = _leading([bud for bud in grown if bud.depth < limits.max_depth], growths, limits)
-        if buds:
-            logits = extend(buds)
+    frontier = [FrontierNode(step, index, ROOT, -1, ROOT, 0) for index, step in enumerate(steps) if step.max_nodes]
+    logits = first[[leaf.choice for leaf in frontier]] if len(frontier) < len(steps) else first
+    while frontier:
+        grown = _sprout(frontier, logits, growths, draft_ids, limits)
+        frontier = _leading([leaf for leaf in grown if leaf.depth < limits.max_depth], growths, limits)
+        if frontier:
+            logits = extend(frontier)
     return [growth.best(step.max_nodes) for growth, step in zip(growths, steps, strict=True)]
 
 
 def _sprout(
-    buds: Sequence[Bud],
+    frontier: Sequence[FrontierNode],
     logits: Tensor,
     growths: Sequence[_Growth],
     draft_ids: NDArray[np.int64] | None,
     limits: GrowthLimits,
-) -> list[Bud]:
-    """Give each bud its children."""
+) -> list[FrontierNode]:
+    """Give each leaf its children."""
     values, columns = logits.topk(min(limits.candidates, logits.shape[-1]), -1)
     scores = values.double().cpu().numpy()
     with np.errstate(over="ignore", invalid="ignore"):  # the temperature may be tiny, and logits not finite
-        scores = (scores - scores[:, :1]) / [[bud.step.sampling.temperature or 1.0] for bud in buds]
+        scores = (scores - scores[:, :1]) / [[leaf.step.sampling.temperature or 1.0] for leaf in frontier]
         log_probs = scores - np.logaddexp.reduce(scores, -1, keepdims=True)
     tokens = columns.cpu().numpy() if draft_ids is None else draft_ids[columns.cpu().numpy()]
     grown = []
-    for bud, of_draft, ids in zip(buds, log_probs, tokens, strict=True):
+    for leaf, of_draft, ids in zip(frontier, log_probs, tokens, strict=True):
         if np.isnan(of_draft[0]):
             continue
-        growth = growths[bud.choice]
-        above = 1.0 if bud.node == ROOT else growth.probability[bud.node]
-        if bud.step.draws:
-            growth.drawn_from[bud.node] = DraftDistribution(torch.from_numpy(ids), torch.from_numpy(np.exp(of_draft)))
-        for token, confidence in _children(bud, of_draft, ids, limits):
+        growth = growths[leaf.choice]
+        above = 1.0 if leaf.node == ROOT else growth.probability[leaf.node]
+        if leaf.step.draws:
+            growth.drawn_from[leaf.node] = DraftDistribution(torch.from_numpy(ids), torch.from_numpy(np.exp(of_draft)))
+        for token, confidence in _children(leaf, of_draft, ids, limits):
             if above * confidence < limits.least:
                 break
-            node = growth.add(bud.node, token, confidence)
-            grown.append(Bud(bud.step, bud.choice, node, token, bud.node, bud.depth + 1))
+            node = growth.add(leaf.node, token, confidence)
+            grown.append(FrontierNode(leaf.step, leaf.choice, node, token, leaf.node, leaf.depth + 1))
     return grown
 
 
 def _children(
-    bud: Bud, log_probs: NDArray[np.float64], ids: NDArray[np.int64], limits: GrowthLimits
+    leaf: FrontierNode, log_probs: NDArray[np.float64], ids: NDArray[np.int64], limits: GrowthLimits
 ) -> list[tuple[int, float]]:
     """Tokens and confidences, best first, of those with these log probabilities."""
     scores = log_probs
-    if bud.step.sampling.temperature:
-        scores = log_probs + gumbels(bud.step.noise_key(bud.depth + 1), ids)
+    if leaf.step.sampling.temperature:
+        scores = log_probs + gumbels(leaf.step.noise_key(leaf.depth + 1), ids)
     best = (-scores).argsort(kind="stable")[: limits.branches]
-    if bud.step.draws:
+    if leaf.step.draws:
         possible = int((log_probs > _NEVER).sum())
         return [(int(ids[place]), confidence_of_drawn(elders)) for elders, place in enumerate(best[:possible])]
     total = np.logaddexp.reduce(scores)
     return [(int(ids[place]), float(np.exp(scores[place] - total))) for place in best]
 
 
-def _leading(grown: Sequence[Bud], growths: Sequence[_Growth], limits: GrowthLimits) -> list[Bud]:
-    """The buds of each choice that are worth following."""
-    followed: list[Bud] = []
-    for choice, of_choice in itertools.groupby(grown, key=lambda bud: bud.choice):
-        buds = list(of_choice)
+def _leading(grown: Sequence[FrontierNode], growths: Sequence[_Growth], limits: GrowthLimits) -> list[FrontierNode]:
+    """The frontier of each choice that are worth following."""
+    followed: list[FrontierNode] = []
+    for choice, of_choice in itertools.groupby(grown, key=lambda leaf: leaf.choice):
+        frontier = list(of_choice)
         growth = growths[choice]
-        floor = growth.floor(buds[0].step.max_nodes)
-        by_probability = [(growth.probability[bud.node], bud) for bud in buds]
+        floor = growth.floor(frontier[0].step.max_nodes)
+        by_probability = [(growth.probability[leaf.node], leaf) for leaf in frontier]
         best = heapq.nlargest(limits.front, by_probability, key=lambda pair: pair[0])
-        followed += [bud for probability, bud in best if probability >= limits.followed and probability > floor]
+        followed += [leaf for probability, leaf in best if probability >= limits.followed and probability > floor]
     return followed
 
 

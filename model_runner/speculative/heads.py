@@ -21,7 +21,7 @@ from model_runner.models.heads.layer import Attend, RecurrentHeads
 from model_runner.models.heads.medusa import MedusaHeads
 from model_runner.platforms.platform import Platform
 from model_runner.speculative.draft_model import DraftKV, num_draft_blocks
-from model_runner.speculative.growing import Bud, Extend, GrowthLimits, grow, to_array
+from model_runner.speculative.growing import Extend, FrontierNode, GrowthLimits, grow, to_array
 from model_runner.speculative.methods import Blocks
 from model_runner.speculative.proposer import ChoiceStep, Embed, NewChoice, Proposer, TargetStep
 
@@ -99,12 +99,12 @@ class RecurrentProposer:
     def _extension(self, roots: Tensor) -> Extend:
         states: dict[tuple[int, int], Tensor] = {}  # by choice and node: what guessed the node's children, [d]
 
-        def extend(buds: Sequence[Bud]) -> Tensor:
-            before = torch.stack([states.get((bud.choice, bud.parent), roots[bud.choice]) for bud in buds])
-            batch = self._kv.node_batch(buds)
-            row_of = _index(batch, before)  # of each bud in the batch
+        def extend(frontier: Sequence[FrontierNode]) -> Tensor:
+            before = torch.stack([states.get((leaf.choice, leaf.parent), roots[leaf.choice]) for leaf in frontier])
+            batch = self._kv.node_batch(frontier)
+            row_of = _index(batch, before)  # of each leaf in the batch
             after = self._run(batch.tokens, before[row_of.argsort()], batch)[row_of]
-            states.update({(bud.choice, bud.node): state for bud, state in zip(buds, after, strict=True)})
+            states.update({(leaf.choice, leaf.node): state for leaf, state in zip(frontier, after, strict=True)})
             return self._heads.logits(after, self._target.head)
 
         return extend
@@ -151,8 +151,8 @@ class MedusaProposer:
         """See Proposer.propose."""
         logits: Tensor = self._heads(step.last(LAST))  # [choices, heads, draft vocabulary]
 
-        def extend(buds: Sequence[Bud]) -> Tensor:
-            return logits[[bud.choice for bud in buds], buds[0].depth]
+        def extend(frontier: Sequence[FrontierNode]) -> Tensor:
+            return logits[[leaf.choice for leaf in frontier], frontier[0].depth]
 
         return grow(step.choices, logits[:, 0], extend, self._draft_ids, self._limits)
 
@@ -242,13 +242,13 @@ class HydraProposer:
     def _extension(self, heads: HydraHeads, hidden: Tensor, root_path: Tensor) -> Extend:
         paths: dict[tuple[int, int], Tensor] = {}  # by choice and node: embeddings [depth + 1, hidden]
 
-        def extend(buds: Sequence[Bud]) -> Tensor:
-            tokens = torch.tensor([bud.token for bud in buds], device=hidden.device)
+        def extend(frontier: Sequence[FrontierNode]) -> Tensor:
+            tokens = torch.tensor([leaf.token for leaf in frontier], device=hidden.device)
             embedded = self._embed(tokens).unsqueeze(1)
-            before = torch.stack([paths.get((bud.choice, bud.parent), root_path[bud.choice]) for bud in buds])
-            path = torch.cat([before, embedded], 1)  # [buds, depth + 1, hidden]
-            paths.update({(bud.choice, bud.node): its_path for bud, its_path in zip(buds, path, strict=True)})
-            return heads.head(path.shape[1], hidden[[bud.choice for bud in buds]], path)
+            before = torch.stack([paths.get((leaf.choice, leaf.parent), root_path[leaf.choice]) for leaf in frontier])
+            path = torch.cat([before, embedded], 1)  # [frontier, depth + 1, hidden]
+            paths.update({(leaf.choice, leaf.node): its_path for leaf, its_path in zip(frontier, path, strict=True)})
+            return heads.head(path.shape[1], hidden[[leaf.choice for leaf in frontier]], path)
 
         return extend
 
@@ -339,7 +339,7 @@ def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: Gro
     blocks = room.blocks
     num_blocks = num_draft_blocks(blocks.num_blocks, blocks.max_num_seqs, blocks.block_size, limits.num_extended)
     cache = room.platform.make_cache([heads.kv], num_blocks, blocks.block_size)
-    kv = DraftKV(blocks.handouts, blocks.block_size, limits.num_extended, lag=1)
+    kv = DraftKV(blocks.generations, blocks.block_size, limits.num_extended, lag=1)
     ends = TargetEnds(embed, _in_its_type(model.get_output_embeddings()))  # type: ignore[no-untyped-call]
     return RecurrentProposer(heads, ends, room.platform.attention(cache), kv, limits)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from model_runner.kernels.build import NoKernelsError, build_suffix
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import TargetModel
-from model_runner.speculative.draft_model import DraftKV, DraftModelProposer, Handouts, num_draft_blocks
+from model_runner.speculative.draft_model import BlockGenerations, DraftKV, DraftModelProposer, num_draft_blocks
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.prediction import PredictionProposer
@@ -25,7 +25,7 @@ class Blocks:
     num_blocks: int
     block_size: int
     max_num_seqs: int
-    handouts: Handouts
+    generations: BlockGenerations
 
     @property
     def with_scratch(self) -> int:
@@ -39,7 +39,7 @@ class Blocks:
 
     def draft_kv(self) -> DraftKV:
         """Books for such a cache."""
-        return DraftKV(self.handouts, self.block_size, _MODEL_LIMITS.num_extended)
+        return DraftKV(self.generations, self.block_size, _MODEL_LIMITS.num_extended)
 
 
 def make_proposers(blocks: Blocks, draft: TargetModel | None) -> dict[str, Proposer]:

@@ -11,11 +11,10 @@ from model_runner.batch import SampleRows
 from model_runner.contract import Candidate, Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftTree, Fork
 from model_runner.kernels.row_sums import entropies, row_softmax, row_sums
-from model_runner.sampling.draw import Draw
+from model_runner.sampling.fused_sampling import NO_PICKS, NO_TOKEN, PickAllowed, PreSampledTokens
 from model_runner.sampling.noise import Stream, uniform
-from model_runner.sampling.picks import NO_PICKS, NO_TOKEN, PickAllowed, Prepicks
 from model_runner.sampling.rows import SamplingRows, SamplingState
-from model_runner.sampling.sampler import NOT_FINITE, Sampler
+from model_runner.sampling.sampler import NOT_FINITE, Draw, Sampler
 
 
 @dataclass(slots=True)
@@ -76,7 +75,7 @@ class Verifier:
         samples: Sequence[SampleRows],
         slots: Sequence[int],
         raw: Tensor | None = None,
-        picks: Prepicks = NO_PICKS,
+        picks: PreSampledTokens = NO_PICKS,
     ) -> list[Verdict]:
         """One verdict for each of `samples`, whose choices have these slots; tokens go to the slots' histories.
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from model_runner.contract import Contrastive, SamplingParams
 from model_runner.draft_tree import DraftDistribution, Fork
 from model_runner.kv_cache import KVCache, KVShape, Move
-from model_runner.sampling.draw import Draw, TorchDraw
 from model_runner.sampling.logprobs import prompt_logprobs
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import Draw, Sampler, TorchDraw
 from model_runner.scoring.contrastive_search import HiddenStates
 from model_runner.scoring.transforms import contrast
 from model_runner.speculative.verify import RejectionDraw, TypicalDraw

@@ -15,14 +15,13 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
 from model_runner.runner_interface import RunnerInfo
-from model_runner.sampling.draw import TorchDraw
+from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 from model_runner.sampling.noise import Stream, noise_key
-from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import Sampler, TorchDraw
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.budget import Budget
-from model_runner.speculative.draft_model import Handouts
+from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.speculator import Speculator
@@ -42,7 +41,7 @@ class SummingModel:
 
     def __init__(self, cache: KVCache, picked: Sequence[int]) -> None:
         self.rows: list[list[int]] = []
-        self.plans: list[PickPlan] = []
+        self.plans: list[FusedSamplingPlan] = []
         self._picked = picked
         self._attention = ReferenceAttention(cache)
 
@@ -52,11 +51,11 @@ class SummingModel:
     def settle(self) -> None:
         pass
 
-    def picks(self) -> Callable[[], Prepicks]:
-        return lambda: Prepicks(self._picked, self.plans[-1].choices) if self._picked else NO_PICKS
+    def picks(self) -> Callable[[], PreSampledTokens]:
+        return lambda: PreSampledTokens(self._picked, self.plans[-1].choices) if self._picked else NO_PICKS
 
     def forward(
-        self, batch: Batch, also: Collection[Feature] = (), picks: PickPlan | None = None, follows: None = None
+        self, batch: Batch, also: Collection[Feature] = (), picks: FusedSamplingPlan | None = None, follows: None = None
     ) -> torch.Tensor:
         self.plans += [] if picks is None else [picks]
         self.rows.append(batch.logits_index.tolist())
@@ -80,7 +79,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
     parts = RunnerParts(
         target=model,
         kv_cache=cache,
-        state=RunnerState(4, BLOCK, sampling, speculator, search, Handouts(8)),
+        state=RunnerState(4, BLOCK, sampling, speculator, search, BlockGenerations(8)),
         speculator=speculator,
         budget=budget,
         verifier=Verifier(sampling, sampler),

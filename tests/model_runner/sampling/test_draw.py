@@ -11,9 +11,8 @@ from torch import Tensor
 
 from model_runner.contract import SamplingParams
 from model_runner.kernels.library import Kernels
-from model_runner.sampling.draw import NativeDraw, TorchDraw
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
+from model_runner.sampling.sampler import NO_TOKEN, NativeDraw, Picks, Sampler, TorchDraw
 from model_runner.sampling.truncations import NativeTruncations
 
 from .cases import OUTPUT, PROMPT, SETTINGS

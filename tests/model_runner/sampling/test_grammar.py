@@ -20,11 +20,10 @@ from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling import grammar as module
-from model_runner.sampling.draw import TorchDraw
+from model_runner.sampling.fused_sampling import NO_PICKS, MaskedRows
 from model_runner.sampling.grammar import GrammarError, Grammars, Guess, Matcher
-from model_runner.sampling.picks import NO_PICKS, MaskedRows
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import Sampler, TorchDraw
 from model_runner.speculative.grammar import prune
 from model_runner.speculative.verify import Verifier
 from tests import tiny_vocabulary

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from model_runner.contract import Failure, Mirostat, SamplingParams, Xtc
-from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import GumbelMax, Stream, noise_key, uniform
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
+from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler, TorchDraw
 
 from . import oracle
 from .cases import OUTPUT, PROMPT, SETTINGS

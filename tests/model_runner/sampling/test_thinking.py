@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from model_runner.contract import SamplingParams, Thinking
-from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import Sampler, TorchDraw
 from model_runner.sampling.thinking import ThinkingBudget
 from tests import tiny_vocabulary
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling.noise import gumbel
-from model_runner.speculative.growing import Bud, GrowthLimits, grow
+from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
 from model_runner.speculative.proposer import ChoiceStep
 from model_runner.speculative.verify import confidence_of_drawn
 from tests.model_runner.speculative.driving import check_tree
@@ -59,12 +59,12 @@ class Network:
         self._paths: dict[tuple[int, int], Path] = {}
         self.first = torch.stack([logits_after((step.slot,)) for step in steps])
 
-    def __call__(self, buds: Sequence[Bud]) -> Tensor:
+    def __call__(self, frontier: Sequence[FrontierNode]) -> Tensor:
         rows = []
-        for bud in buds:
-            above = self._paths.get((bud.choice, bud.parent), (bud.step.slot,))
-            path = self._paths[bud.choice, bud.node] = (*above, bud.token)
-            self.asked.append((bud.choice, path[1:]))
+        for leaf in frontier:
+            above = self._paths.get((leaf.choice, leaf.parent), (leaf.step.slot,))
+            path = self._paths[leaf.choice, leaf.node] = (*above, leaf.token)
+            self.asked.append((leaf.choice, path[1:]))
             rows.append(logits_after(path))
         return torch.stack(rows)
 

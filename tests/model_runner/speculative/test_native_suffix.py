@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from model_runner.draft_tree import DraftTree
 from model_runner.kernels.build import NoKernelsError, build_suffix
 from model_runner.speculative import methods
-from model_runner.speculative.draft_model import Handouts
+from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.proposer import TargetStep
 from model_runner.speculative.suffix import (
     DraftCall,
@@ -159,7 +159,7 @@ def test_then_there_is_no_such_method(monkeypatch: pytest.MonkeyPatch, caplog: p
 
     def names() -> set[str]:
         """Of the methods; the model is not run here."""
-        return set(methods.make_proposers(methods.Blocks(8, 16, 4, Handouts(8)), None))
+        return set(methods.make_proposers(methods.Blocks(8, 16, 4, BlockGenerations(8)), None))
 
     everywhere = names()
     monkeypatch.setattr(methods, "build_suffix", build)

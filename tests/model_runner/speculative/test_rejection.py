@@ -11,11 +11,11 @@ from torch import Tensor
 
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree, Fork
-from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingRows, SamplingState
+from model_runner.sampling.sampler import TorchDraw
 from model_runner.speculative import speculator, verify
-from model_runner.speculative.growing import Bud, GrowthLimits, grow
+from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
 from model_runner.speculative.proposer import ChoiceStep
 from model_runner.speculative.verify import RejectionDraw, blind_confidence
 from tests.model_runner.sampling.harness import ALPHA, CPU, chi_square_p
@@ -109,9 +109,9 @@ class Growing:
     def __call__(self, said: Said) -> DraftTree:
         tails = {ROOT: said.tail}
 
-        def extend(buds: Sequence[Bud]) -> Tensor:
-            tails.update({bud.node: (tails[bud.parent][1], bud.token) for bud in buds})
-            return self._logits([tails[bud.node] for bud in buds])
+        def extend(frontier: Sequence[FrontierNode]) -> Tensor:
+            tails.update({leaf.node: (tails[leaf.parent][1], leaf.token) for leaf in frontier})
+            return self._logits([tails[leaf.node] for leaf in frontier])
 
         step = ChoiceStep(0, said.tokens, len(PROMPT), 1, len(said.tokens) - 1, (0,), (), 6, said.params, draws=True)
         (tree,) = grow([step], self._logits([said.tail]), extend, None, self._limits)

@@ -9,8 +9,8 @@ import torch
 
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, Fork
-from model_runner.sampling.draw import TorchDraw
 from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.sampler import TorchDraw
 from model_runner.speculative.verify import TypicalDraw
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import CPU, random_logits

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_runner.contract import Breaker, Dry, Failure, Mirostat, SamplingParams, Verification, Xtc
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.sampling.picks import PickPlan, Prepicks
+from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
 from model_runner.sampling.sampler import Sampler
 from tests.model_runner.sampling.harness import picks_of
 
@@ -154,7 +154,7 @@ def test_tokens_that_were_found_beforehand_change_nothing(world: World, mode: Ve
     found, sampled = ([one for name in names for one in bare(name, mode)] for _ in range(2))
     served: list[int] = []
 
-    def pick(logits: Tensor, plan: PickPlan) -> Prepicks:
+    def pick(logits: Tensor, plan: FusedSamplingPlan) -> PreSampledTokens:
         served.append(len(plan.choices))
         return picks_of(logits, plan)
 

@@ -10,11 +10,10 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import Failure, SamplingParams, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree
-from model_runner.sampling.draw import TorchDraw
+from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 from model_runner.sampling.noise import Stream, gumbel, noise_key
-from model_runner.sampling.picks import NO_PICKS, PickPlan, Prepicks
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler
+from model_runner.sampling.sampler import Sampler, TorchDraw
 from model_runner.speculative.verify import Verifier
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import CPU
@@ -26,7 +25,7 @@ TREE = (ROOT, ROOT, ROOT, 0, 0, 1, 2, 3)
 
 Drafter = Callable[["Said"], DraftTree]
 Pair = tuple[int, int]
-Pick = Callable[[Tensor, PickPlan], Prepicks]
+Pick = Callable[[Tensor, FusedSamplingPlan], PreSampledTokens]
 
 
 @dataclass

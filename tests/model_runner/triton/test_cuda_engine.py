@@ -14,8 +14,7 @@ from model_runner.contract import (
     Speculation,
     StepPlan,
 )
-from model_runner.sampling.draw import TorchDraw
-from model_runner.sampling.sampler import NOT_FINITE, Sampler
+from model_runner.sampling.sampler import NOT_FINITE, Sampler, TorchDraw
 from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import Answer, Harness
 from tests.engine.drafting import KnowingProposer

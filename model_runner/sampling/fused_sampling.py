@@ -16,7 +16,7 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class PickPlan:
+class FusedSamplingPlan:
     """How each row of a step's logits is picked, known before the logits are; a row that nobody asks for is greedy."""
 
     keys: NDArray[np.uint64]  # [R] of the noise
@@ -32,22 +32,22 @@ class PickPlan:
         return self.keys.view(np.int64), self.temperatures
 
     @classmethod
-    def greedy(cls, num_rows: int) -> "PickPlan":
+    def greedy(cls, num_rows: int) -> "FusedSamplingPlan":
         """For nobody yet."""
         return cls(np.zeros(num_rows, dtype=np.uint64), np.zeros(num_rows), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
-class Prepicks:
+class PreSampledTokens:
     """What a plan has come to."""
 
     tokens: Sequence[int] = ()
     """Of each row of the step's logits; NO_TOKEN where the logits are not finite."""
     choices: frozenset[int] = frozenset()
-    """Whose rows these are the tokens of; see PickPlan."""
+    """Whose rows these are the tokens of; see FusedSamplingPlan."""
 
 
-NO_PICKS = Prepicks()
+NO_PICKS = PreSampledTokens()
 
 
 @dataclass(frozen=True, slots=True)
