@@ -1,4 +1,7 @@
-"""What follows from a step for which memory ran out: who makes room, and how large steps are after it."""
+"""Out of memory in a step of the runner: which choices make room, and how large the next steps may be.
+
+Where blocks of the KV cache run out, nothing fails: Scheduler._continue preempts.
+"""
 
 import logging
 from collections import Counter

@@ -281,7 +281,7 @@ class Scheduler:
             self._room.observe(self._others, self._num_added, seconds)
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
-        """Plan the step after one whose results are still to come, if these cannot matter to it; see ahead.py.
+        """Plan the step after one whose results are still to come, if these cannot matter to it.
 
         It goes between that one's execution and its `update`, and is executed and updated after it.
         """
@@ -376,8 +376,8 @@ class Scheduler:
         self._admit_waiting(step, is_background=is_background)
 
     def _continue(self, request: Request, step: Step) -> None:
-        """Schedule a running choice and the others of its group, or preempt them where blocks run out and it is the
-        policy's choice that they go.
+        """Schedule a running choice and the others of its group. Where KV blocks run out, preempt the running choice
+        that the policy ranks last (`rank` of waiting_queue.py), which may be this one.
         """
         if request.only_decodes and request.num_computed < len(request.blocks) * self._config.block_size:
             if step.budget:

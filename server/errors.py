@@ -148,7 +148,7 @@ class _RetryableError(ApiError):
 
 
 class RateLimitError(_RetryableError):
-    """The server has as many requests as it can hold, or has promised as many responses as it can store."""
+    """The server has as many requests as it can hold (`from_engine` in generation/run.py), or as many stored responses."""
 
     status = 429
 

@@ -22,7 +22,10 @@ _KINDS: Final = {name: kind for kind, name in enumerate(SAMPLER_ORDER)}
 
 
 class NativeTruncations:
-    """See truncations.truncate: keeps the same tokens, unless a bound is met to the last bit of a double."""
+    """Top-p, top-k and their kin on the CPU, by the kernels of kernels/cpu/truncate.h.
+
+    Keeps the same tokens as `truncate`, unless a bound is met to the last bit of a double.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

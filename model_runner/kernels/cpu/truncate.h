@@ -326,6 +326,7 @@ class TruncatedRow {
     return kth(count);
   }
 
+  // Top-p: the most probable tokens that together have this mass.
   void keep_nucleus(double mass) {
     const Sums all = sums();
     for (const double lowest : {all.logit_of((1 - mass) / (2 * kShortTail)), -kInfinity}) {
