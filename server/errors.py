@@ -148,7 +148,9 @@ class _RetryableError(ApiError):
 
 
 class RateLimitError(_RetryableError):
-    """The server has as many requests as it can hold (`from_engine` in generation/run.py), or as many stored responses."""
+    """The server has as many requests as it can hold, or has promised as many responses as it can store."""
+
+    # Raised for a full queue by `from_engine` in generation/run.py.
 
     status = 429
 
