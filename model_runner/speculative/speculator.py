@@ -224,7 +224,7 @@ class Speculator:
                 else:
                     fixed += num_rows
         time = self._budget.observe_step(load.plus(fixed), chosen, gained)
-        share = seconds / (load.rows + fixed + chosen)
+        share = seconds / max(1, load.rows + fixed + chosen)  # an empty step only releases choices
         for sample, choice, verdict in parts:
             if choice is None:
                 continue
