@@ -72,7 +72,7 @@ check: $(VENV)/installed-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy bench .ci/size_gate.py
+	@$(BIN)/mypy bench .ci/size_gate.py .ci/prose_gate.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/size_gate.py $(PACKAGES)
 
