@@ -25,7 +25,7 @@ from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw
 from model_runner.sampling.truncations import NativeTruncations
 from model_runner.scoring.contrastive_search import ContrastiveSearch
-from model_runner.speculative.budget import Budget
+from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.speculator import Speculator
 from model_runner.state import RunnerState
@@ -66,7 +66,7 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
         sampler = Sampler(NativeDraw(kernels, divides=True), truncations=NativeTruncations(kernels))
     search = ContrastiveSearch(sampling, sampler, 8192)
     generations = BlockGenerations(num_rows * CONTEXT // BLOCK_SIZE)
-    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, Budget(), 0), search, generations)
+    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, SpeculationController(), 0), search, generations)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)
     slots = [choice.slot for choice in choices]

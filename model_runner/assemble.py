@@ -32,7 +32,7 @@ from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.scoring.pooler import Pooler
 from model_runner.scoring.transforms import ContrastiveDecoding, Guidance, LayerContrast, ScoreTransform, Scoring
-from model_runner.speculative.budget import Budget
+from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.grammar import GrammarProposer
 from model_runner.speculative.heads import (
@@ -62,7 +62,7 @@ class RunnerParts:
     kv_cache: KVCache | KVCaches
     state: RunnerState
     speculator: Speculator
-    budget: Budget
+    controller: SpeculationController
     verifier: Verifier
     search: ContrastiveSearch
     grammars: "Grammars | None"
@@ -224,7 +224,7 @@ def _put_together(
     grammars = _make_grammars(config.model, shapes.target.vocab_size)
     sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device, grammars)
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
-    budget = Budget()
+    controller = SpeculationController()
     longest_draft = plan.max_model_len + blocks.scratch_tokens
     drafter = _beside(target, draft, platform, longest_draft)
     proposers = make_proposers(blocks, drafter)
@@ -235,11 +235,11 @@ def _put_together(
         if learned.folder is None:
             fresh = learned.method
             with_heads[fresh] = fresh_proposer(learned, target.model)
-        learning = make_learning(config, learned, with_heads[learned.method], budget, platform, make_link)
+        learning = make_learning(config, learned, with_heads[learned.method], controller, platform, make_link)
     proposers |= with_heads
     trained = next((method for method in BY_WORTH if method in proposers and method != fresh), fresh)
     proposers["grammar"] = GrammarProposer(sampling.matcher)
-    speculator = Speculator(proposers, budget, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
+    speculator = Speculator(proposers, controller, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
     needs = learning.needs.union(*(proposer.needs for proposer in proposers.values()))
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
     amateur = _beside(target, aux, platform, plan.max_model_len)
@@ -251,7 +251,7 @@ def _put_together(
             blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.generations, learning
         ),
         speculator=speculator,
-        budget=budget,
+        controller=controller,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),
         search=search,
         grammars=grammars,

@@ -124,7 +124,7 @@ class ModelRunner:
         self._kv_cache = parts.kv_cache
         self._state = parts.state
         self._speculator = parts.speculator
-        self._budget = parts.budget
+        self._controller = parts.controller
         self._verify = parts.verifier
         self._search = parts.search
         self._scoring = parts.scoring
@@ -368,7 +368,7 @@ class ModelRunner:
         seconds = np.array([min(self._step_seconds(count) for _ in range(_WARM_UP_TIMES)) for count in rows])
         context = min(_WARM_UP_CONTEXT, room - rows[-1])
         per_context = (self._step_seconds(rows[-1], context) - seconds[-1]) / max(rows[-1] * context, 1)
-        self._budget.times = StepTimes(np.array(rows, dtype=np.float64), seconds, max(float(per_context), 0.0))
+        self._controller.times = StepTimes(np.array(rows, dtype=np.float64), seconds, max(float(per_context), 0.0))
 
     def _step_seconds(self, rows: int, context: int = 0) -> float:
         """What a forward pass takes over so many rows after so many positions. Writes to blocks, so only at first."""

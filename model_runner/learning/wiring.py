@@ -25,7 +25,7 @@ from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.repository import cache_folder
 from model_runner.platforms.memory import GIB
 from model_runner.platforms.platform import Platform
-from model_runner.speculative.budget import Budget
+from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.heads import BY_WORTH, HeadsProposer, HydraProposer, method_of
 
@@ -112,15 +112,15 @@ def make_learning(
     config: RunnerConfig,
     learned: Learned,
     proposer: HeadsProposer,
-    budget: Budget,
+    controller: SpeculationController,
     platform: Platform,
     make_link: MakeLink,
 ) -> HeadsLearning:
-    """Between the learner of these heads, the proposer that drafts with them and the budget that judges the drafts."""
+    """Between the learner of these heads, the proposer that drafts with them and the controller that judges them."""
 
     def replace_heads(heads: Heads) -> None:
         proposer.replace_heads(heads)
-        budget.forget_savings(learned.method)
+        controller.stats[learned.method].forget_savings()
 
     def prepare(checkpoint: bytes) -> Heads:
         heads = load_learnt(checkpoint, learned.target)

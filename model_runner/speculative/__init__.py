@@ -1,1 +1,1 @@
-"""Guessing tokens ahead, and verifying the guesses: proposers, the budget, and the walk along what was guessed."""
+"""Guessing tokens ahead, and verifying the guesses: proposers, the controller, and the walk along what was guessed."""

@@ -1,7 +1,6 @@
 """Everything about speculation that is not the forward pass: who drafts for whom, how much, and how it went."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -11,10 +10,9 @@ from model_runner.batch import SampleRows
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.runner_interface import SpeculationStats
-from model_runner.speculative import auto
-from model_runner.speculative.budget import Budget, Offer
+from model_runner.speculative.controller import DraftOffer, SpeculationController
 from model_runner.speculative.grammar import MatcherOf, prune
-from model_runner.speculative.offers import Calibration, Tally
+from model_runner.speculative.methods import AUTO, is_promising, members, turn
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
 from model_runner.speculative.step_times import StepLoad
 from model_runner.speculative.verify import Verdict, blind_confidence
@@ -30,7 +28,7 @@ class _Speculating:
     rows_of_node: int
     """In a step: one, and another one if the choice has a guide, which computes the same drafts."""
     patience: float = 0.0
-    """See Budget.patience."""
+    """See SpeculationController.patience."""
     made_by: str = ""
     """The one whose draft it is."""
     draft: DraftTree = NO_DRAFT
@@ -40,7 +38,7 @@ class _Speculating:
 
     @property
     def competes(self) -> bool:
-        """Whether the budget decides how many of its drafts are verified."""
+        """Whether the controller decides how many of its drafts are verified."""
         return self.speculation.num_tokens is None
 
     def start_over(self) -> None:
@@ -49,8 +47,48 @@ class _Speculating:
             self.made_by, self.draft, self.survival = "", NO_DRAFT, []
 
 
+class _Counts:
+    """Counts of one method since the start; see SpeculationStats."""
+
+    def __init__(self) -> None:
+        self._drafted = 0
+        self._accepted_by_depth: list[int] = []
+        self._verified_by_depth: list[int] = []
+        self._steps = 0
+        self._tokens = 0
+        self.draft_s = 0.0
+        self._verify_s = 0.0
+
+    def count(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """A choice's drafts were verified, in its share of the step's time."""
+        accepted, deepest = len(verdict.nodes), max(tree.depths())
+        self._drafted += len(tree)
+        self._steps += 1
+        self._tokens += len(verdict.tokens)
+        self._verify_s += seconds
+        for counts in (self._accepted_by_depth, self._verified_by_depth):
+            counts.extend([0] * (deepest - len(counts)))
+        for depth in range(accepted):
+            self._accepted_by_depth[depth] += 1
+        for depth in range(min(accepted + 1, deepest)):
+            self._verified_by_depth[depth] += 1
+
+    def stats(self, method: str) -> SpeculationStats:
+        """The counts under the method's name."""
+        return SpeculationStats(
+            method=method,
+            drafted=self._drafted,
+            accepted_by_depth=tuple(self._accepted_by_depth),
+            verified_by_depth=tuple(self._verified_by_depth),
+            steps=self._steps,
+            tokens=self._tokens,
+            draft_s=self.draft_s,
+            verify_s=self._verify_s,
+        )
+
+
 class Speculator:
-    """Asks each choice's proposers for drafts, lets them compete for the step's budget and keeps the statistics.
+    """Asks each choice's proposers for drafts, lets them compete for the step's controller and keeps the statistics.
 
     Calibration, record and statistics belong to the method that made a draft, also where auto chose it.
     """
@@ -58,7 +96,7 @@ class Speculator:
     def __init__(
         self,
         proposers: Mapping[str, Proposer],
-        budget: Budget,
+        controller: SpeculationController,
         max_nodes: int,
         heads: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -67,21 +105,20 @@ class Speculator:
         """
         Args:
             proposers: by the names that requests use.
-            budget: decides for choices that do not ask for a number of draft tokens themselves.
+            controller: decides for choices that do not ask for a number of draft tokens themselves.
             max_nodes: of one choice in one step.
             heads: the method that auto asks where the quick ones find too little.
             clock: seconds, to time proposers with.
             matcher_of: the slots' grammars, which rule out drafts.
         """
         self._proposers: dict[str, Proposer] = {}
-        self._budget = budget
+        self._controller = controller
         self._max_nodes = max_nodes
         self._heads = heads
         self._clock = clock
         self._matcher_of = matcher_of
         self._choices: dict[int, _Speculating] = {}
-        self._calibrations: dict[str, Calibration] = {}
-        self._tallies: dict[str, Tally] = {}
+        self._counts: dict[str, _Counts] = {}
         self._cycle_start = 0.0
         """When drafting began last, ..."""
         self._in_cycle: set[int] = set()
@@ -91,15 +128,14 @@ class Speculator:
         self._resting: tuple[list[int], int] = ([], 0)
         """... they are for these slots and as many choices that get a token."""
         self._num_rested = 0
-        """Cycles in which nobody drafted since the last one that the budget knows of."""
+        """Cycles in which nobody drafted since the last one that the controller knows of."""
         for method, proposer in proposers.items():
             self.add(method, proposer)
 
     def add(self, method: str, proposer: Proposer) -> None:
         """Let choices use another method."""
         self._proposers[method] = proposer
-        self._calibrations[method] = Calibration()
-        self._tallies[method] = Tally()
+        self._counts[method] = _Counts()
 
     def warm_up(self, step: TargetStep) -> None:
         """Have trained heads draft after a first step of one choice: to compile kernels takes seconds on a GPU.
@@ -120,8 +156,8 @@ class Speculator:
     @property
     def methods(self) -> tuple[str, ...]:
         """The names that requests can use."""
-        has_auto = auto.members(Speculation(auto.AUTO), self._proposers, self._heads)
-        return tuple(sorted({*self._proposers, *([auto.AUTO] if has_auto else [])}))
+        has_auto = members(Speculation(AUTO), self._proposers, self._heads)
+        return tuple(sorted({*self._proposers, *([AUTO] if has_auto else [])}))
 
     def begin(self, slot: int, tokens: Sequence[int], blocks: Sequence[int], admitted: AdmittedRequest) -> None:
         """A choice starts; `tokens` and `blocks` are the lists that grow with it."""
@@ -129,7 +165,7 @@ class Speculator:
         speculation = admitted.speculation
         if speculation is None:
             return
-        methods = auto.members(speculation, self._proposers, self._heads, is_held=admitted.sampling.grammar is not None)
+        methods = members(speculation, self._proposers, self._heads, is_held=admitted.sampling.grammar is not None)
         rows_of_node = 1 if admitted.sampling.guidance is None else 2
         choice = self._choices[slot] = _Speculating(speculation, methods, rows_of_node)
         new = NewChoice(
@@ -168,23 +204,24 @@ class Speculator:
     # -- before the forward pass ---------------------------------------------------------------------------------------
 
     def drafts(self, load: StepLoad, slots: Sequence[int], scheduled: Sequence[ScheduledRequest]) -> list[DraftTree]:
-        """What each scheduled choice verifies in this step: what it insists on, and the best that the budget allows."""
+        """The drafts that each scheduled choice verifies: all that it insists on, or what the controller chooses."""
         trees, offers, fixed = [], [], 0
         for slot, entry in zip(slots, scheduled, strict=True):
             choice = self._choices.get(slot)
             draft = NO_DRAFT if choice is None else choice.draft.first(entry.num_draft)
             trees.append(draft)
             if choice is None:
-                offers.append(Offer(patience=inf))
+                offers.append(DraftOffer(patience=inf))
             elif choice.competes:
                 is_cut = len(draft) < len(choice.draft)
-                offers.append(Offer(choice.survival[: len(draft)], choice.rows_of_node, choice.patience, is_cut))
+                patience = choice.patience if load.num_ready > 1 else inf  # nobody waits for the drafts of others
+                offers.append(DraftOffer(choice.survival[: len(draft)], choice.rows_of_node, patience, is_cut))
             else:
-                offers.append(Offer(patience=choice.patience))
+                offers.append(DraftOffer(patience=choice.patience))
                 fixed += len(draft) * choice.rows_of_node
         if load.num_ready > sum(slot in self._choices for slot in slots):
-            offers.append(Offer())  # for those that do not speculate, guides and prompts not among them
-        counts = self._budget.choose(load.plus(fixed), offers)
+            offers.append(DraftOffer())  # for those that do not speculate, guides and prompts not among them
+        counts = self._controller.choose(load.plus(fixed), offers)
         return [
             tree.first(count) if offer.survival else tree
             for tree, offer, count in zip(trees, offers, counts, strict=False)
@@ -223,22 +260,22 @@ class Speculator:
                     gained += len(verdict.nodes)
                 else:
                     fixed += num_rows
-        time = self._budget.observe_step(load.plus(fixed), chosen, gained)
+        time = self._controller.observe_step(load.plus(fixed), chosen, gained)
         share = seconds / max(1, load.rows + fixed + chosen)  # an empty step only releases choices
         for sample, choice, verdict in parts:
             if choice is None:
                 continue
             if load.num_ready > 1:
-                choice.patience = self._budget.patience(choice.patience, len(verdict.tokens), time)
-            else:  # nobody waits for the drafts of others
+                choice.patience = self._controller.patience(choice.patience, len(verdict.tokens), time)
+            else:
                 choice.patience = max(choice.patience, 0.0)
             if sample.tree:
                 num_rows = 1 + len(sample.tree)
-                self._tallies[choice.made_by].count(sample.tree, verdict, share * num_rows * choice.rows_of_node)
+                self._counts[choice.made_by].count(sample.tree, verdict, share * num_rows * choice.rows_of_node)
                 self._calibrate(choice.made_by, sample.tree, verdict)
 
     def _calibrate(self, method: str, tree: DraftTree, verdict: Verdict) -> None:
-        calibration = self._calibrations[method]
+        calibration = self._controller.stats[method].calibration
         accepted = {ROOT, *verdict.nodes}
         for node, (parent, confidence) in enumerate(zip(tree.parents, tree.confidence, strict=True)):
             if parent in accepted:
@@ -261,7 +298,7 @@ class Speculator:
         """
         now = self._clock()
         if not self._in_cycle.isdisjoint(slots):  # else the engine may have had nothing to do
-            self._budget.end_cycle(now - self._cycle_start)
+            self._controller.end_cycle(now - self._cycle_start)
         self._in_cycle.clear()
         if self._rest and (list(slots), load.num_ready) == self._resting:
             self._rest -= 1
@@ -271,7 +308,7 @@ class Speculator:
         self._cycle_start = now
         self._in_cycle.update(choices)
         all_bear = all(choice.patience >= 0 for choice in choices.values())
-        self._budget.begin_cycle(load, all_bear=all_bear, num_rested=self._num_rested)
+        self._controller.begin_cycle(load, all_bear=all_bear, num_rested=self._num_rested)
         self._num_rested = 0
         told, self._rest = self._told(load, choices)
         self._resting = list(slots), load.num_ready
@@ -281,10 +318,9 @@ class Speculator:
 
     def _told(self, load: StepLoad, choices: Mapping[int, _Speculating]) -> tuple[set[int], int]:
         """See `begin_cycle`; and for how many further cycles it is known that nobody drafts."""
-        asking = Counter(method for choice in choices.values() if choice.competes for method in choice.methods)
+        asking = {method for choice in choices.values() if choice.competes for method in choice.methods}
         rests = {
-            method: 0 if self._proposers[method].sees_all_steps else self._budget.rest(method, load, count)
-            for method, count in asking.items()
+            method: 0 if self._proposers[method].sees_all_steps else self._controller.rest(method) for method in asking
         }
         told = {
             slot
@@ -303,7 +339,7 @@ class Speculator:
         groups: dict[tuple[str, ...], list[ChoiceStep]] = {}
         for of_choice in step.choices:
             groups.setdefault(self._choices[of_choice.slot].methods, []).append(of_choice)
-        for method in sorted({method for methods in groups for method in methods}, key=auto.turn):
+        for method in sorted({method for methods in groups for method in methods}, key=turn):
             of_method = [steps for methods, steps in groups.items() if method in methods]
             self._propose_by(method, load, replace(step, choices=list(chain.from_iterable(of_method))))
         return {of_choice.slot: len(self._choices[of_choice.slot].draft) for of_choice in step.choices}
@@ -314,7 +350,7 @@ class Speculator:
         Most methods are left alone where nobody is to get a draft: they find all tokens later.
         """
         start = self._clock()
-        max_nodes, num_competing = self._max_nodes_for(method, load, step.choices)
+        max_nodes = self._max_nodes_for(method, load, step.choices)
         proposer = self._proposers[method]
         if not max_nodes and not proposer.sees_all_steps:
             return
@@ -328,32 +364,28 @@ class Speculator:
                 if choice.competes:
                     offers.append(survival)
         seconds = self._clock() - start
-        self._tallies[method].draft_s += seconds
+        self._counts[method].draft_s += seconds
         if max_nodes:
-            self._budget.observe_drafting(method, seconds, num_competing)
-        if offers:
-            self._budget.observe_offers(method, offers, max(max_nodes.values()))
+            self._controller.observe_drafting(method, seconds, offers, max(max_nodes.values()))
 
     def _possible(self, choice: ChoiceStep, tree: DraftTree) -> DraftTree:
         """The draft without what the choice's grammar rules out, if it has one."""
         matcher = self._matcher_of(choice.slot) if tree else None
         return tree if matcher is None else prune(tree, matcher)
 
-    def _max_nodes_for(self, method: str, load: StepLoad, steps: Sequence[ChoiceStep]) -> tuple[dict[int, int], int]:
-        """For the slots of choices that still look for a draft, of how many nodes; and how many of them compete."""
-        rival = self._budget.expected_gain(method)
+    def _max_nodes_for(self, method: str, load: StepLoad, steps: Sequence[ChoiceStep]) -> dict[int, int]:
+        """For the slots of choices that still look for a draft, of how many nodes."""
+        rival = self._controller.expected_gain(method)
         competing, max_nodes = [], {}
         for step in steps:
             choice = self._choices[step.slot]
-            if step.num_new and not (choice.draft and auto.is_promising(sum(choice.survival), rival)):
+            if step.num_new and not (choice.draft and is_promising(sum(choice.survival), rival)):
                 if choice.speculation.num_tokens is None:
                     competing.append(step.slot)
                 else:
                     max_nodes[step.slot] = min(choice.speculation.num_tokens, self._max_nodes)
-        wanted = self._budget.num_wanted(method, load, len(competing), self._max_nodes) if competing else 0
-        if not wanted:
-            return max_nodes, 0
-        return max_nodes | dict.fromkeys(competing, wanted), len(competing)
+        wanted = self._controller.num_wanted(method, load, len(competing), self._max_nodes) if competing else 0
+        return max_nodes | dict.fromkeys(competing, wanted) if wanted else max_nodes
 
     def _asked(self, step: ChoiceStep, max_nodes: int) -> ChoiceStep:
         if not max_nodes:
@@ -372,7 +404,7 @@ class Speculator:
         is_blind = choice.speculation.verify == "rejection" and tree.drawn_from is not None
         if is_blind:
             tree = replace(tree, confidence=blind_confidence(tree))
-        probability = self._calibrations[method].probability
+        probability = self._controller.stats[method].calibration.probability
         survival = tree.survival([probability(confidence) for confidence in tree.confidence])
         if is_blind:
             survival = list(accumulate(survival, min))
@@ -386,5 +418,5 @@ class Speculator:
 
     def stats(self) -> tuple[SpeculationStats, ...]:
         """Of the methods that made drafts so far."""
-        stats = (tally.stats(method) for method, tally in self._tallies.items())
+        stats = (counts.stats(method) for method, counts in self._counts.items())
         return tuple(of_method for of_method in stats if of_method.drafted)

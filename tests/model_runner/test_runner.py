@@ -20,7 +20,7 @@ from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler, TorchDraw
 from model_runner.scoring.contrastive_search import ContrastiveSearch
-from model_runner.speculative.budget import Budget
+from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.proposer import Proposer
@@ -74,14 +74,14 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
     sampling = SamplingState(4, VOCAB, CPU)
     sampler = Sampler(TorchDraw(VOCAB, CPU))
     search = ContrastiveSearch(sampling, sampler, 64)
-    budget = Budget()
-    speculator = Speculator({"lookahead": LookaheadProposer(), **proposers}, budget, max_nodes=8)
+    controller = SpeculationController()
+    speculator = Speculator({"lookahead": LookaheadProposer(), **proposers}, controller, max_nodes=8)
     parts = RunnerParts(
         target=model,
         kv_cache=cache,
         state=RunnerState(4, BLOCK, sampling, speculator, search, BlockGenerations(8)),
         speculator=speculator,
-        budget=budget,
+        controller=controller,
         verifier=Verifier(sampling, sampler),
         search=search,
         grammars=None,

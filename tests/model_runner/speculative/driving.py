@@ -41,7 +41,7 @@ def all_of(tree: DraftTree) -> DraftTree:
 
 
 def random_cut(seed: int) -> Cut:
-    """Some of the nodes, in another order, as the budget and the scheduler may choose them."""
+    """Some of the nodes, in another order, as the controller and the scheduler may choose them."""
     rng = random.Random(seed)
 
     def cut(tree: DraftTree) -> DraftTree:

@@ -1,7 +1,7 @@
 """Whom auto asks, and when it is content."""
 
 from model_runner.contract import Speculation
-from model_runner.speculative.auto import AUTO, is_promising, members, turn
+from model_runner.speculative.methods import AUTO, is_promising, members, turn
 
 ALL = ("hydra", "lookahead", "prediction", "suffix")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.speculative.offers import Calibration
+from model_runner.speculative.controller import Calibration
 
 
 @pytest.mark.parametrize("truth", [0.02, 0.3, 0.5, 0.95])

@@ -4,15 +4,14 @@ Time passes in steps by a measured curve, in drafting, and in Python for each ch
 some steps are disturbed. Every claim is also made of a policy that should fail it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from model_runner.speculative.budget import Budget, Offer
-from model_runner.speculative.comparison import Comparison
+from model_runner.speculative.controller import DraftOffer, SpeculationController
 from model_runner.speculative.step_times import StepLoad, StepTimes
 from tests.model_runner.speculative.world import Guesser, World, two_cores
 
@@ -22,7 +21,7 @@ PLENTY = 16
 """Nodes that a choice may have."""
 
 
-class Fixed(Budget):
+class Fixed(SpeculationController):
     """So many drafts for every choice, whatever they cost."""
 
     def __init__(self, count: int) -> None:
@@ -32,35 +31,37 @@ class Fixed(Budget):
     def num_wanted(self, method: str, load: StepLoad, choices: int, most: int) -> int:
         return min(self._count, most)
 
-    def choose(self, load: StepLoad, offers: list[Offer]) -> list[int]:  # type: ignore[override]
+    def choose(self, load: StepLoad, offers: list[DraftOffer]) -> list[int]:  # type: ignore[override]
         return [min(len(offer.survival), self._count) for offer in offers]
 
 
-class Gullible(Budget):
+class Gullible(SpeculationController):
     """Takes drafting to be free and its model to be right: what it sees of time is the step alone."""
 
-    def observe_drafting(self, method: str, seconds: float, choices: int) -> None:
-        super().observe_drafting(method, 0.0, choices)
+    def observe_drafting(self, method: str, seconds: float, drafts: Sequence[Sequence[float]], most: int) -> None:
+        super().observe_drafting(method, 0.0, drafts, most)
 
     def end_cycle(self, seconds: float) -> None:
         pass
 
 
-class Reckless(Budget):
+class Reckless(SpeculationController):
     """The most tokens for all, whoever has to wait."""
 
-    def choose(self, load: StepLoad, offers: list[Offer]) -> list[int]:  # type: ignore[override]
-        return super().choose(load, [Offer(offer.survival, offer.rows, np.inf) for offer in offers])
+    def choose(self, load: StepLoad, offers: list[DraftOffer]) -> list[int]:  # type: ignore[override]
+        return super().choose(load, [DraftOffer(offer.survival, offer.rows_of_node, np.inf) for offer in offers])
 
     def begin_cycle(self, load: StepLoad, *, all_bear: bool, num_rested: int = 0) -> None:
         super().begin_cycle(load, all_bear=True, num_rested=num_rested)
 
 
-def make_world(make_budget: Callable[[], Budget], num_choices: int, guesser: dict[str, Any], **more: Any) -> World:
-    budget = make_budget()
-    budget.times = StepTimes(ROWS, np.array([two_cores(rows) for rows in ROWS]), 0.0)
+def make_world(
+    make_controller: Callable[[], SpeculationController], num_choices: int, guesser: dict[str, Any], **more: Any
+) -> World:
+    controller = make_controller()
+    controller.times = StepTimes(ROWS, np.array([two_cores(rows) for rows in ROWS]), 0.0)
     settings = {"noise": NOISE, "outliers": OUTLIERS, "draft_row_s": DRAFT_ROW_S, "choice_s": CHOICE_S} | more
-    return World({"guess": Guesser(**guesser)}, ["guess"] * num_choices, two_cores, budget=budget, **settings)
+    return World({"guess": Guesser(**guesser)}, ["guess"] * num_choices, two_cores, controller=controller, **settings)
 
 
 @cache
@@ -90,7 +91,7 @@ def best_of_fixed(num_choices: int, drafter: dict[str, Any]) -> float:
 @pytest.mark.parametrize("num_choices", [1, 8, 32])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_auto_is_near_the_better_of_none_and_the_best(drafter, num_choices):
-    world = make_world(Budget, num_choices, DRAFTERS[drafter])
+    world = make_world(SpeculationController, num_choices, DRAFTERS[drafter])
     first = world.run(200).tokens / world.clock[0]
     num_steps = 1000 if num_choices < 32 else 400
     later = world.rate(num_steps)
@@ -115,7 +116,7 @@ def test_where_drafting_is_taken_to_be_free_that_is_lost():
 @pytest.mark.parametrize("num_choices", [1, 8])
 def test_a_text_that_begins_to_repeat_itself_is_soon_noticed(num_choices):
     """After a long time in which nothing was found."""
-    world = make_world(Budget, num_choices, DRAFTERS["hugely"] | {"coverage": 0.0})
+    world = make_world(SpeculationController, num_choices, DRAFTERS["hugely"] | {"coverage": 0.0})
     assert world.rate(1000) > 0.98 * rate_without(num_choices, 0, 1000)
     world.guessers["guess"].coverage = 1.0
     best = best_of_fixed(num_choices, DRAFTERS["hugely"])
@@ -125,7 +126,7 @@ def test_a_text_that_begins_to_repeat_itself_is_soon_noticed(num_choices):
 
 @pytest.mark.parametrize("num_choices", [1, 8, 32])
 def test_a_text_that_stops_repeating_itself_costs_little(num_choices):
-    world = make_world(Budget, num_choices, DRAFTERS["hugely"])
+    world = make_world(SpeculationController, num_choices, DRAFTERS["hugely"])
     world.run(500)
     world.guessers["guess"].accuracy = 0.02
     assert world.rate(200) > 0.8 * rate_without(num_choices, 500, 200)
@@ -133,7 +134,7 @@ def test_a_text_that_stops_repeating_itself_costs_little(num_choices):
 
 
 def test_a_crowd_that_comes_and_goes():
-    world = make_world(Budget, 32, DRAFTERS["mostly"])
+    world = make_world(SpeculationController, 32, DRAFTERS["mostly"])
     methods, rates = list(world.methods), {}
     for num_choices in (32, 1, 32, 1):
         for slot in range(num_choices, len(world.methods)):
@@ -147,30 +148,28 @@ def test_a_crowd_that_comes_and_goes():
 # -- what the model of time cannot know --------------------------------------------------------------------------------
 
 
-class Uncompared(Budget):
+class Uncompared(SpeculationController):
     """Believes what it predicts, whatever comes of it."""
 
     def end_cycle(self, seconds: float) -> None:
         super().end_cycle(seconds)
-        for kind in self._classes.values():
-            kind.comparison = Comparison()
-            kind.comparison.trust = 1.0
-        for offers in self._offers.values():
-            offers._saved.clear()
+        for stats in self.stats.values():
+            stats._savings.clear()
+        for size in self._sizes.values():
+            size._tokens[:] = 1e9
 
 
-def overrated(budget: Callable[[], Budget]) -> World:
+def overrated(controller: Callable[[], SpeculationController]) -> World:
     """Drafts that come true less than half as often as is believed, whatever comes of them."""
-    world = make_world(budget, 4, {"accuracy": 0.3, "confidence": 0.9, "seconds": 2e-4, "per_choice_s": 2e-5})
-    for calibration in world.speculator._calibrations.values():
-        calibration.probability = lambda confidence: 0.8  # type: ignore[method-assign]
+    world = make_world(controller, 4, {"accuracy": 0.3, "confidence": 0.9, "seconds": 2e-4, "per_choice_s": 2e-5})
+    world.controller.stats["guess"].calibration.probability = lambda confidence: 0.8  # type: ignore[method-assign]
     return world
 
 
 def test_what_predictions_get_wrong_is_seen_by_comparison():
     without = rate_without(4, 200, 600)
     believing = overrated(Uncompared).run(200).rate(600)
-    comparing = overrated(Budget).run(200).rate(600)
+    comparing = overrated(SpeculationController).run(200).rate(600)
     assert believing < 0.95 * without
     assert comparing > 0.98 * without
 
@@ -189,9 +188,9 @@ COPIES: dict[str, Any] = {
 """One of the choices repeats what is known, and the others say what is new."""
 
 
-def mixed(budget: Callable[[], Budget], num_choices: int) -> tuple[World, float]:
+def mixed(controller: Callable[[], SpeculationController], num_choices: int) -> tuple[World, float]:
     """And the longest mean time between tokens of the others, relative to no drafting."""
-    world = make_world(budget, num_choices, COPIES, noise=0.0, outliers=0.0)
+    world = make_world(controller, num_choices, COPIES, noise=0.0, outliers=0.0)
     world.run(600)
     plain = float(two_cores(num_choices)) + num_choices * CHOICE_S
     return world, world.clock[0] / min(world.tokens_of[1:]) / plain
@@ -199,7 +198,7 @@ def mixed(budget: Callable[[], Budget], num_choices: int) -> tuple[World, float]
 
 @pytest.mark.parametrize("num_choices", [2, 8, 32])
 def test_one_that_copies_makes_no_other_wait_longer_by_more_than_a_tenth(num_choices):
-    world, longest = mixed(Budget, num_choices)
+    world, longest = mixed(SpeculationController, num_choices)
     assert longest < 1.1
     assert world.tokens_of[0] > 1.3 * world.tokens_of[1]
 

@@ -86,7 +86,7 @@ def test_a_guess_that_is_not_normalised_after_a_rejection_is_found_out(
 
 
 @pytest.mark.parametrize(("shape", "least"), [(CHAIN, 0.4), (TREE, 0.2)], ids=["chain", "tree"])
-def test_drafts_that_compete_for_a_budget(world: World, shape: Sequence[int], least: float) -> None:
+def test_drafts_that_compete_for_a_controller(world: World, shape: Sequence[int], least: float) -> None:
     assert fit(world, PLAIN, FEW, Trimmed(Drawing(world, shape, at_random=True), least)) > ALPHA
 
 

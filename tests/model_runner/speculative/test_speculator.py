@@ -7,7 +7,7 @@ import pytest
 
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.speculative.budget import Budget
+from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.step_times import StepLoad, StepTimes
 from tests.model_runner.speculative.world import Guesser, Seconds, World, compute_bound, memory_bound
@@ -18,9 +18,9 @@ ROWS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 def make_world(
     guessers: dict[str, Guesser], methods: list[str], curve: Seconds = memory_bound, noise: float = 0.05, **more: object
 ) -> World:
-    budget = Budget()
-    budget.times = StepTimes(ROWS, np.array([curve(rows) for rows in ROWS]), 0.0)
-    return World(guessers, methods, curve, budget=budget, noise=noise, **more)  # type: ignore[arg-type]
+    controller = SpeculationController()
+    controller.times = StepTimes(ROWS, np.array([curve(rows) for rows in ROWS]), 0.0)
+    return World(guessers, methods, curve, controller=controller, noise=noise, **more)  # type: ignore[arg-type]
 
 
 def plain_rate(num_choices: int, curve: Seconds) -> float:
@@ -160,15 +160,14 @@ def test_exactly_the_best_nodes_are_verified(seed):
     nodes = [(value, slot) for slot in range(6) for value in sorted(trees[slot].survival(), reverse=True)]
     nodes.sort(key=lambda node: -node[0])
     curve = np.interp(np.arange(80), ROWS, [memory_bound(rows) for rows in ROWS])
-    trust = world.budget._class_of(StepLoad(6, 0, 6)).comparison.trust
-    best, best_rate = 0, 1 / trust
+    best, best_rate = 0, 1 / world.controller._size(StepLoad(6, 0, 6)).trust
     for count in range(1, len(nodes) + 1):
         time = curve[6 + count] / curve[6]
         expected = [1 + sum(value for value, owner in nodes[:count] if owner == slot) for slot in range(6)]
         if time <= 1.08 * min(expected) + 0.08 and sum(expected) / 6 / time > best_rate:
             best, best_rate = count, sum(expected) / 6 / time
     scheduled = [ScheduledRequest(f"{slot}", 1, (), world.offers[slot]) for slot in range(6)]
-    world.budget._to_try = -1.0  # each has waited one step without drafts; nothing is verified but what pays
+    world.controller._to_try = -1.0  # each has waited one step without drafts; nothing is verified but what pays
     chosen = world.speculator.drafts(StepLoad(6, 0, 6), range(6), scheduled)
     values = sorted((value for tree in chosen for value in tree.survival()), reverse=True)
     assert values == pytest.approx([value for value, _ in nodes[:best]])
@@ -199,11 +198,11 @@ def test_choices_without_speculation_get_none():
 def test_lack_of_room_does_not_count_against_a_method():
     world = make_world({"guess": Guesser(0.9)}, ["guess"])
     world.run(200)
-    known = world.budget.expected_gain("guess")
+    known = world.controller.expected_gain("guess")
     for _ in range(50):
         world.offers = [0]
         world.step()
-    assert world.budget.expected_gain("guess") == pytest.approx(known, rel=0.1)
+    assert world.controller.expected_gain("guess") == pytest.approx(known, rel=0.1)
     world.verified.clear()
     world.run(8)
     assert np.mean(world.verified) > 2
@@ -221,7 +220,7 @@ def test_a_draft_counts_for_the_method_that_made_it():
     for method, truth in (("suffix", 0.9), ("heads", 0.5)):
         entry = stats[method]
         assert entry.accepted_by_depth[0] / entry.verified_by_depth[0] == pytest.approx(truth, abs=0.06)
-        probability = world.speculator._calibrations[method].probability(guessers[method].confidence)
+        probability = world.controller.stats[method].calibration.probability(guessers[method].confidence)
         assert probability == pytest.approx(truth, abs=0.2)
         assert entry.tokens == entry.steps + sum(entry.accepted_by_depth)
     assert stats["heads"].draft_s > 0
@@ -273,14 +272,14 @@ def test_begin_and_end_reach_all_members():
 
 
 def test_auto_is_a_method_if_it_has_members():
-    assert Speculator({"suffix": Guesser(0.9)}, Budget(), 8).methods == ("auto", "suffix")
-    assert Speculator({"ngram": Guesser(0.9)}, Budget(), 8).methods == ("ngram",)
-    assert Speculator({"ngram": Guesser(0.9)}, Budget(), 8, heads="ngram").methods == ("auto", "ngram")
+    assert Speculator({"suffix": Guesser(0.9)}, SpeculationController(), 8).methods == ("auto", "suffix")
+    assert Speculator({"ngram": Guesser(0.9)}, SpeculationController(), 8).methods == ("ngram",)
+    assert Speculator({"ngram": Guesser(0.9)}, SpeculationController(), 8, heads="ngram").methods == ("auto", "ngram")
 
 
 def test_a_choice_that_does_not_ask_is_not_known_to_proposers():
     guesser = Guesser(0.9)
-    speculator = Speculator({"guess": guesser}, Budget(), 8)
+    speculator = Speculator({"guess": guesser}, SpeculationController(), 8)
     speculator.begin(0, [1], [], AdmittedRequest("a", (1,), 1, 0, (), SamplingParams()))
     assert not guesser.running
     speculator.begin(1, [1], [], AdmittedRequest("b", (1,), 1, 0, (), SamplingParams(), Speculation("guess")))

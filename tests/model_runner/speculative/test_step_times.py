@@ -98,6 +98,4 @@ def test_ascending_is_the_weighted_isotonic_regression():
     for _ in range(200):
         size = int(rng.integers(1, 12))
         values, weights = rng.normal(size=size), rng.uniform(0.1, 5, size=size)
-        assert ascending(values.tolist(), weights.tolist()) == pytest.approx(
-            isotonic_regression(values, weights=weights).x
-        )
+        assert ascending(values, weights) == pytest.approx(isotonic_regression(values, weights=weights).x)

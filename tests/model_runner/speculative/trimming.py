@@ -1,4 +1,4 @@
-"""Drafts as a Speculator passes them on, after they have competed for a budget."""
+"""Drafts as a Speculator passes them on, after they have competed for rows."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import DraftTree
-from model_runner.speculative.budget import Budget, Offer
+from model_runner.speculative.controller import DraftOffer, SpeculationController
 from model_runner.speculative.proposer import ChoiceStep, Feature, NewChoice, TargetStep
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.step_times import StepLoad
@@ -14,14 +14,14 @@ from model_runner.speculative.step_times import StepLoad
 from .worlds import PROMPT, Drafter, Said
 
 
-class FixedBudget(Budget):
+class FixedController(SpeculationController):
     """Verifies what has at least this survival."""
 
     def __init__(self, least: float) -> None:
         super().__init__()
         self._least = least
 
-    def choose(self, load: StepLoad, offers: Sequence[Offer]) -> list[int]:
+    def choose(self, load: StepLoad, offers: Sequence[DraftOffer]) -> list[int]:
         return [sum(value >= self._least for value in offer.survival) for offer in offers]
 
     def num_wanted(self, method: str, load: StepLoad, choices: int, most: int) -> int:
@@ -54,7 +54,7 @@ class Trimmed:
     def __init__(self, draft: Drafter, least: float) -> None:
         self._draft = draft
         self._proposer = Repeating()
-        self._speculator = Speculator({"method": self._proposer}, FixedBudget(least), 64)
+        self._speculator = Speculator({"method": self._proposer}, FixedController(least), 64)
 
     def __call__(self, said: Said) -> DraftTree:
         admitted = AdmittedRequest(

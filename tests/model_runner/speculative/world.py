@@ -11,7 +11,7 @@ from model_runner.batch import SampleRows
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree, chain
 from model_runner.models.features import Feature
-from model_runner.speculative.budget import Budget
+from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.proposer import NewChoice, TargetStep
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.step_times import StepLoad
@@ -110,7 +110,7 @@ class World:
     runs_ahead: bool = False
     """Whether a step is launched before the last one's drafts are made, where there were none before."""
     is_next_ahead: bool = False
-    budget: Budget = field(default_factory=Budget)
+    controller: SpeculationController = field(default_factory=SpeculationController)
     clock: list[float] = field(default_factory=lambda: [0.0])
     tokens: int = 0
     verified: list[int] = field(default_factory=list)
@@ -122,7 +122,7 @@ class World:
         self.rng = random.Random(3)
         for guesser in self.guessers.values():
             guesser.clock = self.clock
-        self.speculator = Speculator(self.guessers, self.budget, 16, self.heads, lambda: self.clock[0])
+        self.speculator = Speculator(self.guessers, self.controller, 16, self.heads, lambda: self.clock[0])
         for slot, method in enumerate(self.methods):
             self._begin(slot, method)
         self.offers = [0] * len(self.methods)
