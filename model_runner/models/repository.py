@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from model_runner.gguf.header import parts_of
 from model_runner.processes import isolated_module
 
 _SMALL = 1 << 20
@@ -58,7 +59,7 @@ _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
 _HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "*.txt")
 _HUB_HEADS = ("*.json", "*.safetensors", "*.bin", "*.pt")
-_CONVERSION = 2
+_CONVERSION = 3
 """Counted up when a conversion makes something else, or refuses more: what was converted before is converted again."""
 
 
@@ -140,7 +141,7 @@ def _converted(source: Path, console: Console) -> Path:
     target = cache / f"{source.stem}-{_content_hash(source, cache)[:16]}-{_CONVERSION}"
     if target.is_dir():
         return target
-    console.print(f"Converting {source.name} for fast starts, once (about half a minute for the embedded model) ...")
+    console.print(f"Converting {source.name} for fast starts, once ...")
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=cache))
     try:
@@ -169,9 +170,10 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _content_hash(source: Path, cache: Path) -> str:
-    """Of a file, or of a folder's listing."""
+    """A hash of a file's content, parts of the same model included, or of a folder's listing."""
     if source.is_file():
-        return hash_file(source, cache)
+        hashes = [hash_file(part, cache) for part in parts_of(source) if part.is_file()]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     return hash_listing(sorted(file for file in source.iterdir() if file.is_file()))
 
 

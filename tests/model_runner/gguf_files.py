@@ -14,12 +14,20 @@ from tests import tiny_vocabulary
 
 Weights = dict[str, np.ndarray]
 _CONTROL, _NORMAL = 3, 1
-_ARCHITECTURES = {"gemma3_text": "gemma3"}
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "granitemoeshared": "granitemoe",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
+"""llama.cpp's names, where they differ from transformers'."""
 
 
 @dataclass
 class Contents:
-    """What goes into a file; tests change it."""
+    """The content of a file, for tests to change."""
 
     architecture: str
     keys: dict[str, Any]
@@ -46,7 +54,7 @@ def contents_of(config: PretrainedConfig, change: Callable[[Any], object] = lamb
     model = AutoModelForCausalLM.from_config(config).eval()
     change(model)
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
-    keys = {f"{architecture}.{key}": value for key, value in _sizes(config).items()}
+    keys = {f"{architecture}.{key}": value for key, value in (_sizes(config) | _more(config)).items()}
     return Contents(architecture, {**keys, **vocabulary(config.vocab_size)}, _tensors(model, architecture))
 
 
@@ -64,7 +72,7 @@ def vocabulary(size: int, merges: Sequence[str] = ("a b", "ab c"), last: str = "
     }
 
 
-def _sizes(config: Any) -> Mapping[str, Any]:
+def _sizes(config: Any) -> dict[str, Any]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
     sizes = {
@@ -76,31 +84,109 @@ def _sizes(config: Any) -> Mapping[str, Any]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": rope.get("full_attention", rope)["rope_theta"],
+        **_scaling(rope.get("full_attention", rope)),
     }
+    named = {key: getattr(config, name, None) for key, name in _NAMED.items()}
+    return sizes | {key: value for key, value in named.items() if value}
+
+
+_NAMED = {
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "norm_epsilon",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def _scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
+    if rope["rope_type"] not in ("linear", "yarn"):
+        return {}
+    keys = {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    original = rope.get("original_max_position_embeddings")
+    return keys if original is None else {**keys, "rope.scaling.original_context_length": original}
+
+
+def _more(config: Any) -> dict[str, Any]:
+    """Keys that the converter writes for one kind of model only."""
+    if config.model_type in ("qwen2_moe", "qwen3_moe"):
+        shared = getattr(config, "shared_expert_intermediate_size", None)
+        more = {"expert_count": config.num_experts}
+        return more if shared is None else {**more, "expert_shared_feed_forward_length": shared}
+    if config.model_type == "dots1":
+        more = {"expert_count": config.n_routed_experts, "expert_gating_func": 2}
+        return {**more, "expert_weights_norm": config.norm_topk_prob}
+    if config.model_type == "granitemoeshared":
+        return {"expert_shared_feed_forward_length": config.shared_intermediate_size}
     if config.model_type == "llama":
-        sizes |= {"vocab_size": config.vocab_size, "rope.dimension_count": head_dim}
-    if config.model_type == "gemma3_text":
-        sizes["attention.sliding_window"] = config.sliding_window
-    return sizes
+        return {"vocab_size": config.vocab_size, "rope.dimension_count": config.head_dim}
+    return {}
 
 
 def _tensors(model: Any, architecture: str) -> Weights:
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
+    config = model.config
     tensors = {}
-    for name, parameter in model.named_parameters():
-        weight = parameter.detach().numpy()
-        stem, _, suffix = name.rpartition(".")
-        if architecture == "llama" and ".q_proj" in name:
-            weight = _interleaved(weight, model.config.num_attention_heads)
-        if architecture == "llama" and ".k_proj" in name:
-            weight = _interleaved(weight, model.config.num_key_value_heads)
-        if architecture == "gemma3" and "norm" in name:
-            weight = weight + 1
-        tensors[f"{names.get_name(stem)}.{suffix}"] = weight
+    for parameter_name, parameter in model.state_dict().items():
+        if parameter_name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for name, weight in _apart(parameter_name, parameter.numpy()):
+            stem, _, suffix = name.rpartition(".")
+            tensors[f"{names.get_name(stem)}.{suffix}"] = _stored(name, weight, architecture, config)
+    if (factors := _rope_factors(model)) is not None:
+        tensors["rope_freqs.weight"] = factors
     return tensors
+
+
+def _stored(name: str, weight: np.ndarray, architecture: str, config: Any) -> np.ndarray:
+    if architecture in PAIRS and ".q_proj" in name:
+        return _interleaved(weight, config.num_attention_heads)
+    if architecture in PAIRS and ".k_proj" in name:
+        return _interleaved(weight, config.num_key_value_heads)
+    return weight + 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else weight
+
+
+PAIRS = {"llama", "granite", "granitemoe", "smollm3"}
+"""Architectures whose queries and keys llama.cpp rotates in neighbouring pairs."""
+
+
+def _apart(name: str, weight: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Rows that the converter stores in tensors of their own, under the names that its table knows."""
+    name = name.replace("block_sparse_moe.router", "block_sparse_moe.gate").replace("block_sparse_moe", "mlp")
+    name = name.replace("shared_mlp.output_linear", "mlp.shared_experts.down_proj")
+    if name.endswith("experts.gate_up_proj") or "shared_mlp.input_linear" in name:
+        base = name.removesuffix(".weight").removesuffix(".gate_up_proj")
+        base = base.replace("shared_mlp.input_linear", "mlp.shared_experts")
+        gate, up = np.split(weight, 2, axis=-2)
+        return [(f"{base}.gate_proj.weight", gate), (f"{base}.up_proj.weight", up)]
+    if name.endswith("experts.down_proj"):
+        return [(f"{name}.weight", weight)]
+    return [(name.replace("e_score_correction_bias", "e_score_correction.bias"), weight)]
+
+
+def _rope_factors(model: Any) -> np.ndarray | None:
+    """The divisor of each frequency in Llama 3's scaling, from the frequencies that transformers computed."""
+    rope = model.config.rope_parameters
+    if rope.get("rope_type") != "llama3":
+        return None
+    scaled = model.model.rotary_emb.inv_freq.double().numpy()
+    plain = rope["rope_theta"] ** (-np.arange(0, 2 * len(scaled), 2) / (2 * len(scaled)))
+    factors: np.ndarray = (plain / scaled).astype(np.float32)
+    return factors
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:

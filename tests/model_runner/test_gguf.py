@@ -2,7 +2,11 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +14,120 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from model_runner.models.conversion import GgufFile, convert_gguf, read_gguf, set_splitting
+from model_runner.gguf.architectures import ARCHITECTURES
+from model_runner.gguf.header import read_gguf
+from model_runner.gguf.tokenizer import end_tokens, split_text
+from model_runner.models.conversion import convert_gguf
 from model_runner.models.refusal import UnsupportedModelError
-from tests.conftest import tiny_config
 from tests.model_runner.gguf_files import Contents, contents_of, vocabulary
 
 Change = Callable[[Contents], object]
+_SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+    "sliding_window": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 36}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 8.0,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+    "rope_theta": 500000.0,
+}
+_LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
+_GEMMA = {"query_pre_attn_scalar": 16, "sliding_window": 40}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dots1": (
+        "dots1",
+        {
+            **_EXPERTS,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+        },
+    ),
+    "exaone4": ("exaone4", {"layer_types": ["full_attention"] * 3}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", _GEMMA),
+    "gemma3": ("gemma3_text", {**_GEMMA, "num_hidden_layers": 7}),
+    "gemma3 with a factor": (
+        "gemma3_text",
+        {
+            **_GEMMA,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": _LOCAL,
+            },
+        },
+    ),
+    "granite": ("granite", _GRANITE),
+    "granitemoe": (
+        "granitemoeshared",
+        {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 44},
+    ),
+    "llama": ("llama", {}),
+    "llama with a tied head": ("llama", {"tie_word_embeddings": True}),
+    "llama 3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama with linear scaling": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
+    "mistral": ("mistral", {"sliding_window": 40}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {"sliding_window": 40}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 with YaRN": ("qwen2", {"rope_parameters": _YARN}),
+    "qwen2moe": ("qwen2_moe", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 44}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3moe": ("qwen3_moe", {**_EXPERTS, "num_experts": 4, "norm_topk_prob": True}),
+    "seed_oss": ("seed_oss", {"head_dim": 32}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "use_sliding_window": False}),
+    "starcoder2": ("starcoder2", {}),
+}
+"""Type and configuration of tiny models, at least one for each architecture."""
 
 
 def make_config(family: str) -> PretrainedConfig:
-    """One that transformers reads rightly."""
-    config: Any = tiny_config(family)
-    if family == "qwen3":
-        config.head_dim = 128
-    if family == "gemma3":
-        config.sliding_window, config.query_pre_attn_scalar, config._sliding_window_pattern = 40, 256, 6
-        config.head_dim, config.layer_types = 256, ["sliding_attention"] * 3
+    model_type, settings = FAMILIES[family]
+    config: PretrainedConfig = AutoConfig.for_model(model_type, **{**_SIZES, **settings})
     return config
+
+
+def stir(model: Any) -> None:
+    """Weights that begin as ones or zeros, as norms and biases do, become others."""
+    with torch.no_grad():
+        for parameter in model.state_dict().values():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 @pytest.fixture
@@ -37,7 +135,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     """Writes a file with what is changed in it."""
 
     def make(family: str = "llama", change: Change = lambda contents: None) -> Path:
-        contents = contents_of(make_config(family))
+        contents = contents_of(make_config(family), stir)
         change(contents)
         return contents.write(tmp_path / "model.gguf")
 
@@ -61,7 +159,15 @@ def tensor(name: str, *shape: int) -> Change:
 # -- files that are served ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, report = loaded
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    logits: torch.Tensor = model.eval()(tokens).logits
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_a_file_becomes_the_model_that_it_was_made_from(
     family: str, write: Callable[..., Path], tmp_path: Path
@@ -69,21 +175,115 @@ def test_a_file_becomes_the_model_that_it_was_made_from(
     convert_gguf(write(family), tmp_path / "converted")
     torch.manual_seed(5)
     expected: Any = AutoModelForCausalLM.from_config(make_config(family)).eval()
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "converted", dtype=torch.float32).eval()
-    tokens = torch.arange(3, 60).unsqueeze(0)
-    assert torch.allclose(model(tokens).logits, expected(tokens).logits, atol=1e-4)
+    stir(expected)
+    tokens = torch.randint(3, 300, (1, 120), generator=torch.Generator().manual_seed(1))
+    wanted = expected(tokens).logits
+    assert torch.allclose(logits_of(tmp_path / "converted", tokens), wanted, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_there_is_a_model_of_each_architecture(write: Callable[..., Path]) -> None:
+    assert {read_gguf(write(family)).architecture for family in FAMILIES} == ARCHITECTURES.keys()
+
+
+@torch.inference_mode()
+def test_parts_are_read_as_one_model(write: Callable[..., Path], tmp_path: Path) -> None:
+    whole = write()
+    convert_gguf(whole, tmp_path / "whole")
+    parts = split(contents_of(make_config("llama"), stir), tmp_path / "parts", 3)
+    for number, part in enumerate(parts):
+        convert_gguf(part, tmp_path / f"from-{number}")
+        for name in ("model.safetensors", "tokenizer.json", "config.json"):
+            assert (tmp_path / f"from-{number}" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def split(contents: Contents, folder: Path, count: int) -> list[Path]:
+    """Writes the contents in parts, as llama.cpp's own program does."""
+    folder.mkdir()
+    names = list(contents.tensors)
+    paths = []
+    for number in range(count):
+        own = {name: contents.tensors[name] for name in names[number::count]}
+        keys = {"split.no": number, "split.count": count, "split.tensors.count": len(names)}
+        part = Contents(contents.architecture, {**(contents.keys if number == 0 else {}), **keys}, own)
+        paths.append(part.write(folder / f"model-{number + 1:05}-of-{count:05}.gguf"))
+    return paths
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"])
+def test_weights_are_those_that_llama_cpps_own_library_reads(
+    kind: str, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Random blocks, in a matrix whose rows are reordered, and in one whose rows are not."""
+    block_format = gguf.GGMLQuantizationType[kind]
+    width = 256
+    weights, num_bytes = gguf.GGML_QUANT_SIZES[block_format]
+    blocks = np.random.default_rng(3).integers(0, 120, (64, width // weights * num_bytes), np.uint8)
+
+    def quantise(contents: Contents) -> None:
+        keys(llama__embedding_length=width, llama__attention__key_length=16, llama__attention__value_length=16)(
+            contents
+        )
+        for name in ("blk.0.attn_q.weight", "blk.0.ffn_up.weight"):
+            contents.tensors[name] = blocks
+            contents.raw[name] = block_format
+
+    convert_gguf(write(change=quantise), tmp_path / "converted")
+    converted = load_file(tmp_path / "converted" / "model.safetensors")
+    expected = gguf.dequantize(blocks, block_format)
+    up, query = (converted[f"model.layers.0.{name}.weight"] for name in ("mlp.up_proj", "self_attn.q_proj"))
+    assert np.array_equal(up, expected, equal_nan=True)
+    halves = expected.reshape(4, 8, 2, width).swapaxes(1, 2).reshape(64, width)
+    assert np.array_equal(query, halves, equal_nan=True)
+
+
+def test_half_precision_is_kept(write: Callable[..., Path], tmp_path: Path) -> None:
+    def narrow(contents: Contents) -> None:
+        contents.tensors["blk.0.attn_k.weight"] = contents.tensors["blk.0.attn_k.weight"].astype(np.float16)
+
+    convert_gguf(write(change=narrow), tmp_path / "converted")
+    key = load_file(tmp_path / "converted" / "model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
+    stored = contents_of(make_config("llama"), stir).tensors["blk.0.attn_k.weight"].astype(np.float16)
+    assert key.dtype == np.float16
+    assert np.array_equal(key, stored.reshape(2, 8, 2, 64).swapaxes(1, 2).reshape(32, 64))
+
+
+def test_a_large_tensor_is_unpacked_in_slabs(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("mixtral")
+    convert_gguf(path, tmp_path / "whole")
+    monkeypatch.setattr("model_runner.gguf.weights._SLAB", 300)
+    convert_gguf(path, tmp_path / "slabs")
+    whole, slabs = (tmp_path / name / "model.safetensors" for name in ("whole", "slabs"))
+    assert whole.read_bytes() == slabs.read_bytes()
+
+
+def test_transformers_is_not_needed(write: Callable[..., Path], tmp_path: Path) -> None:
+    """It takes seconds to import."""
+    code = (
+        "import sys; from pathlib import Path; from model_runner.models.conversion import convert_gguf; "
+        f"convert_gguf(Path({str(write())!r}), Path({str(tmp_path / 'converted')!r})); "
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_head_is_read_as_llama_cpps_own_library_reads_it(write: Callable[..., Path]) -> None:
     path = write()
     own, other = read_gguf(path), gguf.GGUFReader(path)
-    assert own.tensors == {tensor.name: tensor.tensor_type for tensor in other.tensors}
+    assert {name: (tensor.block_format, tensor.shape, tensor.offset) for name, tensor in own.tensors.items()} == {
+        tensor.name: (tensor.tensor_type, tuple(map(int, reversed(tensor.shape))), tensor.data_offset)
+        for tensor in other.tensors
+    }
     fields = {name: field.contents() for name, field in other.fields.items() if not name.startswith("GGUF.")}
     assert own.metadata == fields
 
 
+# -- tokenizers --------------------------------------------------------------------------------------------------------
+
+
 def converted_tokenizer(write: Callable[..., Path], target: Path, pre: str, **words: Any) -> Tokenizer:
-    """What becomes of a vocabulary with that name in `tokenizer.ggml.pre`."""
+    """The tokenizer of a vocabulary with that name in `tokenizer.ggml.pre`."""
 
     def change(contents: Contents) -> None:
         contents.keys |= vocabulary(320, **words) | {"tokenizer.ggml.pre": pre}
@@ -101,7 +301,102 @@ def test_every_digit_is_a_piece_where_a_vocabulary_is_of_that_kind(write: Callab
 
 def test_a_piece_that_is_a_token_is_one_in_vocabularies_of_llama_3(write: Callable[..., Path], tmp_path: Path) -> None:
     for pre, expected in (("gpt-2", ["ab", "a"]), ("llama-bpe", ["aba"])):
-        assert converted_tokenizer(write, tmp_path / pre, pre, last="aba").encode("aba").tokens == expected
+        tokenizer = converted_tokenizer(write, tmp_path / pre, pre, last="aba")
+        assert tokenizer.encode("aba", add_special_tokens=False).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"tokenizer.ggml.pre": "gpt-2"}, ["a"]),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, ["<s>", "a"]),
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, ["a"]),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}, ["<s>", "a", "</s>"]),
+    ],
+)
+def test_what_is_put_around_a_prompt(
+    words: dict[str, Any], expected: list[str], write: Callable[..., Path], tmp_path: Path
+) -> None:
+    convert_gguf(write(change=lambda contents: contents.keys.update(words)), tmp_path / "converted")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "converted" / "tokenizer.json"))
+    assert tokenizer.encode("a").tokens == expected
+
+
+def test_every_token_that_ends_a_turn_ends_an_output(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write(change=lambda contents: contents.keys.update(vocabulary(320, last="<end_of_turn>")))
+    assert end_tokens(read_gguf(path)) == [2, 319]
+    convert_gguf(path, tmp_path / "converted")
+    assert json.loads((tmp_path / "converted" / "config.json").read_text())["eos_token_id"] == [2, 319]
+
+
+def test_chat_templates_keep_their_names(write: Callable[..., Path], tmp_path: Path) -> None:
+    named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "{{ tools }}"}
+    for number, more in enumerate(({}, named)):
+        words = {"tokenizer.chat_template": "{{ messages }}", **more}
+        convert_gguf(write(change=lambda contents, words=words: contents.keys.update(words)), tmp_path / str(number))
+    one, two = (json.loads((tmp_path / name / "tokenizer_config.json").read_text())["chat_template"] for name in "01")
+    assert one == "{{ messages }}"
+    assert {item["name"]: item["template"] for item in two} == {
+        "tool_use": "{{ tools }}",
+        "default": "{{ messages }}",
+    }
+
+
+def pieces_and_scores() -> dict[str, float]:
+    """A vocabulary of sentencepiece: letters, bytes, and random pieces with random scores."""
+    random = np.random.default_rng(8)
+    letters = "abc▁"
+    pieces = ["".join(random.choice(list(letters), random.integers(2, 5))) for _ in range(60)]
+    scores = dict.fromkeys(letters, -1000.0) | {piece: -float(random.integers(1, 10**6)) for piece in pieces}
+    return {"<unk>": 0.0, "<s>": 0.0, "</s>": 0.0, **{f"<0x{byte:02X}>": 0.0 for byte in range(256)}, **scores}
+
+
+def merged(text: str, scores: dict[str, float]) -> list[str]:
+    """Brute force: of all neighbours that are a token together the best are merged, the first ones of equal."""
+    pieces = list(text)
+    while True:
+        pairs = [left + right for left, right in pairwise(pieces)]
+        known = [(-scores[pair], place) for place, pair in enumerate(pairs) if pair in scores]
+        if not known:
+            return [part for piece in pieces for part in ([piece] if piece in scores else bytes_of(piece))]
+        _, place = min(known)
+        pieces[place : place + 2] = [pairs[place]]
+
+
+def bytes_of(piece: str) -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in piece.encode()]
+
+
+@pytest.mark.parametrize("begins_with_space", [True, False])
+def test_pieces_of_sentencepiece_are_merged_by_their_scores(
+    begins_with_space: bool,
+    write: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    scores = pieces_and_scores()
+    words = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": list(scores),
+        "tokenizer.ggml.scores": list(scores.values()),
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(scores) - 259)],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": begins_with_space,
+        "tokenizer.ggml.merges": None,
+    }
+    config = make_config("llama")
+    config.vocab_size = len(scores)
+    contents = contents_of(config)
+    contents.keys = {key: value for key, value in (contents.keys | words).items() if value is not None}
+    convert_gguf(contents.write(tmp_path / "model.gguf"), tmp_path / "converted")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "converted" / "tokenizer.json"))
+    random = np.random.default_rng(9)
+    for _ in range(300):
+        text = "".join(random.choice(list("abc  é"), random.integers(1, 20)))
+        spelled = ("▁" if begins_with_space else "") + text.replace(" ", "▁")
+        encoded = tokenizer.encode(text)
+        assert encoded.tokens == ["<s>", *merged(spelled, scores)]
+        assert tokenizer.decode(encoded.ids) == text
 
 
 def test_expressions_are_those_that_transformers_has() -> None:
@@ -111,7 +406,7 @@ def test_expressions_are_those_that_transformers_has() -> None:
         if name == "qwen35":
             continue  # its models are refused
         tokenizer = Tokenizer(models.BPE())
-        set_splitting(GgufFile({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}, {}), tokenizer)
+        split_text(name, tokenizer)
         assert json.loads(tokenizer.to_str())["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": expression}
 
 
@@ -127,16 +422,6 @@ def test_the_embedded_models_text_is_split_as_its_publisher_does(embedded_folder
 # -- files that are refused --------------------------------------------------------------------------------------------
 
 
-def experts(contents: Contents) -> None:
-    """Mixtral's: of Llama's architecture."""
-    keys(llama__expert_count=4, llama__expert_used_count=2)(contents)
-    for layer in range(3):
-        for part, shape in (("gate", (4, 100, 64)), ("up", (4, 100, 64)), ("down", (4, 64, 100))):
-            del contents.tensors[f"blk.{layer}.ffn_{part}.weight"]
-            tensor(f"blk.{layer}.ffn_{part}_exps.weight", *shape)(contents)
-        tensor(f"blk.{layer}.ffn_gate_inp.weight", 4, 64)(contents)
-
-
 def one_bit(contents: Contents) -> None:
     """A format that the library knows and cannot unpack."""
     contents.tensors["blk.0.ffn_up.weight"] = np.zeros((100, 18), np.uint8)
@@ -144,35 +429,60 @@ def one_bit(contents: Contents) -> None:
 
 
 REFUSED: dict[str, tuple[str, Change, str]] = {
-    "rotary scaling in a tensor": ("llama", tensor("rope_freqs.weight", 8), r"scaled by the tensor rope_freqs\.weight"),
-    "experts": ("llama", experts, r"llama\.expert_count is 4, and is read as None"),
-    "yarn": ("qwen3", keys(qwen3__rope__scaling__type="yarn"), r"rope\.scaling\.type is yarn"),
-    "linear": ("llama", keys(llama__rope__scaling__type="linear"), r"rope\.scaling\.type is linear"),
-    "a factor": ("gemma3", keys(gemma3__rope__scaling__factor=8.0), r"rope\.scaling\.factor is 8\.0"),
-    "an older factor": ("llama", keys(llama__rope__scale_linear=4.0), r"rope\.scale_linear is 4\.0"),
-    "the scale of queries": (
-        "gemma3",
-        keys(gemma3__attention__key_length=128, gemma3__attention__value_length=128),
-        r"queries are scaled by 128 \*\* -0\.5, and would be by 256",
-    ),
-    "a window": ("llama", keys(llama__attention__sliding_window=64), r"sliding_window is 64, and is read as None"),
-    "the size of heads": ("qwen3", keys(qwen3__attention__key_length=64), r"key_length is 64, and is read as 128"),
-    "bidirectional attention": ("llama", keys(llama__attention__causal=False), r"causal is False"),
-    "an unknown key": ("llama", keys(llama__residual_scale=0.2), r"llama\.residual_scale is 0\.2"),
-    "no number of layers": ("llama", keys(llama__block_count=None), r"lack llama\.block_count"),
-    "a part": ("llama", keys(split__count=3, split__no=0), r"part 1 of 3 .*llama-gguf-split --merge"),
-    "a later part": ("llama", keys(split__count=3, split__no=2), r"part 3 of 3"),
-    "an adapter": ("llama", keys(general__type="adapter"), r"no model: general\.type is adapter"),
-    "unknown splitting": ("llama", keys(tokenizer__ggml__pre="deepseek-llm"), r"pre = deepseek-llm\) is not known"),
-    "splitting untold": ("llama", keys(tokenizer__ggml__pre=None), r"pre = nothing\) is not known"),
-    "a bias": ("llama", tensor("blk.0.attn_q.bias", 64), r"nothing is loaded from: blk\.0\.attn_q\.bias$"),
-    "a scale": ("llama", tensor("blk.0.ffn_up.scale", 1), r"nothing is loaded from: blk\.0\.ffn_up\.scale$"),
-    "no weights": (
+    "other factors": ("llama", tensor("rope_freqs.weight", 9), r"rope_freqs\.weight has the shape \[9\], not \[8\]"),
+    "factors of another scaling": (
         "llama",
-        lambda contents: contents.tensors.pop("blk.1.ffn_up.weight"),
-        r"\(a llama model\) has no weights: model\.layers\.1\.mlp\.up_proj\.weight$",
+        lambda contents: contents.tensors.update({"rope_freqs.weight": np.arange(1, 9, dtype=np.float32)}),
+        r"rope_freqs\.weight are not those of Llama 3",
     ),
-    "another shape": ("llama", tensor("output_norm.weight", 32), r"of another shape: model\.norm\.weight \[32\]"),
+    "scaled twice": (
+        "llama 3",
+        keys(llama__rope__scaling__type="linear"),
+        r"scaled twice: by linear and by rope_freqs",
+    ),
+    "longrope": ("phi3", keys(phi3__rope__scaling__type="longrope"), r"scaling of type longrope is not supported"),
+    "factors of longrope": (
+        "phi3",
+        tensor("rope_factors_long.weight", 8),
+        r"nothing is loaded from: rope_factors_long",
+    ),
+    "bidirectional attention": ("llama", keys(llama__attention__causal=False), r"causal is False; only True"),
+    "values of another size": ("llama", keys(llama__attention__value_length=8), r"value_length is 8; only 16"),
+    "an unknown key": ("llama", keys(llama__residual_scale=0.2), r"keys .* for a llama model: llama\.residual_scale"),
+    "layers that differ": ("llama", keys(llama__feed_forward_length=[100, 100, 50]), r"differ in llama\.feed_forward"),
+    "no number of layers": ("llama", keys(llama__block_count=None), r"lack llama\.block_count"),
+    "a text for a number": ("llama", keys(llama__block_count="three"), r"llama\.block_count is 'three'"),
+    "no heads": ("llama", keys(llama__attention__head_count=0), r"llama\.attention\.head_count is 0"),
+    "groups of experts": ("dots1", keys(dots1__expert_group_count=4), r"expert_group_count is 4; only 1"),
+    "softmax for sigmoid": ("dots1", keys(dots1__expert_gating_func=1), r"expert_gating_func is 1; only 2"),
+    "a part without its name": ("llama", keys(split__count=3, split__no=0), r"split into 3 parts, and its name says 1"),
+    "an adapter": ("llama", keys(general__type="adapter"), r"no model: general\.type is adapter"),
+    "a part for images": ("llama", lambda contents: setattr(contents, "architecture", "clip"), r"the vision part"),
+    "another architecture": (
+        "llama",
+        lambda contents: setattr(contents, "architecture", "mamba"),
+        r"architecture mamba cannot be read; these can: dots1, .*safetensors",
+    ),
+    "unknown splitting": ("llama", keys(tokenizer__ggml__pre="deepseek-llm"), r"pre = deepseek-llm\) is not known"),
+    "splitting not named": ("llama", keys(tokenizer__ggml__pre=None), r"pre = nothing\) is not known"),
+    "another tokenizer": ("llama", keys(tokenizer__ggml__model="rwkv"), r"of the kind rwkv; gpt2 and llama"),
+    "no vocabulary": ("llama", keys(tokenizer__ggml__tokens=None), r"tokenizer\.ggml\.tokens is missing"),
+    "merges of nothing": ("llama", keys(tokenizer__ggml__merges=["qq qq"]), r"vocabulary and merges do not fit"),
+    "types for some tokens": ("llama", keys(tokenizer__ggml__token_type=[1, 1]), r"types for 2 of its 320 tokens"),
+    "no scores": ("llama", keys(tokenizer__ggml__model="llama"), r"scores for 0 of its 320 tokens"),
+    "more tokens than rows": ("llama", lambda c: c.keys.update(vocabulary(330)), r"330 tokens, and .* only 320 rows"),
+    "a scale": ("llama", tensor("blk.0.ffn_up.scale", 1), r"nothing is loaded from: blk\.0\.ffn_up\.scale$"),
+    "a tensor of another name": ("llama", tensor("blk.x.ffn_up.weight", 1), r"loaded from: blk\.x\.ffn_up"),
+    "no embedding": (
+        "llama",
+        lambda contents: contents.tensors.pop("token_embd.weight"),
+        r"token_embd\.weight is missing",
+    ),
+    "experts that do not fit": (
+        "mixtral",
+        tensor("blk.0.ffn_up_exps.weight", 3, 100, 64),
+        r"shapes that do not fit",
+    ),
     "one bit": ("llama", one_bit, r"a block format that is not known .*: blk\.0\.ffn_up\.weight$"),
 }
 
@@ -187,10 +497,32 @@ def test_a_file_that_would_be_read_wrongly(
     assert not (tmp_path / "converted").exists()
 
 
-def test_an_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
-    path = Contents("granite", {"granite.block_count": 1}, {"a": np.ones(3, np.float32)}).write(tmp_path / "a.gguf")
-    with pytest.raises(UnsupportedModelError, match=r"fails on its granite model: .*granite is not supported yet"):
+def test_a_part_that_is_missing(tmp_path: Path) -> None:
+    parts = split(contents_of(make_config("llama")), tmp_path / "parts", 3)
+    parts[1].unlink()
+    with pytest.raises(UnsupportedModelError, match=r"one of 3 parts, and model-00002-of-00003\.gguf is missing"):
+        read_gguf(parts[0])
+
+
+def test_parts_of_another_model(tmp_path: Path) -> None:
+    parts = split(contents_of(make_config("llama")), tmp_path / "parts", 3)
+    parts[2].write_bytes(parts[1].read_bytes())
+    with pytest.raises(UnsupportedModelError, match=r"model-00003-of-00003\.gguf says that it is part 2"):
+        read_gguf(parts[0])
+
+
+def test_weights_that_are_cut_off(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write()
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(UnsupportedModelError, match=r"ends before the weights of .* do: .* download it again"):
         convert_gguf(path, tmp_path / "converted")
+
+
+def test_a_disk_without_room(write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1)
+    monkeypatch.setattr("model_runner.gguf.weights.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match=r"bytes are needed in .*, and 1 are free; name another"):
+        convert_gguf(write(), tmp_path / "converted")
 
 
 @pytest.mark.parametrize(

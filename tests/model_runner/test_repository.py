@@ -78,7 +78,7 @@ def test_a_failed_conversion_says_why_in_a_line(
     file.write_bytes(b"junk")
     with caplog.at_level(logging.DEBUG), pytest.raises(ModelNotFoundError) as failure:
         resolve_model(str(file), console)
-    assert str(failure.value) == f"{file} cannot be converted: it does not begin as a GGUF file does"
+    assert str(failure.value) == f"{file} cannot be converted: broken.gguf does not begin as a GGUF file does"
     assert any("Traceback" in record.message for record in caplog.records if record.levelno == logging.DEBUG)
 
 

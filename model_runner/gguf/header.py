@@ -1,0 +1,170 @@
+"""The head of a GGUF file: its metadata and the table of its tensors, over all parts of a split file.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Nothing here imports torch, transformers or gguf.
+"""
+
+import math
+import mmap
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_runner.models.refusal import UnsupportedModelError, few
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+_MAX_DIMENSIONS = 4
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor is stored, and how."""
+
+    shape: tuple[int, ...]
+    """Outermost dimension first, as torch has it; the file stores the reverse."""
+    block_format: int
+    """The number of ggml's type."""
+    file: Path
+    offset: int
+    """Bytes from the beginning of the file."""
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A model in one file, or in several parts."""
+
+    metadata: Mapping[str, Any]
+    """Numbers, truth values and texts, and lists of them; of a split file, from its first part."""
+    tensors: Mapping[str, GgufTensor]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All parts of the model that a file is a part of, in order, by the names that llama.cpp gives them."""
+    name = _PART.fullmatch(path.name)
+    if name is None:
+        return [path]
+    count = int(name["count"])
+    names = (f"{name['stem']}-{number:05}-of-{count:05}{name['suffix']}" for number in range(1, count + 1))
+    return [path.with_name(part) for part in names]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the head of a file, and of all other parts if it is one of several.
+
+    Raises:
+        UnsupportedModelError: if it is not a GGUF file of a known version, is damaged, or lacks a part.
+        OSError: if it cannot be read.
+    """
+    parts = parts_of(path)
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise UnsupportedModelError(f"it is one of {len(parts)} parts, and {few(missing)} is missing beside it")
+    files = [_read_part(part) for part in parts]
+    first = files[0]
+    count = first.metadata.get("split.count", 0) or 1
+    if count != len(parts):
+        raise UnsupportedModelError(
+            f"it is split into {count} parts, and its name says {len(parts)}: name the parts as llama.cpp does, "
+            "NAME-00001-of-00003.gguf, or merge them with `llama-gguf-split --merge`"
+        )
+    tensors: dict[str, GgufTensor] = {}
+    for number, (part, file) in enumerate(zip(parts, files, strict=True)):
+        if file.metadata.get("split.no", 0) != number:
+            raise UnsupportedModelError(f"{part.name} says that it is part {file.metadata.get('split.no', 0) + 1}")
+        if twice := tensors.keys() & file.tensors.keys():
+            raise UnsupportedModelError(f"{part.name} repeats tensors of another part: {few(twice)}")
+        tensors |= file.tensors
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise UnsupportedModelError(f"its parts have {len(tensors)} tensors together, and should have {expected}")
+    return GgufFile(first.metadata, tensors)
+
+
+def _read_part(path: Path) -> GgufFile:
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise UnsupportedModelError(f"{path.name} does not begin as a GGUF file does")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            try:
+                return _HeaderReader(content, path).read()
+            except (struct.error, OverflowError, MemoryError, UnicodeDecodeError) as error:
+                raise UnsupportedModelError(f"{path.name} is damaged, or ends before its weights begin") from error
+
+
+class _HeaderReader:
+    """Reads one value after the other; raises struct.error where the file ends too early."""
+
+    def __init__(self, content: mmap.mmap, path: Path) -> None:
+        self._content = content
+        self._path = path
+        self._at = len(_MAGIC)
+
+    def read(self) -> GgufFile:
+        (version,) = self._take("I")
+        if version not in _VERSIONS:
+            raise UnsupportedModelError(f"it is GGUF version {version}; versions 2 and 3 can be read")
+        num_tensors, num_keys = self._take("QQ")
+        metadata = {}
+        for _ in range(num_keys):
+            key = self._text()
+            metadata[key] = self._value(*self._take("I"))
+        entries = [self._tensor() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise UnsupportedModelError(f"its general.alignment is {alignment}; a positive number of bytes is needed")
+        data = -(-self._at // alignment) * alignment
+        tensors = {
+            name: GgufTensor(shape, block_format, self._path, data + offset)
+            for name, shape, block_format, offset in entries
+        }
+        if len(tensors) != len(entries):
+            raise UnsupportedModelError("two of its tensors have the same name")
+        return GgufFile(metadata, tensors)
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, block format, and offset from the beginning of the weights."""
+        name = self._text()
+        (num_dimensions,) = self._take("I")
+        if num_dimensions > _MAX_DIMENSIONS:
+            raise UnsupportedModelError(f"its tensor {name[:80]} has {num_dimensions} dimensions")
+        shape: Sequence[int] = self._take(f"{num_dimensions}Q")
+        block_format, offset = self._take("IQ")
+        return name, tuple(reversed(shape)), block_format, offset
+
+    def _value(self, kind: int) -> Any:
+        if kind in _NUMBERS:
+            return self._take(_NUMBERS[kind])[0]
+        if kind == _TEXT:
+            return self._text()
+        if kind != _ARRAY:
+            raise UnsupportedModelError(f"its metadata has a value of the unknown type {kind}")
+        element, count = self._take("IQ")
+        if element in _NUMBERS:
+            return list(self._take(f"{count}{_NUMBERS[element]}"))
+        if element != _TEXT:
+            raise UnsupportedModelError(f"its metadata has a list of values of the unknown type {element}")
+        return [self._text() for _ in range(count)]
+
+    def _text(self) -> str:
+        (size,) = self._take("Q")
+        (content,) = self._take(f"{size}s")
+        return str(content, "utf-8")
+
+    def _take(self, form: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{form}", self._content, self._at)
+        self._at += struct.calcsize(f"<{form}")
+        return values
