@@ -134,7 +134,14 @@ def _tokens(file: GgufFile) -> Sequence[str]:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens[:1]):
         raise UnsupportedModelError("it has no vocabulary: tokenizer.ggml.tokens is missing")
+    if _is_gemma(file):
+        return [_SPACE * len(token) if token and set(token) == {" "} else token for token in tokens]
     return tokens
+
+
+def _is_gemma(file: GgufFile) -> bool:
+    """Gemma's files spell tokens of several spaces with spaces, and their scores are not the order of merges."""
+    return file.architecture.startswith("gemma") and file.metadata.get("tokenizer.ggml.model") == "llama"
 
 
 def _types(file: GgufFile) -> Sequence[int]:
@@ -156,9 +163,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
 
 def _sentencepiece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     """Sentencepiece's BPE: merges follow from the tokens' scores, and rare characters become bytes."""
-    if file.architecture.startswith("gemma"):
-        # These files spell tokens of several spaces with spaces, and their scores are not the order of merges.
-        tokens = [_SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in tokens]
+    if _is_gemma(file):
         scores: Sequence[float] = [-float(index) for index in range(len(tokens))]
     else:
         scores = file.metadata.get("tokenizer.ggml.scores") or []
